@@ -4,7 +4,7 @@
 
 Without names, all measures. A ratio is the median over rounds of (time of the peer / time of ours) in the same round,
 so 2.0 means twice as fast. Each measure first makes sure that both sides give the same answer. Writes go to a folder
-and are durable; reads come from the page cache, for both sides. See docs/performance.md.
+and are durable; reads come from the page cache, for both sides. See docs/run/performance.md.
 """
 
 import argparse

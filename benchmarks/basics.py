@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import persist
 from benchmarks.harness import Job, Measure, Row, Side
 from benchmarks.workspace import Workspace
-from persist.blob import FileBlob, MeteredBlob
+from persist.blob.layers.metered import MeteredBlob
+from persist.blob.stores.file import FileBlob
 
 KEY = {"id": pa.int64()}
 VALUE = {"name": pa.string(), "amount": pa.float64(), "at": pa.timestamp("us")}

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import persist
-import persist.backup as backups
+import persist.services.backup as backups
 from benchmarks.harness import ROOT, peak_rss
 
 BUDGET = 64 << 20

@@ -13,7 +13,8 @@ from benchmarks.ours import COLLECTION, compact, write_collection, write_maintai
 from benchmarks.targets import same_rows
 from benchmarks.travel import anytime, bytes_written, maintained
 from benchmarks.workspace import Workspace, bytes_of, copy_location, one_file
-from persist.blob import FileBlob, MeteredBlob
+from persist.blob.layers.metered import MeteredBlob
+from persist.blob.stores.file import FileBlob
 
 SET, LONG, NEWEST = "cdc-5m", "history-50m", "newest-8m"
 ORDER = [(name, "ascending") for name in ("id", "name", "amount", "at", "_time")]

@@ -32,7 +32,8 @@ import numpy as np
 import pyarrow as pa
 
 import persist
-from persist.blob import FileBlob, MeteredBlob
+from persist.blob.layers.metered import MeteredBlob
+from persist.blob.stores.file import FileBlob
 
 LARGE_ROWS = 100_000
 WARM_UP_S = 0.5

@@ -17,9 +17,9 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pyarrow as pa
+from persist.dataflow import Grouped, Program, Running, Stream, col
 
 from benchmarks.dataflows import counted, updates
-from persist.dataflow import Grouped, Program, Running, Stream, col
 
 RECORDS = (10_000, 100_000, 1_000_000, 10_000_000)
 CHANGES = 100
@@ -120,7 +120,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--records", type=int, nargs="*", default=list(RECORDS))
-    parser.add_argument("--plot", type=Path, default=Path("docs/internals/dataflow-growth.svg"))
+    parser.add_argument("--plot", type=Path, default=Path("docs/inside/dataflow-growth.svg"))
     arguments = parser.parse_args(command_line)
     found = {"join and count": {count: of_join(count) for count in arguments.records}}
     for name, make in GROUPS.items():

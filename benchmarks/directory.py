@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 import persist
-from persist.blob import MemoryBlob
-from persist.hold import WantedClaim
+from persist.blob.protocol import MemoryBlob
+from persist.engine.hold import WantedClaim
 
 COLLECTIONS = (10, 1_000, 10_000)
 COMMITS = 1_600

@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import persist
-from tests.ingest.servers import Server, running
+from tests.connect.ingest.servers import Server, running
 
 ACCOUNTS = 100
 MONEY = 1_000 * ACCOUNTS

@@ -129,7 +129,7 @@ def main(command_line: list[str] | None = None) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="so many times as many keys and updates per batch")
     parser.add_argument("--factors", type=int, nargs="*", default=list(FACTORS), help="lengths of history")
     parser.add_argument("--folder", type=Path, help="where to write; a temporary folder by default")
-    parser.add_argument("--plot", type=Path, default=Path("docs/internals/performance-growth.svg"))
+    parser.add_argument("--plot", type=Path, default=Path("docs/inside/performance-growth.svg"))
     arguments = parser.parse_args(command_line)
     found: dict[int, dict[str, float]] = {}
     updates, space = {}, {}

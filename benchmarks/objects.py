@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-from persist.blob import S3Blob
-from tests.servers.fixtures import make_bucket, options_of, running_moto
+from persist.blob.stores.s3 import S3Blob
+from tests.support.servers.fixtures import make_bucket, options_of, running_moto
 
 ROUNDS = 15
 SIZES = {"1 kB": (1_000, 40), "1 MB": (1_000_000, 8)}  # Bytes of a value, and requests of a round.

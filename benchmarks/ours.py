@@ -10,7 +10,7 @@ import pyarrow as pa
 import persist
 from benchmarks.datasets import DataSet, data_set
 from benchmarks.histories import Batch
-from persist.settings import Tuning
+from persist.core.settings import Tuning
 
 COLLECTION = "rows"
 # Nothing but what is measured shall run.

@@ -2,8 +2,8 @@
 
 The store is one in memory that says it is remote, and takes `LATENCY_S` for each request. A request waits for all that
 had ended when it began, so its depth is one more than the greatest of theirs, and the depth of an operation is that of
-its deepest request: its time is that many latencies. Counts hardly depend on the machine, and `tests/test_requests.py`
-holds them; depths do a little, where threads are late.
+its deepest request: its time is that many latencies. Counts hardly depend on the machine, and
+`tests/engine/test_requests.py` holds them; depths do a little, where threads are late.
 """
 
 import threading
@@ -18,8 +18,8 @@ import pyarrow as pa
 import persist
 from benchmarks.harness import Row
 from benchmarks.workspace import Workspace
-from persist.blob import BlobEntry, MemoryBlob
-from persist.replica import write_checkpoint
+from persist.blob.protocol import BlobEntry, MemoryBlob
+from persist.engine.follow.checkpoint import write_checkpoint
 
 T = TypeVar("T")
 

@@ -27,18 +27,22 @@ import pyarrow.compute as pc
 import persist
 from benchmarks.directory import CountingBlob
 from benchmarks.harness import duration
-from persist.blob import Blob, MemoryBlob
-from persist.codecs import Part
-from persist.log import FORMAT, Keyframe, as_stored, checkpoint_key, directory_prefix, kinds, pointer_to, state_prefix
-from persist.log.envelope import decode_framed, encode_framed, put_framed
-from persist.read import Lookup, snapshot_scan
-from persist.read.scanning.merging import snapshot_slices
-from persist.replica import StateObject, checkpoint_of, directory
-from persist.replica.checkpoint import STORED_PENDING_MAX
-from persist.replica.pages import Writing
-from persist.replica.state_objects import StateLevel, new_levels
-from persist.state import CollectionState
-from persist.state.collection_rules import after_step
+from persist.blob.protocol import Blob, MemoryBlob
+from persist.codecs.part.part import Part
+from persist.core.log import kinds
+from persist.core.log.fields import Keyframe
+from persist.core.log.framing import FORMAT, decode_framed, encode_framed, pointer_to, put_framed
+from persist.core.log.keys import checkpoint_key, directory_prefix, state_prefix
+from persist.core.log.records import as_stored
+from persist.core.state.collection_rules import after_step
+from persist.core.state.contents import CollectionState
+from persist.engine.follow import directory
+from persist.engine.follow.checkpoint import STORED_PENDING_MAX, checkpoint_of
+from persist.engine.follow.directory_pages import Writing
+from persist.engine.follow.state_objects import StateLevel, StateObject, new_levels
+from persist.engine.read.lookups.lookup import Lookup
+from persist.engine.read.scanning.merging import snapshot_slices
+from persist.engine.read.scanning.plan import snapshot_scan
 
 PARTS = (100, 1_000, 10_000)
 COLLECTIONS = (10, 1_000, 100_000)

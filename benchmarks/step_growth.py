@@ -120,7 +120,7 @@ def main(command_line: list[str] | None = None) -> int:
     parser.add_argument("--keys", type=int, nargs="*", default=list(KEYS))
     parser.add_argument("--runs", type=int, nargs="*", default=list(RUNS))
     parser.add_argument("--folder", type=Path, help="where to write; a temporary folder by default")
-    parser.add_argument("--plot", type=Path, default=Path("docs/internals/performance-steps.svg"))
+    parser.add_argument("--plot", type=Path, default=Path("docs/inside/performance-steps.svg"))
     arguments = parser.parse_args(command_line)
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="persist-steps-") as name:
         found = {

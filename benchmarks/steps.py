@@ -20,10 +20,13 @@ import pyarrow as pa
 import persist
 from benchmarks.harness import Row, duration
 from benchmarks.workspace import Workspace
-from persist.blob import open_blob
-from persist.codecs import CollectionSchema, decode_part, encode_parts, to_updates
-from persist.log import record_key
-from tests.servers.fixtures import make_bucket, options_of, running_moto
+from persist.blob.url import open_blob
+from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.stream import encode_parts
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.updates import to_updates
+from persist.core.log.keys import record_key
+from tests.support.servers.fixtures import make_bucket, options_of, running_moto
 
 KEY, VALUE = {"k": pa.int64()}, {"a": pa.int64(), "b": pa.string()}
 BLOCK = 100

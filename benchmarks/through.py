@@ -25,8 +25,9 @@ import pyarrow.flight
 
 import persist
 from benchmarks.contention import Tally
-from persist.blob import MeteredBlob, S3Blob
-from tests.servers.fixtures import make_bucket, options_of, running_moto
+from persist.blob.layers.metered import MeteredBlob
+from persist.blob.stores.s3 import S3Blob
+from tests.support.servers.fixtures import make_bucket, options_of, running_moto
 
 QUIET = persist.Settings(background=False)
 WARM_UP_S = 3.0

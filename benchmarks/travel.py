@@ -19,7 +19,8 @@ from benchmarks.harness import Job, Measure, Row, Side, alternate, duration, meg
 from benchmarks.ours import COLLECTION, FRUGAL, read_at, read_changes, write_collection
 from benchmarks.targets import net, same_rows
 from benchmarks.workspace import Workspace, bytes_of, one_file
-from persist.blob import FileBlob, MeteredBlob
+from persist.blob.layers.metered import MeteredBlob
+from persist.blob.stores.file import FileBlob
 
 SET = "history-50m"
 TIMES = 20

@@ -15,7 +15,7 @@ import persist
 from benchmarks.harness import Measure, Row, Side
 from benchmarks.ours import QUIET
 from benchmarks.workspace import Workspace
-from tests.resolving import resolve_events
+from tests.support.resolving import resolve_events
 
 KEYS = 1_000_000
 KEY = {"id": pa.int64()}

@@ -27,7 +27,7 @@ from benchmarks.harness import Job, megabytes, peak_memory
 from benchmarks.ours import QUIET
 from benchmarks.targets import iceberg_table
 from benchmarks.upserts import KEY, KEYS, VALUE, _batches, _made, _merged, _rows, ten_in_a_row
-from tests.resolving import resolve_events
+from tests.support.resolving import resolve_events
 
 BATCHES = 50
 

@@ -48,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, nargs="*", default=list(KEYS))
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--plot", type=Path, default=Path("docs/internals/performance-upserts.svg"))
+    parser.add_argument("--plot", type=Path, default=Path("docs/inside/performance-upserts.svg"))
     given = parser.parse_args()
     curve = {"keys": {count: costs(count, given.rounds) for count in given.keys}}
     print(table(curve))

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+from persist.sql import open_together
 
 import persist
 from benchmarks.harness import Row, duration
 from benchmarks.workspace import Workspace
 from persist import View
-from persist.blob import FileBlob
-from persist.sql import open_together
-from persist.sql.graph import ViewProgram, views_for
-from tests.sql.tpch import QUERIES, Refreshes, generated
+from persist.blob.stores.file import FileBlob
+from persist.compute.sql.graph import ViewProgram, views_for
+from tests.compute.sql.tpch import QUERIES, Refreshes, generated
 
 SCALE = 0.1
 REFRESHES = 5

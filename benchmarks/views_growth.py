@@ -19,7 +19,7 @@ import pyarrow as pa
 import persist
 from benchmarks.harness import Row
 from benchmarks.workspace import Workspace
-from persist.blob import FileBlob
+from persist.blob.stores.file import FileBlob
 
 FACTS = (10_000, 1_000_000)
 GROUPS = 10

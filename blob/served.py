@@ -3,7 +3,7 @@ the side that has none.
 
 The client asks for the calls of `Blob` and does all the rest itself, as on any store: it reads the log, checks
 checksums, plans, decodes and commits. So nothing of the library is there twice, and what a server could lie about is
-what a store could: which records there are. The server is `persist.notify.flight_calls`.
+what a store could: which records there are. The server is `persist.services.serve.flight_calls`.
 
     action "blob.get"     BlobGet     → a BlobHead, then the value in pieces
     action "blob.list"    BlobListPage → a BlobPage of at most `LIST_PAGE_ENTRIES` entries

@@ -7,7 +7,7 @@ exist, `did_you_mean` says what it was probably meant to be.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from persist.blob import InvalidUsage
+from persist.blob.errors import InvalidUsage
 
 _KNOWN_MAX = 1000  # Of more names, comparing with all of them would take longer than the reader of the message.
 

@@ -1,6 +1,6 @@
 """Definite, time-varying collections on object storage; see `persist.open`.
 
-The names that users import are those of `persist.public`. They are loaded when the first of them is used, because
+The names that users import are those of `persist`. They are loaded when the first of them is used, because
 Arrow and NumPy take longer to load than the help of the command line may take in all. A new name is added there.
 """
 
@@ -10,11 +10,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from persist.version import __version__ as __version__
+from persist import __version__ as __version__
 
 if TYPE_CHECKING:
-    from persist import errors as errors
     from persist import public
+    from persist.core import errors as errors
     from persist.public import *  # noqa: F403
 
     __all__: list[str] = []
@@ -49,7 +49,7 @@ def _loaded() -> ModuleType:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        return import_module("persist.public")
+        return import_module("persist")
     finally:
         if was_enabled:
             gc.enable()

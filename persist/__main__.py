@@ -1,6 +1,6 @@
-"""`python -m persist`: see `persist.cli.main`."""
+"""`python -m persist`: see `persist.tools.cli.main`."""
 
-from persist.cli import entry
+from persist.tools.cli import entry
 
 if __name__ == "__main__":
     entry()

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob import MemoryBlob
-from persist.write.unclosed import forget
+from persist.blob.protocol import MemoryBlob
+from persist.engine.write.unclosed_clients import forget
 
-pytest_plugins = ["tests.tiers", "tests.costs", "tests.queue", "tests.servers.fixtures"]
+pytest_plugins = ["tests.support.tiers", "tests.support.costs", "tests.support.queue", "tests.support.servers.fixtures"]
 
 ROOT = Path(__file__).parent.parent
 

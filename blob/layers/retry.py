@@ -6,7 +6,7 @@ What is repeated, with full jitter (`persist.blob.threads.Backoff`) until a dead
     Throttled      nothing happened, and this client asks too fast: any operation, slower; counts against the longer of
                    the two deadlines only, not as an attempt
     Indeterminate  it may have happened: `set` and `delete`, which may happen twice; never `create`, whose second
-                   attempt could lose to its own first. `persist.log.commits` tells by the commit id.
+                   attempt could lose to its own first. `persist.core.log.records` tells by the commit id.
 
 Once an attempt of a `set` or `delete` was doubtful, so is the whole: whatever the last attempt says, a call that is
 given up raises Indeterminate. A listing is repeated page by page, from the last key that was yielded.

@@ -1,6 +1,7 @@
 """A blob store in an object store, by obstore; `persist.blob.stores.s3` says how S3 is reached.
 
-Google Cloud Storage and Azure are reached through fsspec: `docs/stores.md` says what their emulators do not show yet.
+Google Cloud Storage and Azure are reached through fsspec: `docs/run/stores.md` says what their emulators do not show
+yet.
 
 `create` is a PUT that the server makes only if the key is absent. obstore never retries here: it would repeat a PUT
 whose answer was lost, and then take the refusal that its own first attempt caused for somebody else's win. Retries of

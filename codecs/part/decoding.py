@@ -12,14 +12,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob import CorruptBlob, InvalidUsage
+from persist.blob.errors import CorruptBlob, InvalidUsage
+from persist.codecs.evolution import Lift
 from persist.codecs.order.arrays import int64_array, int_ends, stored_values
 from persist.codecs.order.sums import exact_sum
 from persist.codecs.part.file_reader import CheckedFooters, from_parquet, scan_parquet
 from persist.codecs.part.filters import columns_of
 from persist.codecs.part.lending import lent_buffer
 from persist.codecs.part.part import Part, checksum_of, from_batch
-from persist.codecs.types.evolution import Lift
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 
 T = TypeVar("T")

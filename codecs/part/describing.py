@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from persist.blob import CorruptBlob, IncompatibleVersion
+from persist.blob.errors import CorruptBlob, IncompatibleVersion
 from persist.codecs.order.arrays import int64_values, int_ends, stored_values
 from persist.codecs.order.digits import dense_ranks
 from persist.codecs.order.ordering import canonical, combined, order_keys, row_sorter
@@ -37,13 +37,7 @@ from persist.codecs.part.part import (
     checksum_of,
     sample_rows,
 )
-from persist.codecs.types.arrow_types import (
-    Json,
-    is_flat,
-    leaf_arrays,
-    scalar_from_json,
-    scalar_to_json,
-)
+from persist.codecs.types.arrow_types import Json, is_flat, leaf_arrays, scalar_from_json, scalar_to_json
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
 
 BATCH_SAMPLES = (2,)

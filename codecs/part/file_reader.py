@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from persist.blob import ByteBoundedLru, Clock
+from persist.blob.lru import ByteBoundedLru
+from persist.blob.threads import Clock
 from persist.codecs.part.file_writer import MAGIC, storage_type
 from persist.codecs.part.filters import columns_of, may_compare_with_nan
 from persist.codecs.part.part import groups_max

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 import xxhash
 
-from persist.blob import CorruptBlob, Corruption, IncompatibleVersion
+from persist.blob.errors import CorruptBlob, Corruption, IncompatibleVersion
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.part.decoding import (
     check_request,
@@ -40,12 +40,7 @@ from persist.codecs.part.decoding import (
     read_lifted,
     read_stamped,
 )
-from persist.codecs.part.file_reader import (
-    PARSED_BYTES,
-    CheckedFooter,
-    groups_within,
-    read_footer,
-)
+from persist.codecs.part.file_reader import PARSED_BYTES, CheckedFooter, groups_within, read_footer
 from persist.codecs.part.file_reader import read_groups as _read_groups
 from persist.codecs.part.file_writer import GROUPS_KEY, GROUPS_VERSION, MAGIC
 from persist.codecs.part.filters import columns_of

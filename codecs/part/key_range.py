@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob import ByteBoundedLru, CorruptBlob
+from persist.blob.errors import CorruptBlob
+from persist.blob.lru import ByteBoundedLru
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.part import Part, sample_row
 from persist.codecs.types.arrow_types import Bound, Orderable, key_order, keys_order, scalar_to_json

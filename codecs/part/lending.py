@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from persist.blob import InvalidUsage
+from persist.blob.errors import InvalidUsage
 
 WAIT_S = 2.0
 CALLS_WAIT_S = 30.0  # Their next batch is refused, so they end soon, but a busy machine may let them wait.

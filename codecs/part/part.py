@@ -66,8 +66,8 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from persist.blob import CorruptBlob
-from persist.codecs.types.evolution import Lift, lift
+from persist.blob.errors import CorruptBlob
+from persist.codecs.evolution import Lift, lift
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 
 KEY_SAMPLES = (33, 17, 9, 5, 3, 2)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 import pyarrow as pa
 
-from persist.blob import Corruption
+from persist.blob.errors import Corruption
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.types.arrow_types import check_type
 from persist.codecs.types.values import cut, to_array, to_values

@@ -8,7 +8,7 @@ Invariants:
 - two schemas are equal exactly when their written forms are: codec objects are not compared, names and
 versions are;
 - the first version of a schema has the ids 0, 1, 2 … and no defaults, and its written form says nothing of them; what
-  later versions are is in `persist.codecs.types.evolution`.
+  later versions are is in `persist.codecs.evolution`.
 
 Written form, part of the storage format:
 
@@ -138,7 +138,7 @@ class CollectionSchema:
         defaults: what records older than a column read as, as JSON, by id.
         known: all versions of the collection's schema, this one too; none if there was never another one.
         is_widened: whether types are not those of this version, but those that its columns have in the newest one; only
-            for reading, as `persist.codecs.types.evolution.newest_types` makes it.
+            for reading, as `persist.codecs.evolution.newest_types` makes it.
         order: the names of the columns as a table has them, if that is not the key and then the value: a view's query
             may compute a column before what it groups by.
         key_names, value_names: column names per side, in order; `names` is both.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.blob import InvalidUsage
+from persist.blob.errors import InvalidUsage
 
 _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 

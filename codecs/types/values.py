@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.blob import InvalidUsage
+from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.types.arrow_types import children, is_flat, is_number, is_text, with_children
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from persist.blob import InvalidUsage, PersistError
+from persist.blob.errors import InvalidUsage, PersistError
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
 from persist.codecs.types.python_types import field_types, stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import persist
-from persist.blob import Blob, MemoryBlob
+from persist.blob.protocol import Blob, MemoryBlob
 from tests.blob.places import WRAPPERS, Place
-from tests.servers.fixtures import make_bucket
-from tests.servers.moto_s3 import PAGE_KEYS
+from tests.support.servers.fixtures import make_bucket
+from tests.support.servers.moto_s3 import PAGE_KEYS
 
 # Numbers without leading zeros, so that byte order is not the order in which they are made; and names around.
 PAGES = [f"page/{number}" for number in range(1050)]

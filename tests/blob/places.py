@@ -5,7 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from persist.blob import Blob, CachedBlob, MeteredBlob, RetryBlob, RetryPolicy, UnreliableBlob, open_blob
+from persist.blob.layers.cache import CachedBlob
+from persist.blob.layers.metered import MeteredBlob
+from persist.blob.layers.retry import RetryBlob, RetryPolicy
+from persist.blob.layers.unreliable import UnreliableBlob
+from persist.blob.protocol import Blob
+from persist.blob.url import open_blob
 
 
 def everything(key: str) -> bool:

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 
-from persist.blob import Blob
+from persist.blob.protocol import Blob
 from tests.blob.places import open_json
 
 LINES = 500

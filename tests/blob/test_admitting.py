@@ -5,7 +5,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.blob import AdmittingCache
+from persist.blob.lru import AdmittingCache
 
 VALUE = bytes(100)
 

@@ -9,7 +9,8 @@ from itertools import islice, pairwise
 
 import pytest
 
-from persist.blob import Blob, CorruptBlob, InvalidUsage
+from persist.blob.errors import CorruptBlob, InvalidUsage
+from persist.blob.protocol import Blob
 from tests.blob.conftest import AROUND, Crowd
 from tests.blob.places import Place
 

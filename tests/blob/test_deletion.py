@@ -9,32 +9,19 @@ from typing import Any
 
 import pytest
 
-from persist.blob import (
-    Blob,
-    CachedBlob,
-    Fault,
-    FileBlob,
-    Indeterminate,
-    MemoryBlob,
-    MeteredBlob,
-    NotDeleted,
-    PersistError,
-    RetryBlob,
-    RetryCount,
-    RetryPolicy,
-    S3Blob,
-    StoreMisconfigured,
-    Throttled,
-    Unavailable,
-    UnreliableBlob,
-    delete_all,
-)
-from persist.blob.protocol import DELETE_PAGE_MAX, page_deletion
-from persist.log import is_immutable
+from persist.blob.errors import Indeterminate, NotDeleted, PersistError, StoreMisconfigured, Throttled, Unavailable
+from persist.blob.layers.cache import CachedBlob
+from persist.blob.layers.metered import MeteredBlob
+from persist.blob.layers.retry import RetryBlob, RetryCount, RetryPolicy
+from persist.blob.layers.unreliable import Fault, UnreliableBlob
+from persist.blob.protocol import DELETE_PAGE_MAX, Blob, MemoryBlob, delete_all, page_deletion
+from persist.blob.stores.file import FileBlob
+from persist.blob.stores.s3 import S3Blob
+from persist.core.log.keys import is_immutable
 from tests.blob.conftest import fill
 from tests.blob.stores.test_s3 import client_of
-from tests.clocks import ImpatientClock
-from tests.servers.fake_s3 import Trouble, fake_s3
+from tests.support.clocks import ImpatientClock
+from tests.support.servers.fake_s3 import Trouble, fake_s3
 
 
 def keys_of(blob: Blob) -> list[str]:

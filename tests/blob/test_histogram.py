@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from persist.blob import LatencyHistogram, MemoryBlob, MeteredBlob, Unavailable, UnreliableBlob
-from persist.blob.layers.metered import BUCKETS, BUCKETS_PER_OCTAVE
+from persist.blob.errors import Unavailable
+from persist.blob.layers.metered import BUCKETS, BUCKETS_PER_OCTAVE, LatencyHistogram, MeteredBlob
+from persist.blob.layers.unreliable import UnreliableBlob
+from persist.blob.protocol import MemoryBlob
 
 ERROR_MAX = 1 / (2 * BUCKETS_PER_OCTAVE)
 SHAPES: dict[str, Callable[[random.Random], float]] = {

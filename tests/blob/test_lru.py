@@ -2,8 +2,8 @@
 
 import threading
 
-from persist.blob import AdmittingCache, ByteBoundedLru
-from tests.clocks import ImpatientClock
+from persist.blob.lru import AdmittingCache, ByteBoundedLru
+from tests.support.clocks import ImpatientClock
 
 
 def lru(bytes_max: int, value_bytes_max: int | None = None) -> ByteBoundedLru[int, bytes]:

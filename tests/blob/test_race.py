@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from persist.blob import Blob, is_remote
+from persist.blob.protocol import Blob, is_remote
 from tests.blob.places import Place
 from tests.blob.race import is_candidate, race
-from tests.servers.fixtures import ROOT
+from tests.support.servers.fixtures import ROOT
 
 THREADS = 16
 PROCESSES = 4

@@ -11,25 +11,18 @@ from typing import Any
 
 import pytest
 
-from persist.blob import (
-    Blob,
-    CachedBlob,
-    FileBlob,
-    FsspecBlob,
-    InvalidUsage,
-    MeteredBlob,
-    PersistError,
-    RetryBlob,
-    RetryPolicy,
-    S3Blob,
-    S3Options,
-    StoreMisconfigured,
-    delete_all,
-    open_blob,
-)
-from persist.log import is_immutable
-from tests.clocks import ImpatientClock
-from tests.servers.fake_s3 import CHECKSUM, FakeS3, Trouble, fake_s3
+from persist.blob.errors import InvalidUsage, PersistError, StoreMisconfigured
+from persist.blob.layers.cache import CachedBlob
+from persist.blob.layers.metered import MeteredBlob
+from persist.blob.layers.retry import RetryBlob, RetryPolicy
+from persist.blob.protocol import Blob, delete_all
+from persist.blob.stores.file import FileBlob
+from persist.blob.stores.fsspec import FsspecBlob
+from persist.blob.stores.s3 import S3Blob, S3Options
+from persist.blob.url import open_blob
+from persist.core.log.keys import is_immutable
+from tests.support.clocks import ImpatientClock
+from tests.support.servers.fake_s3 import CHECKSUM, FakeS3, Trouble, fake_s3
 
 CUSTOMER_KEY = base64.b64encode(b"0123456789abcdef0123456789abcdef").decode()
 SECRETS = {

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from persist.blob import Blob, FileBlob, FsspecBlob, InvalidUsage, MemoryBlob, S3Blob, open_blob
+from persist.blob.errors import InvalidUsage
+from persist.blob.protocol import Blob, MemoryBlob
+from persist.blob.stores.file import FileBlob
+from persist.blob.stores.fsspec import FsspecBlob
+from persist.blob.stores.s3 import S3Blob
+from persist.blob.url import open_blob
 
 CREDENTIALS = {"access_key_id": "AKIDSECRET", "secret_access_key": "hunter2", "session_token": "tokenhunter3"}
 S3_OPTIONS: dict[str, Any] = {"region": "us-east-1", **CREDENTIALS}

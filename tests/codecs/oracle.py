@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
-from persist.codecs import children, is_flat, with_children
+from persist.codecs.types.arrow_types import children, is_flat, with_children
 
 
 def plain_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:

@@ -18,7 +18,8 @@ import hypothesis.strategies as st
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs import CollectionSchema, children, is_flat, with_children
+from persist.codecs.types.arrow_types import children, is_flat, with_children
+from persist.codecs.types.schema import CollectionSchema
 
 T = TypeVar("T", bound=Callable[..., Any])
 _ZONES = ("UTC", "+01:30", "Europe/Berlin")

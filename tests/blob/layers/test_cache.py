@@ -14,24 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from persist.blob import (
-    CachedBlob,
-    Fault,
-    FileBlob,
-    Indeterminate,
-    InvalidUsage,
-    MemoryBlob,
-    MeteredBlob,
-    SystemClock,
-    Unavailable,
-    UnreliableBlob,
-)
-from persist.blob.layers.cache import ENTRY_OVERHEAD_BYTES
+from persist.blob.errors import Indeterminate, InvalidUsage, Unavailable
+from persist.blob.layers.cache import ENTRY_OVERHEAD_BYTES, CachedBlob
 from persist.blob.layers.cache_folder import FILE_SHARE_MAX, PAUSE_S, BoundedFolder
-from persist.blob.protocol import TEMPORARY_AGE_MAX_S
-from persist.log import is_immutable
-from tests.clocks import ImpatientClock
-from tests.servers.fixtures import ROOT
+from persist.blob.layers.metered import MeteredBlob
+from persist.blob.layers.unreliable import Fault, UnreliableBlob
+from persist.blob.protocol import TEMPORARY_AGE_MAX_S, MemoryBlob
+from persist.blob.stores.file import FileBlob
+from persist.blob.threads import SystemClock
+from persist.core.log.keys import is_immutable
+from tests.support.clocks import ImpatientClock
+from tests.support.servers.fixtures import ROOT
 
 KEY = "part/c/00000000000000000001-0123456789abcdef0123456789abcdef.parquet"
 
@@ -560,8 +553,10 @@ def test_files_of_others_in_the_folder_are_left_alone_and_old_temporaries_are_no
 
 WORKER = """
 import random, sys
-from persist.blob import CachedBlob, FileBlob, MeteredBlob
-from persist.log.keys import is_immutable
+from persist.blob.layers.cache import CachedBlob
+from persist.blob.stores.file import FileBlob
+from persist.blob.layers.metered import MeteredBlob
+from persist.core.log.keys import is_immutable
 store = MeteredBlob(FileBlob(sys.argv[1]))
 cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=sys.argv[2], folder_bytes=int(sys.argv[3]))
 chance = random.Random(int(sys.argv[4]))

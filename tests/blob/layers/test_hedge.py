@@ -9,18 +9,12 @@ from functools import partial
 
 import pytest
 
-from persist.blob import (
-    Blob,
-    DaemonThreads,
-    MemoryBlob,
-    MeteredBlob,
-    RetryBlob,
-    RetryCount,
-    RetryPolicy,
-    Throttled,
-    Unavailable,
-)
+from persist.blob.errors import Throttled, Unavailable
+from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.pacing import DELAY_AT_FIRST_S, HEDGES_SAVED_MAX, _Pace
+from persist.blob.layers.retry import RetryBlob, RetryCount, RetryPolicy
+from persist.blob.protocol import Blob, MemoryBlob
+from persist.blob.threads import DaemonThreads
 
 NAME = "persist-read"
 

@@ -7,9 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from persist.blob import MemoryBlob, RetryBlob, RetryPolicy, Throttled
+from persist.blob.errors import Throttled
 from persist.blob.layers.pacing import AdaptiveRate
-from tests.clocks import ImpatientClock
+from persist.blob.layers.retry import RetryBlob, RetryPolicy
+from persist.blob.protocol import MemoryBlob
+from tests.support.clocks import ImpatientClock
 
 
 class Bucket(MemoryBlob):

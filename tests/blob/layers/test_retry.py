@@ -10,25 +10,13 @@ from typing import TypeVar
 
 import pytest
 
-from persist.blob import (
-    BlobEntry,
-    Conflict,
-    Fault,
-    Indeterminate,
-    InvalidUsage,
-    MemoryBlob,
-    MeteredBlob,
-    RetryBlob,
-    RetryCount,
-    RetryPolicy,
-    StoreMisconfigured,
-    Throttled,
-    Unavailable,
-    UnreliableBlob,
-    open_blob,
-)
-from persist.blob.protocol import LIST_PAGE_ENTRIES
-from tests.clocks import ImpatientClock
+from persist.blob.errors import Conflict, Indeterminate, InvalidUsage, StoreMisconfigured, Throttled, Unavailable
+from persist.blob.layers.metered import MeteredBlob
+from persist.blob.layers.retry import RetryBlob, RetryCount, RetryPolicy
+from persist.blob.layers.unreliable import Fault, UnreliableBlob
+from persist.blob.protocol import LIST_PAGE_ENTRIES, BlobEntry, MemoryBlob
+from persist.blob.url import open_blob
+from tests.support.clocks import ImpatientClock
 
 NO = Fault.UNAVAILABLE
 DOUBT = Fault.NOT_HAPPENED_DOUBTFUL

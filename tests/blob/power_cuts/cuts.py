@@ -6,7 +6,7 @@ compared with what had been acknowledged by then:
 - to a `FileBlob`: each key has the value of the last call that returned, or of one that had not; never part of a value,
   and never a temporary file. The folder takes new values.
 - to a client: the history of what it was asked until then, and of a new client that reads everything, is judged as
-  that of processes of which one was killed (`tests/simulator`).
+  that of processes of which one was killed (`tests/proofs/simulator`).
 """
 
 import os
@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 import msgspec
 
 import persist
-from persist.blob import FileBlob
+from persist.blob.stores.file import FileBlob
 from tests.blob.power_cuts.disk import Disk, Tree, materialise
 from tests.blob.power_cuts.recorder import Event, Killed, Mark, Recorder, Stack
-from tests.simulator.judge import judge
-from tests.simulator.language import Step, generate
-from tests.simulator.players import features
-from tests.simulator.processes import Plan, ProcessRun, history_of
+from tests.proofs.simulator.judge import judge
+from tests.proofs.simulator.language import Step, generate
+from tests.proofs.simulator.players import features
+from tests.proofs.simulator.processes import Plan, ProcessRun, history_of
 
 T = TypeVar("T")
 

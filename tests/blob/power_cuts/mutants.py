@@ -10,8 +10,8 @@ import os
 import uuid
 from dataclasses import dataclass
 
-from persist.blob import FileBlob
 from persist.blob.stores import file
+from persist.blob.stores.file import FileBlob
 from tests.blob.power_cuts.recorder import Stack
 
 

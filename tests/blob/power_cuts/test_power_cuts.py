@@ -7,8 +7,8 @@ from itertools import chain, product
 
 import pytest
 
-from persist.blob import FileBlob
 from persist.blob.stores import file
+from persist.blob.stores.file import FileBlob
 from tests.blob.power_cuts.cuts import (
     SCRATCH,
     Cuts,
@@ -24,7 +24,7 @@ from tests.blob.power_cuts.cuts import (
 from tests.blob.power_cuts.disk import Disk
 from tests.blob.power_cuts.mutants import FsyncCall, InPlace, LinkedTooEarly, Overwriting, fsync_calls
 from tests.blob.power_cuts.recorder import Data, Entry, Recorder, Sync
-from tests.tiers import examples
+from tests.support.tiers import examples
 
 SEED = 1
 STATES_MAX = 64

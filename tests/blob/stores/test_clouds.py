@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import persist
-from persist.blob import InvalidUsage, ReadOnlyStore, StoreMisconfigured, open_blob
+from persist.blob.errors import InvalidUsage, ReadOnlyStore, StoreMisconfigured
 from persist.blob.stores import fsspec as module
+from persist.blob.url import open_blob
 
 
 @pytest.fixture(params=["azure", "gcs"])

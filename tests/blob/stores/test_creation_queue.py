@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from persist.blob import FileBlob, turn_at
+from persist.blob.protocol import turn_at
 from persist.blob.stores import creation_queue
+from persist.blob.stores.file import FileBlob
 from tests.blob.places import WRAPPERS
 
 RACERS = 8

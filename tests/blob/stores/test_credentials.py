@@ -12,10 +12,10 @@ import pytest
 from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import CredentialRetrievalError
 
-from persist.blob import S3Blob, StoreMisconfigured
-from persist.blob.stores.s3 import RENEW_EVERY_S, Credentials
-from tests.iam import Gate
-from tests.servers.fixtures import ROOT
+from persist.blob.errors import StoreMisconfigured
+from persist.blob.stores.s3 import RENEW_EVERY_S, Credentials, S3Blob
+from tests.support.iam import Gate
+from tests.support.servers.fixtures import ROOT
 
 LIFE_S = 900.0
 ROLE = "arn:aws:iam::123456789012:role/writer"
@@ -120,7 +120,8 @@ def test_boto3_tells_when_its_credentials_expire() -> None:
 
 FORKED = """
 import os, sys
-from persist.blob import InvalidUsage, PersistError, S3Blob
+from persist.blob.errors import InvalidUsage, PersistError
+from persist.blob.stores.s3 import S3Blob
 given = {"endpoint_url": "http://127.0.0.1:9", "region": "us-east-1", "access_key_id": "id", "secret_access_key": "s"}
 def ask():
     try:

@@ -10,17 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from persist.blob import (
-    BlobEntry,
-    CorruptBlob,
-    FileBlob,
-    Indeterminate,
-    InvalidUsage,
-    StoreMisconfigured,
-    Unavailable,
-)
-from persist.blob.protocol import TEMPORARY_AGE_MAX_S
-from persist.blob.stores.file import CLOCK_TICK_NS
+from persist.blob.errors import CorruptBlob, Indeterminate, InvalidUsage, StoreMisconfigured, Unavailable
+from persist.blob.protocol import TEMPORARY_AGE_MAX_S, BlobEntry
+from persist.blob.stores.file import CLOCK_TICK_NS, FileBlob
 
 ROOT = Path(__file__).parents[3]
 NOBODY = 65534
@@ -376,7 +368,8 @@ def test_a_folder_that_cannot_be_written_to_is_named() -> None:
 
 WITHOUT_RIGHTS = """
 import os, sys
-from persist.blob import FileBlob, StoreMisconfigured
+from persist.blob.stores.file import FileBlob
+from persist.blob.errors import StoreMisconfigured
 if os.getuid() == 0:
     os.setgid(int(sys.argv[2]))
     os.setuid(int(sys.argv[2]))
@@ -434,7 +427,7 @@ def test_a_full_disk_is_unavailable_and_leaves_nothing(tmp_path: Path, monkeypat
 
 READ_BACK = """
 import sys
-from persist.blob import FileBlob
+from persist.blob.stores.file import FileBlob
 blob = FileBlob(sys.argv[1])
 assert blob.get("log/1") == b"from the parent"
 assert not blob.create("log/1", b"from the child")

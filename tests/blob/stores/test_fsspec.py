@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from persist.blob import Blob, FsspecBlob, InvalidUsage, ReadOnlyStore, StoreMisconfigured, open_blob
+from persist.blob.errors import InvalidUsage, ReadOnlyStore, StoreMisconfigured
+from persist.blob.protocol import Blob
+from persist.blob.stores.fsspec import FsspecBlob
+from persist.blob.url import open_blob
 from tests.blob.conftest import place_of
-from tests.servers.fixtures import ROOT
+from tests.support.servers.fixtures import ROOT
 
 
 def test_a_file_system_without_atomic_create_is_read_only_and_says_why(tmp_path: Path) -> None:

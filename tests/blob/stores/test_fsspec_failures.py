@@ -11,18 +11,11 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob import (
-    FileBlob,
-    FsspecBlob,
-    Indeterminate,
-    InvalidUsage,
-    ReadOnlyStore,
-    StoreMisconfigured,
-    Unavailable,
-)
-from persist.blob.stores.fsspec import S3_PUT_BYTES_MAX
-from tests.clocks import ImpatientClock
-from tests.servers.hostile_s3 import MISREAD, HostileS3, Lie, hostile_s3, swapped
+from persist.blob.errors import Indeterminate, InvalidUsage, ReadOnlyStore, StoreMisconfigured, Unavailable
+from persist.blob.stores.file import FileBlob
+from persist.blob.stores.fsspec import S3_PUT_BYTES_MAX, FsspecBlob
+from tests.support.clocks import ImpatientClock
+from tests.support.servers.hostile_s3 import MISREAD, HostileS3, Lie, hostile_s3, swapped
 
 
 def s3fs_options(s3_options: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -13,17 +13,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from persist.blob import (
-    Indeterminate,
-    InvalidUsage,
-    S3Blob,
-    StoreMisconfigured,
-    Throttled,
-    Unavailable,
-    open_blob,
-)
-from tests.servers.fake_s3 import FakeS3, Trouble, fake_s3
-from tests.servers.fixtures import ROOT, put_object
+from persist.blob.errors import Indeterminate, InvalidUsage, StoreMisconfigured, Throttled, Unavailable
+from persist.blob.stores.s3 import S3Blob
+from persist.blob.url import open_blob
+from tests.support.servers.fake_s3 import FakeS3, Trouble, fake_s3
+from tests.support.servers.fixtures import ROOT, put_object
 
 SECRETS = {
     "access_key_id": "AKIDTHATISASECRET",
@@ -270,7 +264,8 @@ def test_a_bucket_that_does_not_exist_is_named(s3_options: dict[str, Any]) -> No
 
 def test_missing_credentials_are_named_at_the_first_request(tmp_path: Path) -> None:
     program = (
-        "from persist.blob import open_blob, StoreMisconfigured\n"
+        "from persist.blob.url import open_blob\n"
+        "from persist.blob.errors import StoreMisconfigured\n"
         "blob = open_blob('s3://bucket', {'region': 'us-east-1', 'endpoint_url': 'http://127.0.0.1:9'})\n"
         "calls = (lambda: blob.create('key', b''), lambda: blob.get('key'), lambda: list(blob.list('')))\n"
         "for call in calls:\n"
@@ -384,7 +379,9 @@ def test_objects_that_are_not_keys_are_left_out_of_listings(s3_options: dict[str
 
 OUT_OF_FILES = """
 import os, resource, sys
-from persist.blob import FsspecBlob, PersistError, S3Blob
+from persist.blob.stores.fsspec import FsspecBlob
+from persist.blob.errors import PersistError
+from persist.blob.stores.s3 import S3Blob
 kind, url = sys.argv[1], "http://127.0.0.1:9"
 if kind == "s3":
     given = {"endpoint_url": url, "region": "us-east-1", "access_key_id": "id", "secret_access_key": "secret"}

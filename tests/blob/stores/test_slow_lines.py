@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from persist.blob import S3Blob
+from persist.blob.stores.s3 import S3Blob
 
 READ_TIMEOUT_S = 0.3
 ANSWER = b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n'

@@ -11,18 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from persist.blob import (
-    CachedBlob,
-    CorruptBlob,
-    FileBlob,
-    InvalidUsage,
-    MeteredBlob,
-    RetryBlob,
-    StoreFull,
-    StoreMisconfigured,
-    get_at_most,
-)
-from persist.log import is_immutable
+from persist.blob.errors import CorruptBlob, InvalidUsage, StoreFull, StoreMisconfigured
+from persist.blob.layers.cache import CachedBlob
+from persist.blob.layers.metered import MeteredBlob
+from persist.blob.layers.retry import RetryBlob
+from persist.blob.protocol import get_at_most
+from persist.blob.stores.file import FileBlob
+from persist.core.log.keys import is_immutable
 
 
 def _fifo(path: Path) -> None:
@@ -169,7 +164,7 @@ def test_a_full_disk_is_reported_at_once(code: int, tmp_path: Path, monkeypatch:
 UNDER_UMASK = """
 import os, stat, sys
 os.umask(0o777)
-from persist.blob import FileBlob
+from persist.blob.stores.file import FileBlob
 blob = FileBlob(sys.argv[1] + "/location", **eval(sys.argv[2]))
 blob.create("log/1", b"value"); blob.set("part/x/y", b"value")
 for path in ("location", "location/log", "location/part/x", "location/log/1", "location/part/x/y"):

@@ -13,8 +13,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.codecs import Digest, digest_of, digest_of_text
-from tests.golden.make import FIELDS
+from persist.codecs.order.digest import Digest, digest_of, digest_of_text
+from tests.rules.golden.make import FIELDS
 
 MASK = 2**64 - 1
 G, A, B, NULL = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93

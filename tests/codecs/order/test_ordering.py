@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 
-from persist.codecs import RowSorter, canonical, order_keys, row_sorter, sort_indices
-from persist.codecs.order.digits import FEW_TIED, repeats
+from persist.codecs.order.digits import FEW_TIED, RowSorter, repeats
+from persist.codecs.order.ordering import canonical, order_keys, row_sorter, sort_indices
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, arrow_types, flat_types
-from tests.tiers import examples
+from tests.support.tiers import examples
 
 OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8_0000_0000_0123))[0]
 

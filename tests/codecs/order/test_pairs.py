@@ -6,10 +6,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from persist.codecs import DiffOverflow, canonical, consolidate, without_pairs
+from persist.codecs.errors import DiffOverflow
+from persist.codecs.order.ordering import canonical
+from persist.codecs.order.sums import consolidate, without_pairs
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, arrow_types
-from tests.tiers import examples
+from tests.support.tiers import examples
 
 LEAST = -(2**63)
 DIFFS = st.sampled_from([1, 1, 1, -1, -1, -1, 2, -2, 2**63 - 1, LEAST])

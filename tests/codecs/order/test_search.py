@@ -9,10 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 
 import persist.codecs.order.search
-from persist.codecs import SortedKeys, consolidate
+from persist.codecs.order.search import SortedKeys
+from persist.codecs.order.sums import consolidate
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import python_values
-from tests.tiers import examples
+from tests.support.tiers import examples
 
 FLAT = [pa.int64(), pa.int8(), pa.uint64(), pa.uint16(), pa.float64(), pa.float32(), pa.float16(), pa.bool_()]
 FLAT += [pa.string(), pa.large_string(), pa.binary(), pa.binary(3), pa.decimal128(12, 2), pa.decimal256(40, 0)]

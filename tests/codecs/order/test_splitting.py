@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.codecs import SortedKeys, consolidate
+from persist.codecs.order.search import SortedKeys
+from persist.codecs.order.sums import consolidate
 
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "int64": (pa.int64(), st.integers(-3, 3)),

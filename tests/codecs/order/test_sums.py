@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 
 import persist.codecs.order.sums
-from persist.codecs import DiffOverflow, consolidate
-from persist.codecs.order.sums import sum_all
+from persist.codecs.errors import DiffOverflow
+from persist.codecs.order.sums import consolidate, sum_all
 from tests.codecs.oracle import sort_keys, sums
 from tests.codecs.strategies import arrays, arrow_types
-from tests.tiers import examples
+from tests.support.tiers import examples
 
 INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
 DIFFS = st.one_of(st.sampled_from([-1, 1, 2, 0]), st.sampled_from([INT64_MAX, INT64_MIN, 2**62, 2**32 - 1]))

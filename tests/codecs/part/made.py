@@ -6,7 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from persist.codecs import CollectionSchema, Footer, Part
+from persist.codecs.part.part import Footer, Part
+from persist.codecs.types.schema import CollectionSchema
 
 INT64 = 2**63
 

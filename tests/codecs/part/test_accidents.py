@@ -10,11 +10,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from persist.blob import CorruptBlob
-from persist.codecs import CheckedFooters, CollectionSchema, Part, checksum_of, decode_part, encode_parts, to_updates
+from persist.blob.errors import CorruptBlob
+from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.describing import footer_of
-from persist.codecs.part.file_reader import level_bytes
-from persist.codecs.part.part import GROUPS_MAX
+from persist.codecs.part.file_reader import CheckedFooters, level_bytes
+from persist.codecs.part.part import GROUPS_MAX, Part, checksum_of
+from persist.codecs.part.stream import encode_parts
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.updates import to_updates
 from tests.codecs.part.made import BAD_ROWS, SCHEMAS, file_of, part_of_bad_rows, rows_of
 
 TEXT = CollectionSchema.of({"k": pa.int64()}, {"v": pa.string()})

@@ -8,20 +8,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from persist.blob import CorruptBlob
-from persist.codecs import (
-    CollectionSchema,
-    InvalidUpdate,
-    Part,
-    check_part,
-    checksum_of,
-    decode_part,
-    encode_parts,
-    to_updates,
-)
-from persist.codecs.part.describing import describe_batch
+from persist.blob.errors import CorruptBlob
+from persist.codecs.errors import InvalidUpdate
+from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.describing import check_part, describe_batch
 from persist.codecs.part.index import check_accepted
-from persist.codecs.part.part import to_batch
+from persist.codecs.part.part import Part, checksum_of, to_batch
+from persist.codecs.part.stream import encode_parts
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.updates import to_updates
 from tests.codecs.part.made import SCHEMAS, rows_of
 
 MAX = 16 << 10

@@ -9,7 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import persist
-from persist.codecs import CollectionSchema, decode_part, encode_parts
+from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.stream import encode_parts
+from persist.codecs.types.schema import CollectionSchema
 from tests.codecs.part.made import SCHEMAS, rows_of
 
 FIELD_ID = b"PARQUET:field_id"

@@ -14,23 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.blob import CorruptBlob, IncompatibleVersion, InvalidUsage
-from persist.codecs import (
-    CollectionSchema,
-    Footer,
-    Part,
-    PartIndex,
-    check_part,
-    checksum_of,
-    decode_groups,
-    decode_part,
-    encode_parts,
-    read_index,
-)
-from persist.codecs.part.describing import footer_of
+from persist.blob.errors import CorruptBlob, IncompatibleVersion, InvalidUsage
+from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.describing import check_part, footer_of
+from persist.codecs.part.index import PartIndex, decode_groups, read_index
+from persist.codecs.part.part import Footer, Part, checksum_of
+from persist.codecs.part.stream import encode_parts
+from persist.codecs.types.schema import CollectionSchema
 from tests.codecs.oracle import sort_keys
 from tests.codecs.part.test_part import ORDERS, batches, only, orders
-from tests.tiers import examples
+from tests.support.tiers import examples
 
 Pieces = list[tuple[int, bytes]]
 

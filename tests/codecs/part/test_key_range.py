@@ -9,22 +9,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import assume, given, settings
 
-from persist.codecs import (
-    CollectionSchema,
-    KeyRange,
-    Part,
-    decode_part,
-    encode_parts,
-    key_ranges,
-    ordered_keys,
-    parts_within,
-    sample_rows,
-    to_updates,
-)
+from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.key_range import KeyRange, key_ranges, ordered_keys, parts_within
+from persist.codecs.part.part import Part, sample_rows
+from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.arrow_types import key_order, scalar_to_json
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.updates import to_updates
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, flat_types
-from tests.tiers import examples
+from tests.support.tiers import examples
 
 Encoded = list[tuple[bytes, Part]]
 Collection = tuple[CollectionSchema, Encoded]

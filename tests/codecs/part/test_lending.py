@@ -7,8 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from persist.codecs import CollectionSchema, decode_part, encode_parts
+from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.lending import lent_buffer, wait_for_returns
+from persist.codecs.part.stream import encode_parts
+from persist.codecs.types.schema import CollectionSchema
 
 SCHEMA = CollectionSchema.of({"k": pa.int64()}, {"v": pa.float64(), "s": pa.string()})
 
@@ -16,7 +18,9 @@ SCHEMA = CollectionSchema.of({"k": pa.int64()}, {"v": pa.float64(), "s": pa.stri
 CHILDREN = """
 import collections, os, sys
 import numpy as np, pyarrow as pa, pyarrow.parquet
-from persist.codecs import CollectionSchema, decode_part, encode_parts
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.stream import encode_parts
 from tests.codecs.part.test_lending import SCHEMA, rows
 [(data, part)] = encode_parts(rows(50_000), SCHEMA)
 ends = collections.Counter()

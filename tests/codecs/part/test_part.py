@@ -16,20 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
-from persist.blob import CorruptBlob, InvalidUsage
-from persist.codecs import (
-    CollectionSchema,
-    InvalidUpdate,
-    Part,
-    checksum_of,
-    decode_part,
-    encode_parts,
-    is_flat,
-    scalar_from_json,
-)
+from persist.blob.errors import CorruptBlob, InvalidUsage
+from persist.codecs.errors import InvalidUpdate
+from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.part import Part, checksum_of
+from persist.codecs.part.stream import encode_parts
+from persist.codecs.types.arrow_types import is_flat, scalar_from_json
+from persist.codecs.types.schema import CollectionSchema
 from tests.codecs.oracle import plain_values, sort_key, sort_keys, sums
 from tests.codecs.strategies import arrays, schemas
-from tests.tiers import examples
+from tests.support.tiers import examples
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 ORDERS = CollectionSchema.of({"id": pa.int64()}, {"status": pa.string(), "amount": pa.float64()})

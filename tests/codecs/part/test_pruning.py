@@ -13,9 +13,14 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 
-from persist.codecs import CollectionSchema, Part, decode_part, encode_parts, parts_that_may_match, to_updates
 from persist.codecs.part import filters
-from tests.tiers import examples
+from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.filters import parts_that_may_match
+from persist.codecs.part.part import Part
+from persist.codecs.part.stream import encode_parts
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.updates import to_updates
+from tests.support.tiers import examples
 
 SCHEMA = CollectionSchema.of(
     {"i": pa.int64()},

@@ -10,8 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from persist.codecs import CollectionSchema, Part, RunStream, ordered_keys, to_updates
 from persist.codecs.part import stream
+from persist.codecs.part.key_range import ordered_keys
+from persist.codecs.part.part import Part
+from persist.codecs.part.stream import RunStream
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.updates import to_updates
 
 SCHEMA = CollectionSchema.of({"a": pa.int64(), "b": pa.string()}, {"v": pa.float64()})
 Encoded = list[tuple[bytes, Part]]

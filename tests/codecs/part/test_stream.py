@@ -13,11 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.codecs import CollectionSchema, Part, PartStream, check_part, consolidate, decode_part, encode_parts
-from persist.codecs.part.part import GROUP_ROWS_MIN, GROUPS_MAX
+from persist.codecs.order.sums import consolidate
+from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.describing import check_part
+from persist.codecs.part.part import GROUP_ROWS_MIN, GROUPS_MAX, Part
+from persist.codecs.part.stream import PartStream, encode_parts
+from persist.codecs.types.schema import CollectionSchema
 from tests.codecs.oracle import sort_keys
 from tests.codecs.part.test_part import batches, only
-from tests.tiers import examples
+from tests.support.tiers import examples
 
 NUMBERS = CollectionSchema.of({"k": pa.int64()}, {"v": pa.int64()})
 FLOATS = CollectionSchema.of({"k": pa.int64()}, {"x": pa.float64(), "y": pa.float32(), "n": pa.int64()})

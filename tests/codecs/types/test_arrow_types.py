@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.codecs import InvalidUpdate, SchemaMismatch, cast_column, check_type, type_from_json, type_to_json
+from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.types.arrow_types import check_type, type_from_json, type_to_json
+from persist.codecs.types.casts import cast_column
 from tests.codecs.strategies import arrow_types
 
 

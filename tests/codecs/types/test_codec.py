@@ -8,21 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.codecs import (
-    Binary,
-    Codec,
-    CodecMismatch,
-    CollectionSchema,
-    Int64,
-    InvalidUpdate,
-    Json,
-    SchemaMismatch,
-    Unit,
-    Utf8,
-    to_rows,
-    to_tuples,
-    to_updates,
-)
+from persist.codecs.errors import CodecMismatch, InvalidUpdate, SchemaMismatch
+from persist.codecs.types.codec import Binary, Codec, Int64, Json, Unit, Utf8
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.tuples import to_rows, to_tuples
+from persist.codecs.updates.updates import to_updates
 
 _LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 JSON_VALUES = st.recursive(

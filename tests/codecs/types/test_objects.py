@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist.codecs import find_unwritable, to_dicts, to_objects
+from persist.codecs.types.objects import find_unwritable, to_dicts, to_objects
 
 LAST = 253402300799999999  # 9999-12-31T23:59:59.999999Z, in microseconds.
 FAR = [

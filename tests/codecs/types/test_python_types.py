@@ -13,7 +13,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from persist.codecs import CollectionSchema, SchemaMismatch
+from persist.codecs.errors import SchemaMismatch
+from persist.codecs.types.schema import CollectionSchema
 
 EXPECTED = {"id": pa.int64(), "name": pa.string(), "at": pa.timestamp("us", tz="UTC")}
 

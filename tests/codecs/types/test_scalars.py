@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.codecs import is_flat, scalar_from_json
-from persist.codecs.types.arrow_types import scalar_to_json
+from persist.codecs.types.arrow_types import is_flat, scalar_from_json, scalar_to_json
 from tests.codecs.strategies import arrays, flat_types, same
 
 

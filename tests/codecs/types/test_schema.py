@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from persist.codecs import Codec, CodecMismatch, CollectionSchema, Int64, Json, SchemaMismatch, Unit, Utf8
+from persist.codecs.errors import CodecMismatch, SchemaMismatch
+from persist.codecs.types.codec import Codec, Int64, Json, Unit, Utf8
+from persist.codecs.types.schema import CollectionSchema
 from tests.codecs.strategies import schemas
 
 ORDERS = CollectionSchema.of({"id": pa.int64()}, {"status": pa.string(), "amount": pa.float64()})

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist.codecs import parse_column
+from persist.codecs.types.texts import parse_column
 
 UTC = pa.timestamp("us", tz="UTC")
 NOON = dt.datetime(2024, 1, 1, 12, 0)

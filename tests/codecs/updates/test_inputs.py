@@ -15,15 +15,10 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 
-from persist.codecs import (
-    CollectionSchema,
-    InvalidUpdate,
-    SchemaMismatch,
-    TableStream,
-    columns_like,
-    opened,
-    to_updates,
-)
+from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.inputs import TableStream, columns_like, opened
+from persist.codecs.updates.updates import to_updates
 
 ORDERS = CollectionSchema.of({"id": pa.int64()}, {"status": pa.string(), "amount": pa.float64()})
 DICTS: list[dict[str, Any]] = [

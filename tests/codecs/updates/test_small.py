@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.codecs import CollectionSchema, InvalidUpdate, Utf8, gathered, small_keys, small_updates, to_updates
+from persist.codecs.errors import InvalidUpdate
+from persist.codecs.types.codec import Utf8
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.small import gathered, small_keys, small_updates
+from persist.codecs.updates.updates import to_updates
 from tests.codecs import strategies
 
 PLAIN = CollectionSchema.of(

@@ -14,17 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.blob import InvalidUsage
-from persist.codecs import (
-    TIME_MAX,
-    CollectionSchema,
-    InvalidUpdate,
-    SchemaMismatch,
-    canonical,
-    to_rows,
-    to_tuples,
-    to_updates,
-)
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.order.ordering import canonical
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.codecs.updates.tuples import to_rows, to_tuples
+from persist.codecs.updates.updates import to_updates
 from tests.codecs.strategies import arrays, arrow_types, python_values, same, schemas, updates
 
 ORDERS = CollectionSchema.of({"id": pa.int64()}, {"status": pa.string(), "amount": pa.float64()})

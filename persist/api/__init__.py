@@ -1,0 +1,1 @@
+"""What users touch: Client, Collection, View, MultiWrite and followers."""

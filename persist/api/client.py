@@ -1,0 +1,594 @@
+"""A client of one location: a fat client that talks to the object store itself. There is no server."""
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from persist.api.collection import Collection, keep_erasures_finished
+from persist.api.collection.describing import Described
+from persist.api.creation import Collections, CreatingCalls
+from persist.api.joint_reads import ReadingTogether
+from persist.api.lineage import is_wanted, told_of
+from persist.api.multi_write import MultiWrite
+from persist.api.view import View
+from persist.blob.threads import Clock, SystemClock
+from persist.compute.index import keep_indexes_current
+from persist.compute.query import QUERY_LIMITS, AsOf, Outcome, Queries, QueryLimits, QueryResult, execute, is_statement
+from persist.core.closing import close_after
+from persist.core.errors import InvalidUsage
+from persist.core.log import kinds
+from persist.core.metrics import Metrics
+from persist.core.rendering import html_rows, html_table
+from persist.core.settings import Location, Settings
+from persist.core.timeline import Moment, Timeline, time_text
+from persist.engine.collection.clones import clone
+from persist.engine.collection.commit import Commit
+from persist.engine.collection.descriptions import About, about_location, version_of, words
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import UpgradeReport, open_engine, upgrade
+from persist.engine.location.writer import Mode, OpenOptions
+from persist.engine.upkeep import Deleted, GarbageReport
+from persist.engine.write.commit_future import CommitFuture
+from persist.services.fsck import FsckReport, examine
+from persist.services.publish import Published, keep_tables_current, publish_together
+from persist.services.serve.messages import Notify, check_token
+
+if TYPE_CHECKING:
+    from persist.services.serve.server import Server
+
+NAMES_SHOWN = 20
+
+
+def open(
+    location: Location,
+    *,
+    mode: Mode = "shared",
+    storage_options: Mapping[str, Any] | None = None,
+    reentrance_id: str | None = None,
+    force: bool = False,
+    seqno: int | None = None,
+    settings: Settings | None = None,
+    clock: Clock | None = None,
+    notify: str | Notify | None = None,
+    commit_through: str | Notify | None = None,
+) -> "Client":
+    """Open a location and return a client for it. Close it, or use it in a `with`.
+
+    Args:
+        location: a folder, `s3://bucket/prefix`, `memory://name`, any other URL that fsspec knows, or a `Blob`.
+        mode: "shared" (any number of clients write), "exclusive" (this one and no other writes, until it is closed) or
+            "read" (this client writes nothing at all).
+        storage_options: for the store, such as `endpoint_url`, `region`, `profile`, `server_side_encryption`.
+        reentrance_id: in mode "exclusive", names the one writer across its restarts: a client that gives the same one
+            takes over at once. None means that nobody can, except by force.
+        force: in mode "exclusive", take over from whoever has the location. That client is fenced off.
+        seqno: in mode "read", see the location as it was after this record of the log, and nothing later, so that
+            reads of several collections belong together. As far back as the log is kept.
+        settings: times and sizes; see `Settings`.
+        clock: replaces the machine's clocks, for tests; see `docs/use/python.md`, "Moments".
+        notify: a server (`Client.serve`) that tells of new records, as its URL or with what it asks for, so that who
+            follows or waits need not poll for them. Only ever a hint: without it, behind it, or when it lies, the
+            same is read, only later.
+        commit_through: in mode "shared", a server (`Client.serve(commits=True)`) that commits for this client together
+            with others, so that hundreds of writers of one location do not race for it. Each call gets the answer that
+            it would have got alone; where the server gives none, this client finds out in the log what became of it,
+            and commits by itself.
+
+    Cost: one page of LIST and a few GETs; nothing is created before the first write, except in mode "exclusive".
+
+    Raises:
+        InvalidUsage: the URL, an option or the mode is not known; or the bucket or credentials are missing; or the
+            server of commit_through answers, and is of another location, or does not commit for this client.
+        Locked: another client has the location exclusively, and this one wants it, too.
+        Corruption: the newest checkpoint or a record after it cannot be believed.
+    """
+    settings, clock = Settings() if settings is None else settings, clock or SystemClock()
+    options = OpenOptions(mode, reentrance_id, force, seqno, settings, clock)
+    told_by, committed_by = _server("notify", notify), _server("commit_through", commit_through)
+    if committed_by is not None and mode != "shared":
+        raise InvalidUsage(f'commit_through is for mode="shared", and this is mode={mode!r}')
+    client = Client(open_engine(location, storage_options, options), told_by)
+    if committed_by is not None:
+        from persist.services.serve.remote_location import (
+            commit_through as let_commit,  # Here: gRPC takes a while to load, and few need it.
+        )
+
+        try:
+            let_commit(client.engine, committed_by)
+        except BaseException:
+            client.close()
+            raise
+    return client
+
+
+def _server(option: str, given: str | Notify | None) -> Notify | None:
+    server = Notify(given) if isinstance(given, str) else given
+    if server is not None and not isinstance(server, Notify):
+        raise InvalidUsage(f"{option}={given!r} is no server: give its URL, or persist.Notify(url, token=…)")
+    return server
+
+
+class Client(CreatingCalls, ReadingTogether, Described):
+    """Reads and writes the collections of one location; make it with `persist.open`. Safe to use from many threads.
+
+    Attributes:
+        engine: what it is made of, for the rest of the package.
+    """
+
+    def __init__(self, engine: Engine, notify: Notify | None = None) -> None:
+        self.engine = engine
+        if engine.mode != "read":
+            keep_tables_current(engine)
+            keep_indexes_current(engine)
+            keep_erasures_finished(engine)
+        self._pid = os.getpid()
+        self._ends: list[Callable[[], object]] = []  # What else must be closed.
+        if notify is not None:
+            from persist.services.serve.remote_location import (
+                Listener,  # Here, because few need gRPC, which takes a while to load.
+            )
+
+            listener = Listener(engine.follower, notify)
+            weakref.finalize(self, listener.request_stop).atexit = False
+            self._ends.append(listener.close)
+            engine.count_also("notify", listener.counts)
+        self._lineage = told_of(engine) if engine.mode != "read" and is_wanted() else None
+
+    @property
+    def url(self) -> str:
+        """Where the location is."""
+        return self.engine.url
+
+    @property
+    def mode(self) -> Mode:
+        """ "shared", "exclusive" or "read"."""
+        return self.engine.mode
+
+    @property
+    def seqno(self) -> int:
+        """The seqno of the last record of the log that this client knows. Cost: one GET."""
+        return self.engine.seqno
+
+    def collections(self, prefix: str = "") -> Collections:
+        """Return the names of all collections that begin with a prefix, sorted. Cost: one GET.
+
+        Names that begin with a dot are of what the library keeps for itself, such as the state of a dataflow: they are
+        listed only if the prefix begins with one, too.
+
+        Names with dots are namespaces to whoever takes them for that: `collections("sales.")` lists one. The list's
+        `to_arrow()` has rows, bytes, since and upper of each.
+        """
+        self.engine.check_open("collections")
+        if not isinstance(prefix, str):
+            raise InvalidUsage(f"prefix={prefix!r} is no text: give what the names begin with, such as 'sales.'")
+        return Collections(self.engine.names(prefix), self.engine)
+
+    def drop(self, name: str) -> CommitFuture:
+        """Remove the collection of that name; see `Collection.drop`.
+
+        Raises:
+            CollectionNotFound: there is none.
+            ReadOnly: this client only reads.
+        """
+        self.engine.writer("drop")
+        return self.load(name).drop()
+
+    def rename(self, name: str, new: str) -> CommitFuture:
+        """Call the collection of a name by another one; see `Collection.rename`.
+
+        Raises:
+            CollectionNotFound: there is none.
+            ReadOnly: this client only reads.
+        """
+        self.engine.writer("rename")
+        return self.load(name).rename(new)
+
+    def clone(self, source: str, target: str, *, as_of: int | Moment | None = None) -> Collection:
+        """Make another collection that holds what one holds as of a time, without copying its blobs; return it.
+
+        From then on, each is changed, evolved, compacted and dropped by itself. Blobs that they share are deleted when
+        none of them needs them any more. The clone can be read from that time on, and written after it. It has the
+        schema, descriptions and retention of its source; holds, tags, published tables and unsealed updates stay with
+        that. The clone of a view is a plain collection.
+
+        Cost: one commit, whatever the size. Only parts that hold earlier and later times, too, are read, and their rows
+        up to the time stored anew. Memory: a slice of these.
+
+        Args:
+            source, target: names of collections; there is none called target.
+            as_of: a sealed time, a moment or a tag; None for the latest.
+
+        Raises:
+            CollectionNotFound, CollectionExists: there is no source, or there is a target.
+            AsOfCompacted, AsOfNotSealed: the time cannot be read.
+            Conflict: the source was compacted again and again meanwhile; nothing was made.
+            ReadOnly: this client only reads.
+        """
+        self.engine.writer("clone")
+        return Collection(clone(self.load(source).handle, target, as_of))
+
+    @property
+    def about(self) -> About:
+        """What the location says of itself. Cost: one GET."""
+        self.engine.check_open("about")
+        return about_location(self.engine.follower.refresh().control.about)
+
+    def describe(
+        self,
+        comment: str | None = None,
+        *,
+        properties: Mapping[str, str | None] | None = None,
+        expected: About | None = None,
+    ) -> CommitFuture:
+        """Say what the location is; what is not given stays as it is. See `Collection.describe`."""
+        self.engine.writer("describe")
+        step = kinds.DescribeLocation(words(comment, properties), version_of(expected))
+        return self.engine.submit("describe", [step], {})
+
+    def create_view(
+        self,
+        name: str,
+        sql: str,
+        *,
+        key: Sequence[str] | None = None,
+        start: int | Moment | None = None,
+        indexes: Literal["auto"] | None = None,
+        memory_budget: int | None = None,
+        spill_folder: str | os.PathLike[str] | None = None,
+    ) -> View:
+        """Return the collection that holds the answer of a query, and keeps it up to date: a `persist.View`.
+
+        It is created if there is none, with the query's plan as its definition, and is empty and unsealed until its
+        first `refresh()`, which computes the answer at each time of the inputs since the view begins. Idempotent. The
+        query is DuckDB's SQL over the collections of this location, views included; it is parsed by the package duckdb
+        (extra `sql`). `docs/use/views.md` says what is supported.
+
+        Args:
+            name: as of `create_or_load`.
+            sql: a SELECT.
+            key: columns of the answer that become the collection's key; None for what the query groups by, if that is
+                among its columns, or else all of them.
+            start: the time at which the view begins, or a moment; None for the earliest at which all of its inputs can
+                be read. "now" is the cheapest: the last time that all of them have sealed. It must not be before that.
+            indexes: "auto" makes those indexes of its inputs in which steps of the view would look records up, such as
+                the facts of a dimension that changes. They stay when the view is dropped. See `Collection.index`. A
+                view that is created keeps the counts and totals of its groups then, too, from which its steps go on.
+            memory_budget, spill_folder: of this handle, not of the view; see `view`.
+
+        Warns:
+            persist.sql.UnboundedState: it joins two inputs that grow without a key; with how many pairs there are.
+            persist.sql.InputBehind: it sees nothing of an input as long as another one is not sealed further.
+
+        Raises:
+            InvalidUsage: the query is not one, names what is not there, or needs what is not supported; an input
+                cannot be read at its start; or there is a collection of that name that is no view, or another view.
+            ReadOnly: this client only reads.
+        """
+        self.engine.writer("create_view")
+        from persist.compute.sql import given_options, made_view  # Here: the dataflow takes long to load.
+
+        if indexes not in (None, "auto"):
+            raise InvalidUsage(f'indexes={indexes!r} says nothing: give "auto", or make them with Collection.index()')
+        options = given_options(memory_budget, spill_folder)
+        with self.engine.follower.looks.once():
+            live = made_view(self.engine, name, sql, key, start, options, keeps_groups=indexes is not None)
+            if indexes is not None:
+                live.make_indexes()
+            return View(self, live)
+
+    def sql(
+        self, query: str, *, as_of: AsOf = None, files: bool = False, time: int | Moment | None = None
+    ) -> QueryResult | Outcome:
+        """Return the answer of a query by DuckDB over the collections, all of them at one point of the log.
+
+        Read it with `to_arrow()`, `to_pandas()`, `to_polars()` or `to_batches()`. Needs the package duckdb (extra
+        `sql`). Filters of the query skip parts before they are fetched, and only columns that it names are decoded;
+        `explain()` says what is read, and by which indexes.
+
+        A statement that changes a collection is one commit: UPDATE, DELETE FROM, INSERT INTO or MERGE INTO. It is done
+        when this returns, and its answer is one row: the `collection`, the `rows` that it touched, the `seqno` of the
+        commit, and the `time` that the commit gave to the changes; NULL if you gave it, or if nothing changed.
+
+        Args:
+            query: one that begins with SELECT, FROM or WITH, or a statement; collections are its tables.
+            as_of: a time for all collections, or a dict of times by name, where "" stands for all others; the latest
+                sealed one of each if it is left out.
+            files: let the query read files and URLs, too, with your rights. Without it, it reads collections alone, and
+                DuckDB loads no extension.
+            time: of what a statement changes; that of its commit if it is left out.
+
+        Raises:
+            InvalidUsage: DuckDB is not installed, or refuses the query; or what is given belongs to the other kind.
+            AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
+            DuplicateKeys: a statement would give a key of a keyed collection several rows.
+            ReadOnly: a statement would change a collection, and this client only reads.
+        """
+        self.engine.check_open("sql")
+        if is_statement(query):
+            if as_of is not None or files:
+                raise InvalidUsage("a statement that changes a collection takes neither as_of= nor files=")
+            return Outcome(execute(self.engine, query, time))
+        if time is not None:
+            raise InvalidUsage("time= is of what a statement changes: give as_of= to read as of a time")
+        return QueryResult(self.engine, query, as_of, files=files)
+
+    def view(
+        self, name: str, *, memory_budget: int | None = None, spill_folder: str | os.PathLike[str] | None = None
+    ) -> View:
+        """Return the view of that name, a `persist.View`; it needs no DuckDB.
+
+        Args:
+            memory_budget: bytes of what its refreshes keep between them that stay in memory; the rest goes to mapped
+                files. None for 4 GiB.
+            spill_folder: where these files are made; None for the system's folder for temporary files.
+
+        Raises:
+            CollectionNotFound: there is no collection of that name.
+            InvalidUsage: it is no view, or an argument cannot have this value.
+        """
+        self.engine.check_open("view")
+        from persist.compute.sql import given_options, live_view  # As above.
+
+        with self.engine.follower.looks.once():
+            return View(self, live_view(self.engine, name, given_options(memory_budget, spill_folder)))
+
+    def publish(
+        self,
+        tables: Mapping[str, str],
+        *,
+        catalog: Any,
+        as_of: int | Moment | None = None,
+        digest: bool = False,
+    ) -> list[Published]:
+        """Publish several collections as Iceberg tables, as of one time, and tell a catalog of them; return versions.
+
+        A REST catalog that has `transactions/commit` takes all of them at once, so readers never see tables of
+        different times. Other catalogs are told table by table, in the order given: until the last one, readers may see
+        tables of two times, and each table says its own in `persist.as_of`. Tables that the catalog does not know yet
+        are registered one by one.
+
+        Args:
+            tables: what each collection is called in the catalog, by its name: `{"orders": "shop.orders"}`.
+            catalog: of pyiceberg, or the name of one that pyiceberg is configured with.
+            as_of: None means the latest time that all of them have sealed.
+            digest: as for `Collection.publish`.
+
+        Raises:
+            Unavailable: the catalog did not take the versions, which are published: publish again.
+            What `Collection.publish` raises. Versions of collections before the one that fails are published.
+        """
+        handles = {identifier: self[name].handle for name, identifier in tables.items()}
+        if not handles or len(handles) < len(tables):
+            raise InvalidUsage(f"tables={dict(tables)!r} has to name at least one collection, and each table once")
+        self.engine.settle()
+        return publish_together(handles, catalog, as_of, options={"deletes": "vectors"}, digest=digest)
+
+    def multi_write(
+        self,
+        *,
+        token: str | None = None,
+        allow_future: bool = False,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> MultiWrite:
+        """Return a `with` block whose writes and seals, to any collections of this client, are one commit.
+
+        Args:
+            token: names the commit, as in `Collection.write`; every collection it touches remembers it.
+            allow_future, message, metadata: as in `Collection.write`.
+        """
+        return MultiWrite(Commit(self.engine, token, message, metadata), allow_future=allow_future)
+
+    def gc(self, *, dry_run: bool = False) -> GarbageReport:
+        """Delete what nobody needs any more (`persist.engine.upkeep.garbage`). Safe while others read, write and do
+        the same.
+
+        Args:
+            dry_run: change nothing, and return what would be deleted, as far as that is known without a write.
+
+        Raises:
+            ReadOnly: this client only reads.
+            Unavailable: the store did not answer; what was not deleted stays for the next time.
+        """
+        return self.engine.writer("gc").collect_garbage(dry_run=dry_run)
+
+    def fsck(
+        self, *, repair: bool = False, dry_run: bool = False, set_aside: bool = False, deep: bool = True
+    ) -> FsckReport:
+        """Examine the whole location; see `persist.fsck`, which also works when it is too damaged to be opened.
+
+        Raises:
+            ReadOnly: repair without dry_run, and this client only reads.
+            Unavailable: the store did not answer, so the examination did not come to its end.
+        """
+        self.engine.check_open("fsck")
+        if repair and not dry_run:
+            self.engine.writer("fsck with repair")
+
+        def collect(keys: Iterable[str]) -> Deleted:
+            return self.engine.writer("fsck with repair").garbage.delete_leaked(keys)
+
+        storage, settings, clock = self.engine.storage, self.engine.settings, self.engine.clock
+        # Around the cache, which may hold what the store has lost.
+        how = {"repair": repair, "dry_run": dry_run, "set_aside": set_aside, "deep": deep}
+        return examine(storage.retried, settings, clock, collect, **how)
+
+    def upgrade(self, *, dry_run: bool = False) -> UpgradeReport:
+        """Raise the number of the location's format to the newest that this release writes.
+
+        A location keeps its number while newer releases work on it, beside older ones. After this, releases that do not
+        know the new number stop with IncompatibleVersion. Cost: one commit, or nothing if it has that number.
+
+        Args:
+            dry_run: change nothing, and return what would be.
+
+        Raises:
+            ReadOnly, Locked: this client only reads, without dry_run; another one has the location exclusively.
+        """
+        return upgrade(self.engine, dry_run=dry_run)
+
+    def metrics(self) -> Metrics:
+        """Return what this client did so far: requests, bytes and latencies, retries, cache, commits and leases.
+
+        Printed, it is a table. Where the package opentelemetry-api is installed it is also exported.
+        """
+        return self.engine.metrics()
+
+    def maintain(self) -> None:
+        """Do what is due of what otherwise happens in the background: leases, compaction, collection of garbage."""
+        self.engine.writer("maintain").maintain()
+
+    def close(self) -> None:
+        """Finish what was asked for, free threads and sockets, and raise errors that nobody looked at; idempotent.
+
+        In a process that was forked off, it does nothing: all of that is the other process's.
+        """
+        if os.getpid() == self._pid:
+            while self._ends:
+                self._ends.pop()()
+            if self._lineage is not None:
+                self.engine.settle()  # So that all that was asked for is told, too.
+                self._lineage.close()
+        self.engine.close()
+
+    def serve(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        certificate: tuple[str | bytes, str | bytes] | None = None,
+        insecure: bool = False,
+        commits: bool = False,
+        store: bool = False,
+        write_token: str | None = None,
+        sql: bool = False,
+        sql_memory_bytes: int = QUERY_LIMITS.memory_bytes,
+        sql_timeout_s: float = QUERY_LIMITS.timeout_s,
+        sql_rows_max: int = QUERY_LIMITS.rows_max,
+        slow_s: float = 60.0,
+    ) -> "Server":
+        """Tell others of new records and serve reads over Arrow Flight, until the server or this client is closed.
+
+        Clients that were opened with `notify=` learn of a record within milliseconds. Any Flight client can read
+        snapshots, changes and subscriptions; see `docs/run/operations.md`. Nothing depends on the server: it may end at
+        any time.
+
+        Args:
+            url: `grpc://host:port`, or `grpc+tls://host:port`; port 0 takes a free one, which `Server.url` tells.
+            token: what clients must send; without one, everybody who reaches the port may read everything.
+            certificate: the chain and the key of the server as PEM, for `grpc+tls://`.
+            insecure: allow an address that other machines reach without a token.
+            commits: commit for clients that were opened with `commit_through=`, too. Whoever has the write token, or
+                the token if there is no other, may then write and drop whatever they like. For mode "shared".
+            store: let clients that have no rights on the store open the location as `grpc://host:port`, to read it.
+            write_token: lets its holders write; those of the token only read then.
+            sql: speak Flight SQL, too: any tool with a driver for it asks queries, as `sql` does. See
+            `docs/use/sql.md`.
+            sql_memory_bytes, sql_timeout_s, sql_rows_max: what one query may take: memory of DuckDB, seconds, and rows
+                of its answer. Eight run at a time.
+            slow_s: a stream that its client does not read for so long is dropped.
+
+        Raises:
+            InvalidUsage: the address, token or certificate does not fit, or the port is taken; or commits is asked for
+                in mode "exclusive", whose commits nobody else could make.
+            ReadOnly: commits is asked for, and this client only reads.
+        """
+        self.engine.check_open("serve")
+        for option, given in (("commits", commits), ("insecure", insecure), ("sql", sql), ("store", store)):
+            if not isinstance(given, bool):
+                raise InvalidUsage(f"serve({option}={given!r}) is not True or False")
+        committer = self.engine.writer("serve with commits").committer if commits else None
+        if commits and self.mode != "shared":
+            raise InvalidUsage(f'serve(commits=True) is for mode="shared", and this is mode={self.mode!r}')
+        from persist.services.serve.flight_calls import BlobCalls
+        from persist.services.serve.server import Server  # As above.
+
+        if write_token is not None and (not (store or commits) or token is None):
+            raise InvalidUsage(
+                "write_token= goes with store=True or commits=True, and a token= for those who only read"
+            )
+        if write_token is not None and write_token == token:
+            raise InvalidUsage("write_token= is the same as token=, so that all who may read could write: give another")
+        check_token(write_token)
+
+        limits = QueryLimits(sql_memory_bytes, sql_timeout_s, sql_rows_max)
+        if not sql and limits != QUERY_LIMITS:
+            raise InvalidUsage("limits of queries go with sql=True")
+        if isinstance(slow_s, bool) or not isinstance(slow_s, (int, float)) or not 0 < slow_s < float("inf"):
+            raise InvalidUsage(f"slow_s={slow_s!r} is not a number of seconds above 0")
+        server = Server(
+            self,
+            self.engine.follower,
+            url,
+            token=token,
+            write_token=write_token,
+            certificate=certificate,
+            insecure=insecure,
+            slow_s=slow_s,
+            committer=committer,
+            queries=Queries(self.engine, limits) if sql else None,
+            store=BlobCalls(self.engine.storage.blob) if store else None,
+        )
+        self._ends.append(server.close)
+        self.engine.count_also("server", server.counts)
+        return server
+
+    def __getitem__(self, name: str) -> Collection:
+        """Do what `load` does."""
+        return self.load(name)
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether there is a collection of that name. Cost: one GET."""
+        self.engine.check_open("in")
+        return isinstance(name, str) and self.engine.follower.newest_id_of(name) is not None
+
+    # Without it, a loop over a client would ask for the collections 0, 1, 2 and so on.
+    __iter__ = None
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        close_after(error, self.close)
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        import asyncio  # Here: who never awaits starts without it, 8 ms sooner.
+
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+    def _repr_html_(self) -> str:
+        """Say what this client knows, without asking the store for news."""
+        control = self.engine.follower.state.control
+        names = self.engine.follower.state.names()
+        shown_rows = [("mode", self.mode), ("seqno", f"{self.engine.follower.state.seqno:,}")]
+        shown_rows += [("comment", control.about.comment)] if control.about.comment else []
+        shown_rows += [*control.about.properties.items()]
+        shown_rows.append(
+            (f"{len(names):,} collections", ", ".join(names[:NAMES_SHOWN]) + (" …" if names[NAMES_SHOWN:] else ""))
+        )
+        caption = f"Client of {self.url}{', closed' if self.engine.is_closed else ''}"
+        return html_table(caption, shown_rows) + html_rows(("collection", "since", "upper"), self._known_ends(names))
+
+    def _known_ends(self, names: Sequence[str]) -> list[tuple[str, str, str]]:
+        """Return the first collections with their frontiers, as far as this client has read them."""
+        state = self.engine.follower.state
+        rows = []
+        for name in names[:NAMES_SHOWN]:
+            contents = state.entries[state.ids[name]].contents
+            if contents is None:
+                rows.append((name, "", ""))
+                continue
+            timeline = None if contents.timeline is None else Timeline(contents.timeline)
+            since, upper = (
+                "for ever" if end.time is None else time_text(end.time, timeline)
+                for end in (contents.since, contents.upper)
+            )
+            rows.append((name, since, upper))
+        return rows
+
+    def __repr__(self) -> str:
+        return f"<Client of {self.url}, mode {self.mode!r}{', closed' if self.engine.is_closed else ''}>"

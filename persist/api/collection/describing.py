@@ -1,0 +1,367 @@
+"""What a collection is: its frontiers, schema, name, description and history, what is shown of it, and its end.
+
+And what it is for other programs: a table that they read, without copying.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+
+from persist.codecs.types.schema import CollectionSchema
+from persist.compute.index import IndexInfo, create_index, drop_index, indexes_of, steps_to_drop
+from persist.core.antichain import Antichain
+from persist.core.errors import InvalidUsage, PersistError
+from persist.core.keyed.form import Keyed
+from persist.core.log import kinds
+from persist.core.log.fields import Table
+from persist.core.names import OWN_PREFIX, check_free_name
+from persist.core.rendering import html_table
+from persist.core.state.contents import Unsealed, unsealed
+from persist.core.timeline import Moment, Timeline, time_text
+from persist.engine.collection.descriptions import About, about_collection, describe_step
+from persist.engine.collection.evolution import WantedEvolution, evolve
+from persist.engine.follow.log_queries import LAST
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.opening import drop
+from persist.engine.write.commit_future import CommitFuture
+from persist.engine.write.operations import note_steps
+from persist.services.publish import Published, format_of, publish, published_tables, unpublish, wanted_every
+
+
+class Described:
+    """Mixed into what people and tools say something of."""
+
+    @property
+    def about(self) -> About:
+        """What it says of itself. Cost: one GET."""
+        raise NotImplementedError
+
+    @property
+    def comment(self) -> str:
+        """What it is, for people; "" if nobody said. Cost: one GET."""
+        return self.about.comment
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """Texts by name that people and tools gave it; see `describe`. Cost: one GET."""
+        return self.about.properties
+
+
+class CollectionBase:
+    """One collection: what it is made of, how far it is, and what it says of itself where it is printed."""
+
+    def __init__(self, handle: CollectionHandle) -> None:
+        self.handle = handle
+        self.schema: CollectionSchema = handle.schema
+
+    @property
+    def id(self) -> str:
+        """Unique in the location, for ever. A view that began anew is another collection once it is refreshed."""
+        return self.handle.id
+
+    @property
+    def name(self) -> str:
+        """What it is called, as far as this client knows."""
+        return self.handle.name
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """What times are, if they are moments: it turns moments into times, and back."""
+        return self.handle.timeline
+
+    @property
+    def upper(self) -> Antichain:
+        """The seal frontier: no more updates will come at times not beyond it. Cost: one GET."""
+        return self.handle.contents().upper
+
+    @property
+    def since(self) -> Antichain:
+        """The compaction frontier: the first time that can still be read. Cost: one GET."""
+        return self.handle.contents().since
+
+    @property
+    def unsealed(self) -> Unsealed | None:
+        """What was written at times that are not sealed, so that nobody can read it yet; None if nothing. One GET."""
+        return unsealed(self.handle.contents())
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether both are handles on the same collection of the same location, whichever clients they are of."""
+        if not isinstance(other, CollectionBase):
+            return NotImplemented
+        return (self.id, self.handle.engine.place) == (other.id, other.handle.engine.place)
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.handle.engine.place))
+
+    def _repr_html_(self) -> str:
+        """Say what this client knows of the collection, without asking the store for news."""
+        told = [("location", self.handle.engine.url)]
+        with suppress(PersistError):
+            contents = self.handle.known()
+            about, schema = about_collection(contents), contents.schema
+            told += [("comment", about.comment)] if about.comment else []
+            told += [*about.properties.items()]
+            told += [("since", str(contents.since)), ("upper", str(contents.upper)), ("schema", f"{schema.version}")]
+            for name in schema.columns:
+                role = "key " if name in schema.key_names else ""
+                comment = f": {about.columns[name].comment}" if name in about.columns else ""
+                told.append((f"{role}{name}", f"{schema.arrow.field(name).type}{comment}"))
+        return html_table(f"Collection {self.name}", told)
+
+    def __repr__(self) -> str:
+        """Say what this client knows of the collection, without asking the store for news."""
+        told = ""
+        with suppress(PersistError):
+            contents = self.handle.known()
+            hidden = unsealed(contents)
+            upper = contents.upper.time
+            sealed = f"sealed before {time_text(upper, self.timeline)}" if upper else "nothing sealed"
+            if contents.upper.is_empty:
+                sealed = "complete for ever"
+            told = f", {sealed}" + (f", {hidden} not sealed" if hidden is not None else "")
+        return f"<Collection {self.name!r} at {self.handle.engine.url}{told}>"
+
+
+class DescribingCalls(CollectionBase, Described):
+    """The part of `Collection` that says what it is, and changes that."""
+
+    def evolve(
+        self,
+        *,
+        add: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        drop: Sequence[str] = (),
+        rename: Mapping[str, str] | None = None,
+        widen: Mapping[str, Any] | None = None,
+        reorder: Sequence[str] | None = None,
+        comments: Mapping[str, str] | None = None,
+        keyed: Keyed | None = None,
+        properties: Mapping[str, str | None] | None = None,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> int:
+        """Change the schema, durably, for every reader and every time from then on; return its version.
+
+        What changes nothing makes no version. No data is rewritten. Records of before and after cancel: a record that
+        is older than a column has the column's default. Dropping a column adds up what it told apart. This handle goes
+        on with the new schema; others keep theirs for writing, which works as long as columns are only added. Names
+        are those of before, but in reorder and comments, and in defaults, which are of columns that are added.
+
+        Args:
+            add: value columns with their types, as `create_or_load` takes them, at the end; a name that was dropped
+                before is another column.
+            defaults: what older records have in them; NULL where none is given. At most 64 KiB for all columns.
+            drop: value columns.
+            rename: old names to new ones; they may be exchanged.
+            widen: columns with wider types, which hold every value that the present ones hold.
+            reorder: all value columns in another order.
+            comments: what to say of columns, as `describe` does.
+            keyed: make the collection keyed: from now on it takes events, and no updates. It must have one value per
+                key at every time that can be read, and nothing that is not sealed. Cost: reading it.
+            properties: what the collection says of itself from then on, as `describe` does, in the same commit.
+            message, metadata: as for `write`.
+
+        Raises:
+            SchemaMismatch: a column is unknown, a name taken, a default does not fit, a type is not wider, or it is a
+                key column and may not change like that; the message says what to do instead.
+            NotOneValue: it is to become keyed, and some keys have several values; the first ten are named.
+            UpdatesBeyondUpper: it is to become keyed, and holds updates that are not sealed.
+            SchemaMoved: the collection was evolved since this handle was loaded; load it again, and decide anew.
+            ReadOnly: this client only reads.
+        """
+        wanted = WantedEvolution(add or {}, defaults or {}, drop, rename or {}, widen or {}, reorder, keyed)
+        beside: list[kinds.Describe | kinds.Note] = [*note_steps(message, metadata, [self.id])]
+        if properties:
+            beside.append(describe_step(self.handle, None, properties, None, None))
+        self.handle = evolve(self.handle, wanted, comments, beside)
+        self.schema = self.handle.schema
+        return self.schema.version
+
+    @property
+    def about(self) -> About:
+        """What the collection and its columns say of themselves. Cost: one GET."""
+        return about_collection(self.handle.contents())
+
+    def describe(
+        self,
+        comment: str | None = None,
+        *,
+        properties: Mapping[str, str | None] | None = None,
+        columns: Mapping[str, Any] | None = None,
+        expected: About | None = None,
+    ) -> CommitFuture:
+        """Say what the collection is, and its columns; what is not given stays as it is.
+
+        Args:
+            comment: a text; "" for none.
+            properties: texts by name; None removes one.
+            columns: by the name of a column, a comment, or `{"comment": …, "properties": …}`.
+            expected: what `about` gave, if nothing may have changed since.
+
+        Returns:
+            a future that resolves when that is durable; or to `DescriptionMoved` if somebody else came first, or
+            `InvalidUsage` if all of it would take more than 64 KiB.
+
+        Raises:
+            SchemaMismatch: there is no such column.
+            InvalidUsage: something is no text.
+            ReadOnly: this client only reads.
+        """
+        self.handle.engine.writer("describe")
+        return self.handle.submit("describe", [describe_step(self.handle, comment, properties, columns, expected)])
+
+    def history(self, last: int | None = LAST) -> pa.Table:
+        """Return the records of the log that concern the collection, as a table; see `Client.history`.
+
+        Args:
+            last: how many records of the log are looked at, newest of all; None for all that are kept.
+        """
+        return self.handle.engine.history(last, self.id)
+
+    def rename(self, name: str) -> CommitFuture:
+        """Call the collection by another name, under which everybody finds it from then on; handles stay valid.
+
+        Returns:
+            a future that resolves when that is durable, or to `CollectionExists` if the name is taken.
+
+        Raises:
+            InvalidUsage: it is not a good name.
+            ReadOnly: this client only reads.
+        """
+        self.handle.engine.writer("rename")
+        check_free_name(name)
+        if self.name.startswith(OWN_PREFIX):
+            raise InvalidUsage(f"collection {self.name!r} is the library's own, which finds it by its name: leave it")
+        return self.handle.submit("rename", [kinds.Rename(self.id, name)])
+
+    def drop(self) -> CommitFuture:
+        """Remove the collection; its name becomes free for a new one at once.
+
+        Its blobs are deleted by garbage collection, when nobody can be reading them any more. A view lets go of what it
+        reads in the same commit, and indexes of the collection go with it. If there is any of these, this client looks
+        first whether others have made it anew.
+
+        Raises (the future):
+            CollectionNeeded: views read it.
+        """
+        if indexes_of(self.handle) or self.handle.known().view:
+            self.handle.engine.follower.refresh()
+        return drop(self.handle, steps_to_drop(self.handle, indexes_of(self.handle)))
+
+
+Deleting = Literal["vectors", "none"]
+
+
+class PublishingCalls(CollectionBase):
+    """The part of `Collection` that lets other programs read it as a table of their format."""
+
+    def publish(
+        self,
+        table: Table = "delta",
+        as_of: int | Moment | None = None,
+        *,
+        deletes: Deleting = "vectors",
+        every: str | None = None,
+        feed: bool = False,
+        digest: bool = False,
+        catalog: Any = None,
+        identifier: str | None = None,
+    ) -> Published:
+        """Let other programs read what the collection holds as of a sealed time, as a table; return its new version.
+
+        Parts are named as they lie. Where later updates have changed rows, the table leaves out those of the parts and
+        has a small file with those that hold now. So publishing costs what was changed, and the next version what was
+        changed since. The table keeps its files, whatever is compacted; see `unpublish`. If it has the time already,
+        nothing is done, but what somebody has left half done is finished.
+
+        Args:
+            table: its format. Iceberg needs pyiceberg.
+            as_of: a time, a moment, a tag or "latest"; None means the latest sealed one.
+            deletes: how rows of a file are left out: "vectors", as the format does it, by deletion vectors or position
+                deletes; "none" writes the others of such a file anew, for readers that know neither.
+            every: keep the table current from now on: "seal", "keyframe", or a span such as "10 minutes". Clients that
+                write to the location do so in the background, or in `Client.maintain`. None ends that.
+            feed: for Delta, a change feed: each version has a file of the rows that changed since the one before, from
+                the version after the first that has a feed on. The changes since the newest version stay readable.
+            catalog: for Iceberg, a catalog of pyiceberg, or the name of one that pyiceberg is configured with, which is
+                told of each version. Only one that is named is remembered, and told of what `every` publishes.
+            identifier: what the table is called there, such as "shop.orders"; its namespace must be there.
+            digest: put the digest of the rows with the version. That reads all of them.
+
+        Raises:
+            InvalidUsage: a column has no type in that format; or a table of somebody else lies where it is to be.
+            AsOfCompacted, AsOfNotSealed: the time cannot be read.
+            NegativeMultiplicity: of a record, which no table can show.
+            Unavailable: the catalog did not take the version, which is published: publish again.
+            ReadOnly: this client only reads.
+        """
+        if (catalog is None) != (identifier is None) or (catalog is not None and table != "iceberg"):
+            raise InvalidUsage("catalog and identifier go together, with the table 'iceberg'")
+        if deletes not in get_args(Deleting):
+            raise InvalidUsage(f'deletes={deletes!r} is no way to leave rows out: give "vectors" or "none"')
+        if feed and table != "delta":
+            raise InvalidUsage(f'feed=True goes with the table "delta": {table!r} has no change feed')
+        options = {"deletes": deletes, **({"feed": "true"} if feed else {}), **wanted_every(every)}
+        if identifier is not None:
+            options |= {"identifier": identifier, **({"catalog": catalog} if isinstance(catalog, str) else {})}
+        self.handle.engine.settle()
+        format = format_of(self.handle, table, options, None if isinstance(catalog, str) else catalog)
+        return publish(self.handle, format, as_of, options=options, digest=digest)
+
+    def unpublish(self, table: Table = "delta") -> bool:
+        """Give a published table up; return whether there was one. Readers find it no more.
+
+        What only the table needed is deleted by garbage collection, after the grace period.
+
+        Raises:
+            ReadOnly: this client only reads.
+        """
+        return unpublish(self.handle, table)
+
+    def published(self) -> list[Published]:
+        """Return the tables that the collection is published as, as their newest versions are. Cost: one GET."""
+        return published_tables(self.handle)
+
+
+class IndexingCalls(CollectionBase):
+    """The part of `Collection` that keeps it in other orders, too."""
+
+    def index(self, *columns: str) -> IndexInfo:
+        """Keep the collection in the order of some columns, too, so that records are found by them; say what there is.
+
+        An index is made if there is none, and is brought up to date otherwise. Making it reads the contents once and
+        stores as much again; one commit makes it, so it is never half there. `get(where=)` and the steps of views find
+        records by it where that reads less, here and on Spark. Answers are the same without it, at all times: what it
+        lacks is read from the changes. `View.refresh` refreshes the indexes of what the view reads, and clients do so
+        in the background if much has changed. Until then an index keeps the changes that it lacks from being compacted.
+
+        A column that is renamed carries over. If columns are added, dropped or widened, the next refresh makes the
+        index anew.
+
+        Args:
+            columns: key or value columns; a look-up has to give all of them.
+
+        Raises:
+            SchemaMismatch: a column is unknown, or there twice.
+            InvalidUsage: a column has no order that is looked up by, or these are the key of the collection.
+            AsOfCompacted: no sealed time can be read, because since has passed all of them.
+            ReadOnly: this client only reads.
+        """
+        return IndexInfo.of(create_index(self.handle, columns), self.handle)
+
+    def indexes(self) -> list[IndexInfo]:
+        """Return the indexes of the collection, by their columns. Cost: one GET."""
+        self.handle.contents()
+        return sorted((IndexInfo.of(index, self.handle) for index in indexes_of(self.handle)), key=lambda x: x.columns)
+
+    def drop_index(self, *columns: str) -> CommitFuture:
+        """Remove the index by some columns. It changes no answer.
+
+        Raises:
+            InvalidUsage: there is none.
+            SchemaMismatch: a column is unknown.
+            ReadOnly: this client only reads.
+        """
+        return drop_index(self.handle, columns)

@@ -1,0 +1,418 @@
+"""Reading a collection and keeping it readable: snapshots, changes, following; holds, tags, retention, compaction."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.api.collection.describing import CollectionBase
+from persist.api.follow import Following
+from persist.compute.index import indexed
+from persist.core.antichain import Antichain
+from persist.core.errors import InvalidUsage
+from persist.core.timeline import Moment, Retention, Times
+from persist.engine.collection.descriptions import (
+    Retained,
+    allow_compaction,
+    list_holds,
+    retained,
+    retention_step,
+    set_tag,
+    take_hold,
+    untag,
+)
+from persist.engine.collection.reads import (
+    READ_TIMEOUT_S,
+    as_of_join,
+    begun_listen,
+    begun_subscription,
+    changes,
+    difference,
+    snapshot,
+    upserts,
+)
+from persist.engine.compact import CompactionReport
+from persist.engine.hold import Hold, HoldInfo
+from persist.engine.read.following.changes import Changes, ChangesForm, Upserts
+from persist.engine.read.following.listen import Listen
+from persist.engine.read.results.snapshot import Snapshot
+from persist.engine.read.scanning.merging import Form
+from persist.engine.write.commit_future import CommitFuture
+
+
+class ReadingCalls(CollectionBase):
+    """The part of `Collection` that reads."""
+
+    def snapshot(
+        self,
+        as_of: int | Moment | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: str | pc.Expression | None = None,
+        form: Form = "rows",
+        schema: int | None = None,
+        timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> Snapshot:
+        """Return the contents as of a time, to be read as Arrow, pandas, Polars, batches or Python rows.
+
+        Args:
+            as_of: the time; None means the latest sealed one, and is not waited for. If the collection has a timeline
+                it may be a moment: its contents are those of the last time that is not after it.
+            columns: the columns wanted; None means all of them.
+            where: a condition over key and value columns: text, such as "amount > 5 and status = 'paid'", or a
+                `pyarrow.compute` expression. If an index reads less than half of what is read without it, what passes
+                the condition is found by it (see `index`); `explain()` says so.
+            form: "rows" (each record as often as its multiplicity) or "diff" (once, with `_diff`).
+            schema: the version of the schema to read with, for a read that gives the same for ever; None is the newest.
+            timeout_s: how long to wait for as_of to be sealed, if it is not; None waits without limit.
+
+        Raises:
+            AsOfCompacted, AsOfNotSealed: as_of cannot be read.
+            SchemaMismatch, InvalidUsage: columns or condition do not fit; or a column of an older version is gone.
+        """
+        return indexed(
+            self.handle,
+            snapshot(self.handle, as_of, columns=columns, where=where, form=form, schema=schema, timeout_s=timeout_s),
+        )
+
+    def get(
+        self,
+        keys: Any = None,
+        as_of: int | Moment | None = None,
+        *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Any:
+        """Return the records with certain keys, in the form in which they were asked for: see `Snapshot.get`.
+
+        Args:
+            where: in place of keys, a condition as text, such as "customer_id = 5". The answer is then what
+                `snapshot(as_of, where=where).to_arrow()` gives.
+            columns: the columns wanted, with where; None means all of them.
+
+        Raises:
+            InvalidUsage: neither keys nor where is given, or both; or it is no condition.
+        """
+        if (keys is None) == (where is None) or (where is None and columns is not None):
+            raise InvalidUsage(
+                "get() takes keys, such as get([1, 2]), or where= with columns=, and not both or neither"
+            )
+        if where is not None:
+            with self.snapshot(as_of, where=where, columns=columns) as snapshot:
+                return snapshot.to_arrow()
+        with self.snapshot(as_of) as snapshot:
+            return snapshot.get(keys)
+
+    def to_pandas(self) -> Any:
+        """Return the contents as of the latest sealed time as a `pandas.DataFrame`; see `Snapshot.to_pandas`."""
+        with self.snapshot() as snapshot:
+            return snapshot.to_pandas()
+
+    def head(self, rows: int = 5) -> pa.Table:
+        """Return the first rows of the contents as of the latest sealed time, of as many as there are."""
+        with self.snapshot() as snapshot:
+            return snapshot.head(rows)
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns as a table has them: a view's in the order of its query, or else the key first."""
+        return [*self.handle.reading_schema().columns]
+
+    def __len__(self) -> int:
+        """Return the number of rows as of the latest sealed time."""
+        with self.snapshot() as snapshot:
+            return len(snapshot)
+
+    def __bool__(self) -> bool:
+        """Return True: whether there is a row is not asked of a store by an `if`."""
+        return True
+
+    def changes(
+        self,
+        start: int | Moment | Antichain,
+        until: int | Moment | Antichain | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: str | pc.Expression | None = None,
+        form: ChangesForm = "updates",
+        times: Times | None = None,
+        schema: int | None = None,
+        timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> Changes:
+        """Return the updates with `start <= time < until`, consolidated, in time order.
+
+        Among the updates of one time, those with negative diffs come first.
+
+        Args:
+            start, until: the bounds, as numbers, frontiers or, if the collection has a timeline, moments. Until None
+                means all that is sealed; then start may be at the collection's upper, which gives no update.
+            where: as for `snapshot`.
+            form: "updates" (each update with its `_diff`) or "transitions": what became of keys at each time. A row has
+                `_change`, which is "insert", "update" or "delete", the new values, and the old ones as `_old_…`.
+            times: "timestamp" gives `_time` as timestamps in UTC of the collection's timeline, "int" as numbers; None
+                gives timestamps if there is a timeline.
+            schema: as for `snapshot`.
+            timeout_s: how long to wait for `until - 1` to be sealed, if it is not; None waits without limit.
+
+        Raises:
+            AsOfCompacted: history between `start - 1` and since has been compacted.
+            AsOfNotSealed: until is beyond the collection's upper.
+            InvalidUsage: the interval is not `0 <= start <= until`.
+        """
+        return changes(
+            self.handle,
+            start,
+            until,
+            columns=columns,
+            where=where,
+            form=form,
+            times=times or ("int" if self.timeline is None else "timestamp"),
+            schema=schema,
+            timeout_s=timeout_s,
+        )
+
+    def diff(
+        self,
+        first: int | Moment,
+        second: int | Moment,
+        *,
+        columns: Sequence[str] | None = None,
+        where: str | pc.Expression | None = None,
+        timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> pa.Table:
+        """Return what differs between the contents as of two times: old and new values side by side.
+
+        Rows are as those of `changes(form="transitions")`: the key, the values as of the second time, `_change`, which
+        is "insert", "update" or "delete", and the values as of the first time as `_old_…`. Memory: the updates between
+        the two times.
+
+        Args:
+            first, second: times, moments, tags or "latest", in any order.
+            columns: the value columns that are compared and shown; None means all of them.
+            where: as for `snapshot`.
+
+        Raises:
+            AsOfCompacted, AsOfNotSealed: one of the times cannot be read.
+        """
+        return difference(self.handle, first, second, columns, where, timeout_s)
+
+    def upserts(
+        self,
+        start: int | Moment | Antichain,
+        until: int | Moment | Antichain | None = None,
+        *,
+        schema: int | None = None,
+        timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> Upserts:
+        """Return the changes with `start <= time < until` as events: iterate over `(key, value or None, time)`.
+
+        Also as Arrow, with `_time` and `_deleted`. What another keyed collection makes of them is the same changes.
+        Tombstones are events, too, which delete; as Arrow, they have all their columns, with the watermark. Bounds and
+        schema are as for `changes`.
+
+        Raises:
+            NotKeyed, and what `changes` raises. InvalidUsage, when read: a key has more than one value.
+        """
+        return upserts(self.handle, start, until, schema=schema, timeout_s=timeout_s)
+
+    def listen(self, as_of: int | Moment | None = None, *, times: Times = "int") -> Listen:
+        """Follow the updates after as_of, with progress; since waits for how far that has come.
+
+        Memory: `Settings.memory_budget`. So a backlog comes in several steps, and a large time in parts; see
+        `Progress`.
+
+        Args:
+            as_of: the last time of which nothing is wanted; None leaves nothing out, from the very first time on.
+            times: as in `changes`.
+
+        Raises:
+            AsOfCompacted: as_of is before since, or None and since is not 0 any more.
+        """
+        return begun_listen(self.handle.newest(), as_of, self.handle.moments(times))
+
+    def subscribe(
+        self, as_of: int | Moment | None = None, *, times: Times = "int", timeout_s: float | None = READ_TIMEOUT_S
+    ) -> Listen:
+        """Return the contents as of a time as the first progress (at time as_of), then what `listen` returns.
+
+        Contents that are larger than a fifth of the memory budget come in parts: all but the last have as_of as their
+        upper.
+
+        Both are taken at one point of the log, so that no update is seen twice or missed. Where nothing may be sealed
+        yet, `listen()` gives everything from the first time on, as soon as it is sealed.
+
+        Args:
+            as_of: the time; None means the latest sealed one.
+            times: as in `changes`.
+            timeout_s: how long to wait for as_of to be sealed, if it is not; None waits without limit.
+
+        Raises:
+            AsOfCompacted, AsOfNotSealed: as_of cannot be read.
+        """
+        return begun_subscription(self.handle.newest(), as_of, self.handle.moments(times), timeout_s)
+
+    def follow(self, name: str, *, times: Times = "int") -> Following:
+        """Follow the collection as a consumer that resumes: its contents, then changes, from where it left off.
+
+        How far the consumer has come is the permanent hold of that name; see `persist.api.follow`. Where there is none
+        yet, the contents as of the latest sealed time come first. Each time comes as a whole, in memory. Acknowledge
+        with `Following.ack`, or exactly once, in the commit that writes the output, with `MultiWrite.ack`. Whoever
+        follows by this name next takes over at once what this one held besides; this one then gets `LeaseExpired` when
+        it polls, if it lives.
+
+        Args:
+            name: the consumer's; a hold of that name that was taken by hand counts as acknowledged up to its time.
+            times: as in `changes`.
+
+        Raises:
+            ReadOnly: this client only reads, so it cannot acknowledge.
+        """
+
+        moments = self.handle.moments(times)
+
+        def start(held: int | None) -> Listen:
+            consumer = f"{self.id}/{name}"
+            contents = self.handle.contents()
+            newest = self.handle.newest()  # Who begins again after the schema changed begins with the changed one.
+            if held is not None or (contents.since == Antichain(0) and contents.upper == Antichain(0)):
+                return begun_listen(newest, held, moments, consumer)  # The contents come with the first seal.
+            latest = None if contents.since < contents.upper else contents.since.time
+            return begun_subscription(newest, latest, moments, None, consumer)
+
+        return Following(self.handle, name, start)
+
+    def as_of_join(
+        self,
+        frame: Any,
+        *,
+        time: str = "at",
+        on: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> pa.Table:
+        """Return a frame with the value that the key of each row had at the time of that row.
+
+        A row whose key had nothing then has NULLs, and one whose key had several records comes once for each. Cost: the
+        history of the frame's keys, between its times; of other keys only what shares row groups with these.
+
+        Args:
+            frame: anything Arrow, a frame of pandas or Polars, a dict of columns, or a list of dicts.
+            time: its column of times, or of timestamps, if the collection has a timeline: what held at a moment is what
+                held at the last time not after it.
+            on: its columns that stand for the key fields, in their order; None for those of the same names.
+            columns: the value columns wanted; None means all of them.
+            timeout_s: how long to wait for the last of the times to be sealed.
+
+        Raises:
+            SchemaMismatch: a column is missing, of another type, or in both.
+            AsOfCompacted, AsOfNotSealed: a time cannot be read.
+            NegativeMultiplicity: of a record, at the time of a row.
+        """
+        return as_of_join(self.handle.newest(), frame, time, on, columns, timeout_s)
+
+
+class KeepingCalls(CollectionBase):
+    """The part of `Collection` that says which times stay readable."""
+
+    def hold(self, time: int | Moment | Antichain | None = None, *, name: str | None = None) -> Hold:
+        """Keep since at or before a time, durably. Cost: a commit, or nothing if something holds it already.
+
+        Args:
+            time: where, as a number, a frontier such as `since` or, if the collection has a timeline, a moment; of a
+                named hold that exists it may be left out.
+            name: makes the hold permanent. Without a name it is released with this client, or when its lease runs out.
+                If there is a hold of that name it is returned as it is, and its `time` may be another one.
+
+        Raises:
+            AsOfCompacted: since has passed time.
+            HoldNotFound: there is no hold of that name, and no time was given to make one.
+            ReadOnly: this client only reads.
+        """
+        return take_hold(self.handle, time, name)
+
+    def holds(self) -> list[HoldInfo]:
+        """Return all holds on this collection, of whatever client, least time first. Cost: one GET."""
+        return list_holds(self.handle)
+
+    def tag(self, name: str, time: int | Moment | None = None, *, move: bool = False) -> int:
+        """Name a sealed time, durably, and keep it readable until the tag is dropped; return the time.
+
+        The name is accepted wherever a time is: `snapshot(as_of="quarter-end")`.
+
+        Args:
+            name: does not look like a time. A tag that is there already, at that time, is no error.
+            time: None means the latest sealed one.
+            move: let a tag that is at another time move, to a later one or back.
+
+        Raises:
+            TagMoved: the tag is at another time, and is not to move; or somebody else has moved it meanwhile.
+            AsOfCompacted, AsOfNotSealed: the time cannot be read, or not yet.
+            InvalidUsage: the name looks like a time, or is none.
+            ReadOnly: this client only reads.
+        """
+        return set_tag(self.handle, name, time, move=move)
+
+    def tags(self) -> dict[str, int]:
+        """Return the times that have names, by name. Cost: one GET."""
+        return dict(self.handle.contents().tags)
+
+    def untag(self, name: str) -> CommitFuture:
+        """Give up a tag: the time may be compacted then.
+
+        Raises:
+            TagNotFound: there is none of that name.
+            ReadOnly: this client only reads.
+        """
+        return untag(self.handle, name)
+
+    @property
+    def retention(self) -> Retained | None:
+        """How much history is kept readable, and what keeps more of it; None if all that is not given up. One GET."""
+        return retained(self.handle, self.holds())
+
+    def retain(self, retention: Retention | None) -> CommitFuture:
+        """Let since follow upper from now on, so many times behind it, as far as holds and tags let it.
+
+        This happens with every seal, whoever seals. History that nobody can read any more is destroyed by compaction.
+
+        Args:
+            retention: how many times before upper stay readable; if the collection has a timeline, also a span such as
+                "7 days", or a timedelta. None: since moves only where `allow_compaction` lets it.
+
+        Raises:
+            InvalidUsage: it is none of these.
+            ReadOnly: this client only reads.
+        """
+        self.handle.engine.writer("retain")
+        return self.handle.submit("retain", [retention_step(self.handle, retention)])
+
+    def allow_compaction(self, since: int | Moment | Antichain) -> CommitFuture:
+        """Give up telling times before since apart, as soon as no hold needs them; reads before it fail from then on.
+
+        `Collection.since` tells how far that is: the least of what was allowed and of every live hold.
+
+        Returns:
+            a future that resolves when that is durable, or to `FrontierRegression` if since would go back.
+        """
+        return allow_compaction(self.handle, since)
+
+    def compact(self, *, only_due: bool = False) -> CompactionReport:
+        """Make reading cheap, and destroy what since has passed; readers notice nothing. See
+        `persist.engine.compact.planner`.
+
+        With `resolve="background"`, events that are sealed become updates first; what readers see stays the same.
+        A keyframe is made as of the last sealed time, runs of similar size are merged, small writes leave the log, and
+        what was retracted before since is written away: `Client.gc` deletes it after the grace period. Cost: reading
+        what is rewritten, a PUT for each new part, and a commit for each piece of work. Memory: `memory_budget`.
+
+        Args:
+            only_due: do only what is worth it by now.
+
+        Raises:
+            CorruptBlob: a part cannot be believed; nothing that it is part of was replaced.
+            DiffOverflow: a multiplicity does not fit int64.
+            InvalidUsage: `memory_budget` cannot hold a row group.
+            CollectionNotFound, ReadOnly, Unavailable, ClientClosed.
+        """
+        return self.handle.engine.writer("compact").compact(self.id, self.name, full=not only_due)

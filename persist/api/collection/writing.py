@@ -1,0 +1,421 @@
+"""Writing a collection: updates, plain rows, overwrites, retractions, seals and imports; and events, if it is keyed."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import pyarrow.compute as pc
+
+from persist.api.collection.describing import CollectionBase
+from persist.codecs.types.arrow_types import scalar_from_json
+from persist.core.antichain import Antichain
+from persist.core.errors import InvalidUsage
+from persist.core.keyed.form import is_counted, late_column, watermark_to_int
+from persist.core.log import kinds
+from persist.core.timeline import Moment
+from persist.engine.collection.keyed_events import AskedEvents, check_upserts, keyed_form, seal, taken_events
+from persist.engine.collection.keyed_events import submit as submit_keyed
+from persist.engine.collection.plain_rows import delete, overwrite, plain_events, restore
+from persist.engine.collection.plain_rows import upsert as upsert_plain
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.resolver import Late
+from persist.engine.read.results.snapshot import checked_filter
+from persist.engine.write.commit_future import CommitFuture
+from persist.engine.write.operations import AtCommit, Step, check_token, note_steps, with_token
+
+
+class KeyedCalls(CollectionBase):
+    """The part of `Collection` that is about events by key; on any other collection it raises `NotKeyed`."""
+
+    def __init__(self, handle: CollectionHandle) -> None:
+        super().__init__(handle)
+        self._late_counts: Counter[str] = Counter()
+
+    def upsert(
+        self,
+        events: Any,
+        *,
+        time: int | Moment | None = None,
+        seal: int | Moment | Antichain | None = None,
+        token: str | None = None,
+        late: Late = "raise",
+        allow_future: bool = False,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> CommitFuture:
+        """Give keys of a keyed collection new values, or delete them, from a time on; and perhaps seal.
+
+        Events may come in any order until their times are sealed. Then each becomes what it changes: the value that
+        its key had is retracted, its own inserted. What that is does not depend on who seals, nor when.
+
+        Args:
+            events: `(key, value)` or `(key, value, time)` tuples, where None as the value deletes the key; dicts, or
+                anything Arrow with the key and value columns, perhaps `_time`, and perhaps `_deleted`, which is true
+                where the key is deleted. Events without a time get that of the commit, which seals them.
+            time: that of all events, or the name of the column with the time of each; as for `write`.
+            seal: the upper to seal to, where the times are named. With nothing pending before it, that is one commit.
+            token, message, metadata: as for `write`.
+            allow_future: as for `write`.
+            late: what to do with events at sealed times and below the late bound: "raise" refuses all, "collect" leaves
+                them out and gives them back, with `_reason`, as `late` of the future.
+
+        Returns:
+            a future that resolves when all is durable, or to what `write` and `seal` raise, or `LateEvents`.
+
+        Raises:
+            NotKeyed: the collection is none; or its machine has other events: use `transition`.
+            SchemaMismatch, InvalidUpdate, CodecMismatch: the events do not fit, or a key is NULL; nothing was written.
+            ReadOnly, ClientClosed: this client cannot write.
+        """
+        check_upserts(self.handle)
+        notes = note_steps(message, metadata, [self.id])
+        if self.handle.as_keyed().keyed is None:
+            return self._upsert_plain(events, time, seal, token, late, notes, allow_future=allow_future)
+        return self._take("upsert", events, time, seal, token, late, notes, allow_future=allow_future)
+
+    def transition(
+        self,
+        events: Any,
+        *,
+        time: int | Moment | None = None,
+        seal: int | Moment | Antichain | None = None,
+        token: str | None = None,
+        late: Late = "raise",
+        allow_future: bool = False,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> CommitFuture:
+        """Give events to the machine of a keyed collection, which says what they change; otherwise as `upsert`.
+
+        Args:
+            events: as for `upsert`, with what the machine calls an event (`Machine.event_fields`) in place of values.
+        """
+        notes = note_steps(message, metadata, [self.id])
+        return self._take("transition", events, time, seal, token, late, notes, allow_future=allow_future)
+
+    @property
+    def late_counts(self) -> dict[str, int]:
+        """How many events this handle has collected as late, by reason: "sealed", and "late" for the late bound."""
+        return dict(self._late_counts)
+
+    @property
+    def late_bound(self) -> Any:
+        """The watermark below which events of a keyed collection are late, None if none are. Cost: one GET.
+
+        It is None, too, if it is below all that the type of watermarks, or Python, can tell.
+        """
+        form, bound = keyed_form(self.handle), self.handle.contents().late_bound
+        if bound is None:
+            return None
+        try:
+            return scalar_from_json(bound, late_column(form, self.schema)).as_py()
+        except (ValueError, OverflowError):
+            return None  # It is a distance behind a watermark, which may be among the least.
+
+    def advance_late_bound(self, bound: Any) -> CommitFuture:
+        """Let events with a watermark below bound be late from now on; where it is farther already, it stays there.
+
+        Raises:
+            NotKeyed: the collection is none.
+            InvalidUsage: its events have no watermark that is an integer or a time, or bound is none.
+        """
+        form = keyed_form(self.handle)
+        if not form.order_by or not is_counted(late_column(form, self.schema)):
+            raise InvalidUsage(
+                f"late bound {bound!r}: the events of {self.name!r} have no watermark that is an integer or a time. It "
+                "is the first column of order_by."
+            )
+        step = kinds.AdvanceLateBound(self.id, watermark_to_int(bound, late_column(form, self.schema)))
+        return self.handle.submit("advance_late_bound", [step])
+
+    def _take(
+        self,
+        action: str,
+        events: Any,
+        time: int | Moment | None,
+        seal: int | Moment | Antichain | None,
+        token: str | None,
+        late: Late,
+        notes: Sequence[Step],
+        *,
+        allow_future: bool,
+    ) -> CommitFuture:
+        keyed_form(self.handle)
+        end = self._end(action, time, seal, token, late, allow_future=allow_future)
+        taken = taken_events(self.handle, events, self.handle.stamp(time, None))
+        counts = self._late_counts if late == "collect" else None
+        return submit_keyed(
+            self.handle.dating(allow_future=allow_future),
+            action,
+            AskedEvents(taken, end, token, tuple(notes), late=counts),
+        )
+
+    def _upsert_plain(
+        self,
+        events: Any,
+        time: int | Moment | None,
+        seal: int | Moment | Antichain | None,
+        token: str | None,
+        late: Late,
+        notes: Sequence[Step],
+        *,
+        allow_future: bool,
+    ) -> CommitFuture:
+        end = self._end("upsert", time, seal, token, late, allow_future=allow_future)
+        if late == "collect":
+            raise InvalidUsage(
+                f'late="collect" is for keyed collections: an upsert of {self.name!r} changes what is there at once, '
+                "so it is at a time that is not sealed yet. Leave time out, and it is never late"
+            )
+        taken = plain_events(self.handle, events, self.handle.stamp(time, None))
+        if end is not None and taken.at_commit:
+            raise InvalidUsage(
+                f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after "
+                "it. Leave seal out, or give time=, too."
+            )
+        return upsert_plain(self.handle.dating(allow_future=allow_future), taken, end, token, notes)
+
+    def _end(
+        self,
+        action: str,
+        time: int | Moment | None,
+        seal: int | Moment | Antichain | None,
+        token: str | None,
+        late: Late,
+        *,
+        allow_future: bool,
+    ) -> Antichain | None:
+        """Check the arguments of a call that writes events; return the upper to seal to."""
+        self.handle.engine.writer(action)
+        for what, named in (("time", time), ("seal", seal)):
+            self.handle.check_meant(what, named, allow_future=allow_future)
+        if late not in get_args(Late):
+            raise InvalidUsage(f'late={late!r} is no way to treat late events: use "raise" or "collect"')
+        check_token(token)
+        return None if seal is None else self.handle.frontier("upper", seal)
+
+
+class WritingCalls(KeyedCalls):
+    """The part of `Collection` that writes."""
+
+    def write(
+        self,
+        updates: Any,
+        *,
+        time: int | Moment | None = None,
+        diff: int | None = None,
+        token: str | None = None,
+        expected_upper: int | Moment | Antichain | None = None,
+        seal: int | Moment | Antichain | None = None,
+        allow_future: bool = False,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> CommitFuture:
+        """Append plain rows, or updates with times of their own, as one commit: all of it or nothing.
+
+        Plain rows without a time get that of the commit: beyond upper, and now on a timeline. It seals them, so they
+        can be read, and is never late: however many processes write so, none of them is refused.
+
+        Args:
+            updates: plain rows, which are `(key, value)` tuples, or anything Arrow (`pa.Table`, `pa.RecordBatch`, an
+                object with `__arrow_c_stream__`), a frame or dicts with the key and value columns. Or updates:
+                `((key, value), time, diff)` tuples, or tables with `_time` and `_diff`, too. Updates with diff 0 are
+                dropped. If the collection has a timeline, times may be moments, which must be exact.
+            time: that of all rows, which are not sealed then unless seal says so. Text that does not begin with a day
+                is the name of the column with the time of each row; the column is kept if the collection has it, and
+                dropped otherwise.
+            diff: of all plain rows; 1 if it is left out and they have no `_diff`.
+            token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
+                Used again for other updates, it is refused (`TokenReused`); in what order or batches they come does not
+                matter, and neither do seal and expected_upper. A collection remembers its newest four million tokens.
+                Once it has forgotten some, a token that it does not know is refused (`TokenForgotten`).
+            expected_upper: the upper that the collection must have (compare-and-append).
+            allow_future: on a timeline, take times that are more than a day ahead of the clock, which are mostly a
+                mistake: once one is sealed, nothing can be written before it.
+            seal: the upper to seal to, where the times are named; see `seal`.
+            message, metadata: a text, and texts by name, that the log keeps with the commit; see `history`.
+
+        Returns:
+            a future that resolves when all is durable, whose `time` is the one that the commit gave to rows without
+            one; or to `UpdateNotBeyondUpper` if an update is at a sealed time,
+            `UpperMismatch` if upper is not the expected one, `FrontierRegression` if seal is behind upper, `Locked` or
+            `WriterFenced` if another client has the location exclusively, `TokenReused`.
+
+        Raises:
+            SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection; nothing was written.
+            ReadOnly, ClientClosed: this client cannot write.
+        """
+        handle = self.handle.dating(allow_future=allow_future)
+        for what, named in (("time", time), ("seal", seal)):
+            handle.check_meant(what, named, allow_future=allow_future)
+        expected = [] if expected_upper is None else [handle.expect_step(expected_upper)]
+        sealing = [] if seal is None else [handle.seal_step(seal)]
+        check_token(token)  # Before anything is uploaded.
+        notes = note_steps(message, metadata, [self.id])
+        writes = handle.write_steps(updates, handle.stamp(time, diff), token=token)
+        handle.check_written(writes, allow_future=allow_future)
+        if sealing and any(isinstance(step, AtCommit) for step in writes):
+            handle.engine.abandon(writes)
+            raise InvalidUsage(
+                f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after "
+                "it. Leave seal out, or give time=, too."
+            )
+        return handle.submit("write", [*with_token(token, [self.id], [*expected, *writes, *sealing]), *notes])
+
+    def overwrite(
+        self,
+        rows: Any,
+        *,
+        time: int | Moment | None = None,
+        where: str | pc.Expression | None = None,
+        multiset: bool = False,
+        token: str | None = None,
+        allow_future: bool = False,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> CommitFuture:
+        """Replace everything that is there by rows, from a time on; `upsert` replaces only the keys that it is given.
+
+        The difference to what is there is written and sealed: records that are there already are not touched. If the
+        collection is keyed, events that wait at times up to that one are resolved first, and the rows are what is there
+        whatever their watermarks are. Cost and memory: see `persist.engine.collection.plain_rows`.
+
+        Args:
+            rows: plain rows, as for `write`.
+            time: of the difference, and upper is just after it then; that of the commit if it is left out. Then the
+                difference is made anew as long as others come first.
+            where: replace only the records for which this condition is true, as it must be for all rows: text, such as
+                "status = 'new'", or a `pyarrow.compute` expression.
+            multiset: let keys have several rows, if the collection is not keyed.
+            token: as for `write`: of an overwrite that was done before, with the same rows, time and filter, nothing is
+                done again, though its time is sealed.
+            message, metadata: as for `write`.
+
+        Returns:
+            a future that resolves when all is durable; or to `UpperMismatch` or `UpdatesBeyondUpper` if time is given
+            and somebody else has sealed or written meanwhile. Then nothing was written: read again, and decide anew.
+
+        Raises (if the collection is keyed, the future does):
+            DuplicateKeys: rows repeat a key.
+            UpdatesBeyondUpper: somebody has written what is not sealed yet, so what is there is not known.
+            UpdateNotBeyondUpper: the time is sealed already.
+            SchemaMismatch, InvalidUpdate, InvalidUsage: rows or filter do not fit.
+            ReadOnly, ClientClosed: this client cannot write.
+        """
+        self.handle.engine.writer("overwrite")
+        self.handle.check_meant("time", time, allow_future=allow_future)
+        filter = checked_filter(self.schema, where)
+        check_token(token)
+        notes = note_steps(message, metadata, [self.id])
+        return overwrite(
+            self.handle.dating(allow_future=allow_future), rows, time, filter, token, notes, multiset=multiset
+        )
+
+    def delete(
+        self,
+        keys: Any = None,
+        *,
+        where: str | pc.Expression | None = None,
+        time: int | Moment | None = None,
+        token: str | None = None,
+        allow_future: bool = False,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> CommitFuture:
+        """Retract what is there, at a time, which is sealed with it; what is not there is no error.
+
+        If the collection is keyed, keys are deleted by events, as `upsert` does, and a time that is named is not sealed
+        with them. A condition is about what is there when all events up to that time are resolved, and seals it.
+
+        Args:
+            keys: those whose records to retract, as `Snapshot.get` takes them: `[1, 2]`. If the collection
+                is keyed and its events are ordered, rows with the key and the columns of order_by.
+            where: instead of keys, a condition that is true for what to retract; as for `overwrite`.
+            time: of the retractions; as for `overwrite`.
+            token: as for `overwrite`.
+            message, metadata: as for `write`.
+
+        Returns, raises: as `overwrite`.
+        """
+        self.handle.engine.writer("delete")
+        self.handle.check_meant("time", time, allow_future=allow_future)
+        check_token(token)
+        notes = note_steps(message, metadata, [self.id])
+        return delete(
+            self.handle.dating(allow_future=allow_future),
+            keys,
+            checked_filter(self.schema, where),
+            time,
+            token,
+            notes,
+        )
+
+    def restore(
+        self,
+        as_of: int | Moment,
+        *,
+        time: int | Moment | None = None,
+        token: str | None = None,
+        allow_future: bool = False,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> CommitFuture:
+        """Make the contents what they were as of a time, as one change at a later time, which is sealed with it.
+
+        History stays: what was there in between can be read as before. Columns are those of today. If the collection is
+        keyed, events that wait at times up to that one are resolved first. Cost: reading what has changed since, twice;
+        of a keyed collection, reading what was there and what is.
+
+        Args:
+            as_of: a sealed time, a moment, or a tag, that is not compacted away.
+            time: of the change; that of the commit if it is left out. Then it is made anew while others come first.
+            token, allow_future, message, metadata: as for `overwrite`.
+
+        Returns: a future, as `overwrite`.
+
+        Raises (if the collection is keyed, the future may):
+            AsOfCompacted, AsOfNotSealed: it cannot be read as of that time.
+            InvalidUsage: it is a view, which holds what its query gives.
+            UpdatesBeyondUpper, UpdateNotBeyondUpper, ReadOnly, ClientClosed: as for `overwrite`.
+        """
+        self.handle.engine.writer("restore")
+        self.handle.check_meant("time", time, allow_future=allow_future)
+        check_token(token)
+        return restore(
+            self.handle.dating(allow_future=allow_future),
+            as_of,
+            time,
+            token,
+            note_steps(message, metadata, [self.id]),
+        )
+
+    def seal(
+        self,
+        upper: int | Moment | Antichain,
+        *,
+        expected_upper: int | Moment | Antichain | None = None,
+        allow_future: bool = False,
+    ) -> CommitFuture:
+        """Promise that no more updates will come at times not beyond upper; `Antichain()` completes it for ever.
+
+        Args:
+            upper: a time, a moment, "now", or a frontier.
+            expected_upper, allow_future: as for `write`.
+
+        Returns:
+            a future that resolves when the seal is durable, or to `FrontierRegression` if upper is behind the
+            current one, `UpperMismatch` if that is not expected_upper. A seal to the current upper does nothing.
+        """
+        self.handle.check_meant("upper", upper, allow_future=allow_future)
+        return seal(self.handle, upper, expected_upper=expected_upper)
+
+    def seal_to(self, upper: int | Moment | Antichain) -> CommitFuture:
+        """Seal a keyed collection as far as upper, if it is not sealed that far: `seal_to(max_time - lateness)`.
+
+        How many events came after that is in `late_counts`. Returns a future as `seal` does.
+        """
+        keyed_form(self.handle)
+        if isinstance(upper, int) and upper < 0:
+            upper = 0  # Lateness is greater than any time that there was.
+        asked = AskedEvents(None, self.handle.frontier("upper", upper), is_least=True)
+        return submit_keyed(self.handle, "seal", asked)

@@ -1,0 +1,119 @@
+"""Several collections of one client at one point of the log: their contents, and what follows; and the log itself.
+
+Each takes one look at the log and one record with all claims, however many collections there are. One read after the
+other would take both for each of them.
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import pyarrow as pa
+
+from persist.api.collection import Collection
+from persist.core.errors import InvalidUsage
+from persist.core.timeline import Moment, Times
+from persist.engine.collection.reads import READ_TIMEOUT_S, WantedListen, listens_together, snapshots_together
+from persist.engine.follow.log_queries import LAST
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded_together
+from persist.engine.read.following.listen import JointListen
+from persist.engine.read.results.snapshot import Snapshot
+
+Named = TypeVar("Named", bound=Collection | str)
+
+
+class ReadingTogether:
+    """The part of `Client` that reads several collections at once, or the log."""
+
+    engine: Engine
+
+    def snapshots(
+        self, collections: Mapping[Named, int | Moment | None], *, timeout_s: float | None = READ_TIMEOUT_S
+    ) -> dict[Named, Snapshot]:
+        """Return the contents of several collections, each as `Collection.snapshot` does, for one commit in all.
+
+        Args:
+            collections: of this client, or their names; each with a time, or a moment. None is the latest sealed
+                time of each, in one state of the location: what one commit sealed in all is in all or in none.
+            timeout_s: how long to wait for times to be sealed; None waits without limit.
+
+        Returns:
+            dict: by what you gave. Close each snapshot, or let go of it.
+
+        Cost: one look at the log, one commit for all claims, and the contents of collections that were not loaded yet,
+        several at a time.
+
+        Raises:
+            AsOfCompacted, AsOfNotSealed: one of the times cannot be read; then nothing is claimed.
+            CollectionNotFound: there is no collection of a name, or it was dropped.
+            InvalidUsage: there are no collections, or one is not of this client.
+        """
+        self.engine.check_open("snapshots")
+        wanted = _of_this_client(collections, self.engine)
+        named = [collection if isinstance(collection, str) else collection.handle for collection in wanted]
+        self.engine.settle()
+        with self.engine.follower.looks.once():
+            handles = loaded_together(self.engine, named)
+            snapshots = snapshots_together([*zip(handles, wanted.values(), strict=True)], timeout_s)
+        return dict(zip(wanted, snapshots, strict=True))
+
+    def history(self, last: int | None = LAST) -> pa.Table:
+        """Return the newest records of the log as a table: who did what when, and what they said about it.
+
+        Each row is a commit: seqno, moment (by the writer's clock), writer, operations, collections by their present
+        names, updates and their bytes, and the `message=` and `metadata=` of the writes in it, one below the other.
+
+        Args:
+            last: how many records, at most; None for all that the log still keeps.
+
+        Cost: a GET for each record.
+        """
+        return self.engine.history(last)
+
+    def follow(
+        self,
+        collections: Mapping[Collection, int | Moment | None],
+        *,
+        contents: bool = False,
+        times: Times = "int",
+        timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> JointListen[Collection]:
+        """Follow several collections at one point of the log: each step is what one state of the location holds of all.
+
+        What one commit did to several collections is seen in one step. Cost: one commit for all claims, however many
+        there are; then one refresh for all.
+
+        Args:
+            collections: of this client, each with the last time of which nothing is wanted; None leaves nothing out, or
+                means the latest sealed time, with contents.
+            contents: begin with the contents of all of them as of their times, taken at one point of the log.
+            times: as in `Collection.changes`.
+            timeout_s: with contents, how long to wait for the times to be sealed; None waits without limit.
+
+        Raises:
+            AsOfCompacted, AsOfNotSealed: one of the times cannot be read; then none is followed.
+            InvalidUsage: there are no collections, or one is not of this client.
+        """
+        self.engine.check_open("follow")
+        wanted = []
+        for collection, as_of in _of_this_client(collections, self.engine).items():
+            if isinstance(collection, str):
+                raise InvalidUsage(f"{collection!r} is no collection of this client: use what its load() returned")
+            time = None if as_of is None else collection.handle.as_time("as_of", as_of)
+            wanted.append(WantedListen(collection.handle.newest(), time, collection.handle.moments(times)))
+            if contents:
+                collection.handle.sealed(time, timeout_s)
+        listens = listens_together(wanted, contents=contents)
+        return JointListen(self.engine.follower, dict(zip(collections, listens, strict=True)))
+
+
+def _of_this_client(
+    collections: Mapping[Named, int | Moment | None], engine: Engine
+) -> Mapping[Named, int | Moment | None]:
+    """Return collections, after checking that they are some, and of that engine."""
+    if not isinstance(collections, Mapping) or not collections:
+        raise InvalidUsage(f"collections={collections!r} is no dict of collections and times: give {{orders: 10}}")
+    for named in collections:
+        if not isinstance(named, str) and not (isinstance(named, Collection) and named.handle.engine is engine):
+            raise InvalidUsage(f"{named!r} is no collection of this client: use what its load() returned")
+    return collections

@@ -1,0 +1,1 @@
+"""What computes: indexes, queries, tasks for engines such as Spark, dataflow, and views in SQL."""

@@ -1,0 +1,207 @@
+"""The linear operators as methods, and linear logics: what such operators do, apart from any stream.
+
+A linear operator looks at one record at a time, whatever the others are. All of them are stages of one general linear
+operator, the `Linear` node of a plan: it makes any number of updates of an update, with times joined and diffs
+multiplied. So what two of them do, one after the other, is one linear operator again, and `followed_by` says which:
+
+    stream.linear(one.followed_by(other))  is  stream.linear(one).linear(other)
+
+A logic is checked against columns where it is applied to a stream, because it has none of its own.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+from persist.compute.dataflow.plan.stages import (
+    BatchFunction,
+    Delay,
+    Explode,
+    Filter,
+    FilterFunction,
+    FlatMap,
+    Map,
+    MapFunction,
+    Negate,
+    Stage,
+    TemporalFilter,
+    Unnest,
+    check_function,
+    record_schema,
+)
+from persist.compute.dataflow.plan.types import Columns, as_names
+from persist.core.expression.term import Col, Expression, Term, term_of
+
+Function: TypeAlias = Callable[..., Any]
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class LinearStep:
+    """One linear operator, before it is known what columns it gets.
+
+    Attributes:
+        operator: how messages call it.
+        stage: returns what it is, given the columns.
+        dimension: the dimension of the program's time that it looks at.
+    """
+
+    operator: str
+    stage: Callable[[pa.Schema], Stage]
+    dimension: int = 0
+
+
+class LinearMethods(ABC, Generic[Made]):
+    """The linear operators. Each returns what it is called on, with the operator behind it."""
+
+    @abstractmethod
+    def then(self, step: LinearStep) -> Made:
+        """Return this with a linear operator behind it."""
+
+    def map(self, function: Function | None = None, *, schema: Columns | None = None, **outputs: Any) -> Made:
+        """Return one record for each: `map(total=col("a") + 1)`, or `map(function, schema={…})` on Python records."""
+        if function is None:
+            if not outputs:
+                raise InvalidUsage('map() needs what to compute: map(total=col("a") + 1), or map(function, schema={…})')
+            return self._always("map", Map(tuple((name, term_of(term)) for name, term in outputs.items())))
+        check_function(function, "map")
+        if outputs or schema is None:
+            raise InvalidUsage(
+                "map(function, schema={…}) needs the columns that the function returns, and nothing else"
+            )
+        return self._always("map", MapFunction(function, record_schema(schema, "map")))
+
+    def map_batches(self, function: Function, *, schema: Columns) -> Made:
+        """Return the columns that a function of record batches returns: as many records, in the same order."""
+        check_function(function, "map_batches")
+        return self._always("map_batches", BatchFunction(function, record_schema(schema, "map_batches")))
+
+    def extend(self, **outputs: Any) -> Made:
+        """Return the same columns, and some that are computed; one of the same name is replaced."""
+        computed = {name: term_of(term) for name, term in outputs.items()}
+
+        def stage(given: pa.Schema) -> Stage:
+            return Map(tuple(({name: Col(name) for name in given.names} | computed).items()))
+
+        return self.then(LinearStep("extend", stage))
+
+    def project(self, *names: str) -> Made:
+        """Return some of the columns. Records that look alike then add up."""
+        return self.then(
+            LinearStep(
+                "project", lambda given: Map(tuple((name, Col(name)) for name in as_names("project", names, given)))
+            )
+        )
+
+    def rename(self, names: Mapping[str, str]) -> Made:
+        """Return the columns under other names: `{old: new}`."""
+        given_names = dict(names)
+
+        def stage(given: pa.Schema) -> Stage:
+            as_names("rename", list(given_names), given)
+            return Map(tuple((given_names.get(name, name), Col(name)) for name in given.names))
+
+        return self.then(LinearStep("rename", stage))
+
+    def filter(self, condition: Expression | Term | bool | Function) -> Made:
+        """Return the records for which a condition, or a Python function, is true."""
+        if isinstance(condition, Expression | Term | bool):
+            return self._always("filter", Filter(term_of(condition)))
+        check_function(condition, "filter")
+        return self._always("filter", FilterFunction(condition))
+
+    def flat_map(self, function: Function, *, schema: Columns) -> Made:
+        """Return all records that a Python function returns for each."""
+        check_function(function, "flat_map")
+        return self._always("flat_map", FlatMap(function, record_schema(schema, "flat_map")))
+
+    def explode(self, by: Expression | Term | Function, *, schema: Columns | None = None) -> Made:
+        """Multiply diffs by an integer expression; or return the pairs (record, diff) that a function returns."""
+        if isinstance(by, Expression | Term):
+            return self._always("explode", Explode(term_of(by)))
+        check_function(by, "explode")
+        if schema is None:
+            raise InvalidUsage(
+                "explode(function, schema={…}) needs the columns of the records that the function returns"
+            )
+        return self._always("explode", FlatMap(by, record_schema(schema, "explode"), "diffs"))
+
+    def unnest(self, **lists: Expression | Term) -> Made:
+        """Return each record as often as a list of it has elements, with the element: `unnest(word=col("words"))`.
+
+        If there are several lists, a record gets their elements of one place, and NULL beyond the end of a shorter
+        list. A record whose lists are all NULL or empty is left out.
+        """
+        if not lists:
+            raise InvalidUsage('unnest() needs a list, and a name for its elements: unnest(word=col("words"))')
+        return self._always("unnest", Unnest(tuple((name, term_of(term)) for name, term in lists.items())))
+
+    def join_function(self, function: Function, *, schema: Columns) -> Made:
+        """Return the updates (record, time, diff) that a function returns for each record.
+
+        Their times are joined with that of the record, and their diffs multiplied with its. In an iteration, too, they
+        are times of the program.
+        """
+        check_function(function, "join_function")
+        made = FlatMap(function, record_schema(schema, "join_function"), "updates")
+        return self.then(LinearStep("join_function", lambda _: made))
+
+    def negate(self) -> Made:
+        """Return the same records with the opposite multiplicities."""
+        return self._always("negate", Negate())
+
+    def temporal_filter(self, lower: Any = None, upper: Any = None, *, dimension: int = 0) -> Made:
+        """Let each record be there while time is in `[lower, upper)`, integer expressions of the record; None: no
+        bound.
+
+        A record whose lower or upper is NULL is never there, as in SQL. Give `lower=None` for records that have no
+        lower bound at all, or `coalesce` an expression that may be NULL.
+        A window is a reduction over this: `temporal_filter(col("at"), col("at") + 24)` holds the last 24 hours.
+        """
+        bounds = [None if bound is None else term_of(bound) for bound in (lower, upper)]
+        made = TemporalFilter(bounds[0], bounds[1], dimension)
+        return self.then(LinearStep("temporal_filter", lambda _: made, dimension))
+
+    def delay(self, to: Any, *, dimension: int = 0) -> Made:
+        """Let each update come at an integer expression's value: `delay((col("_time") // 60 + 1) * 60)`.
+
+        An update whose value is before its time is an error when the program runs. Inside an iteration it does not go
+        with a program that both reads and writes collections, which could not resume from what it has written.
+        """
+        made = Delay(term_of(to), dimension)
+        return self.then(LinearStep("delay", lambda _: made, dimension))
+
+    def _always(self, operator: str, stage: Stage) -> Made:
+        return self.then(LinearStep(operator, lambda _: stage))
+
+
+class Logic(LinearMethods["Logic"]):
+    """What linear operators do, one after the other: `Logic().filter(col("delay") > 15).project("dest")`.
+
+    A value: no method changes it. Any number of streams may be given the same one, with `Stream.linear`.
+
+    Attributes:
+        steps: the operators, in order.
+    """
+
+    __slots__ = ("steps",)
+
+    def __init__(self, *steps: LinearStep) -> None:
+        self.steps = steps
+
+    def then(self, step: LinearStep) -> "Logic":
+        """Return this with a linear operator behind it."""
+        return Logic(*self.steps, step)
+
+    def followed_by(self, other: "Logic") -> "Logic":
+        """Return the logic that does what this one does, and then to that what the other one does."""
+        if not isinstance(other, Logic):
+            raise InvalidUsage(f"followed_by: {other!r} is not a Logic; begin one with Logic()")
+        return Logic(*self.steps, *other.steps)
+
+    def __repr__(self) -> str:
+        return f"<Logic {' . '.join(step.operator for step in self.steps) or 'that changes nothing'}>"

@@ -1,0 +1,314 @@
+"""The aggregates of `agg`: their types, and which of them are sums of numbers that records contribute.
+
+count, sum and mean are *accumulable*: a group's state is a few sums, whatever its size, to which each record adds whole
+numbers. A record contributes to slots; each slot's sum is the sum of diffs of an update ((key, slot), time, diff), so
+the ordinary arrangement keeps it, and what was taken away leaves nothing behind.
+
+    slot 0               the number of records: 1 for each
+    slot (a, nulls)      1 for each value of aggregate a that is NULL, because hardly any is
+    slot (a, limb i)     the digits of the value at 2**(32 * i)
+
+Integers have two limbs. A float is a whole number of 2**-1074: it has digits in at most three of its limbs, and the sum
+of the limbs is the exact sum of the floats, rounded once when it is read (Kulisch accumulators, kept sparse). NaN and
+the infinities are counted in slots of their own. Neumaier's compensated sum was rejected: it leaves residues.
+
+`contributions` gives what records add to the slots.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.codecs.errors import DiffOverflow, SchemaMismatch
+from persist.codecs.order.sums import whole_numbers
+from persist.compute.dataflow.operators.moments import product_digits
+from persist.compute.dataflow.updates.batch import NONE, largest, mixed, products, starts_of
+from persist.compute.dataflow.updates.times import Ints
+from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, is_narrow
+
+VARIANCES = ("var_pop", "var_samp", "stddev_pop", "stddev_samp", "sem")  # Of floats.
+ACCUMULABLE = ("count", "sum", "mean", "wide_sum", "total", *VARIANCES)
+NULLS, NAN, INFINITE, MINUS_INFINITE, FIRST_LIMB = range(5)
+SQUARES = 96  # The slots from here on are those of the squares of floats; those before, of floats, are fewer.
+SLOTS = 256  # Slots of one aggregate; the first of aggregate a is 1 + a * SLOTS.
+_BITS = np.int64(32)
+_MASK = np.int64(0xFFFFFFFF)
+_LOWEST = 1074  # The least positive float is 2**-1074.
+_UNIT = 1 << _LOWEST
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One aggregate of a reduction.
+
+    Attributes:
+        of, result: types of the values and of the aggregate.
+        constant: what every value is, if that is known: the number of records then says it all.
+    """
+
+    name: str
+    kind: str
+    of: pa.DataType
+    result: pa.DataType
+    constant: int | None = None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the number of records says it all."""
+        return self.constant is not None and self.kind in ("count", "sum")
+
+
+def result_type(kind: str, of: pa.DataType, name: str) -> pa.DataType:
+    """Return the type of an aggregate of values of a type.
+
+    Raises:
+        SchemaMismatch: such values have no such aggregate.
+    """
+    if kind == "count":
+        return pa.int64()
+    if kind in ("wide_sum", "total") and pat.is_integer(of):
+        return pa.decimal128(38, 0)
+    if kind == "mean" and pat.is_decimal(of):
+        return pa.float64()
+    if kind in VARIANCES and pat.is_float64(of):
+        return of
+    if kind in ("sum", "mean"):
+        if pat.is_floating(of) or (kind == "mean" and pat.is_integer(of)):
+            return pa.float64()
+        if kind == "sum" and pat.is_integer(of) and not pat.is_uint64(of):
+            return pa.int64()
+        if kind == "sum" and pat.is_duration(of):
+            return of
+        if kind == "sum" and pat.is_decimal128(of):
+            return pa.decimal128(38, of.scale)
+        raise SchemaMismatch(f"agg: {name} is the {kind} of values of type {of}, which are not numbers; cast them")
+    return of
+
+
+def float_slots(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
+    """Return what floats contribute: the row of the value, the slot and the amount, for each contribution."""
+    rows, slots, amounts = [], [], []
+    for slot, where in ((NAN, np.isnan(values)), (INFINITE, values == np.inf), (MINUS_INFINITE, values == -np.inf)):
+        if where.any():
+            contributing = np.flatnonzero(where)
+            rows.append(contributing)
+            slots.append(np.full(len(contributing), slot))
+            amounts.append(np.ones(len(contributing), np.int64))
+    finite = np.where(np.isfinite(values), values, 0.0)
+    mantissas, exponents = np.frexp(finite)
+    whole = np.ldexp(mantissas, 53).astype(np.int64)  # finite = whole * 2**(exponents - 53)
+    places = exponents.astype(np.int64) - 53 + _LOWEST
+    # Subnormal numbers begin below the lowest place, with zeros there.
+    below = np.maximum(-places, 0)
+    whole, places = whole >> below, places + below
+    limb, shift = places >> 5, places & 31
+    low = (whole & _MASK) << shift  # Below 2**63.
+    high = (whole >> _BITS) << shift  # Signed, below 2**53.
+    carry = low >> _BITS
+    for at, amount in ((limb, low & _MASK), (limb + 1, (high & _MASK) + carry), (limb + 2, high >> _BITS)):
+        contributing = np.flatnonzero(amount)
+        rows.append(contributing)
+        slots.append(at[contributing] + FIRST_LIMB)
+        amounts.append(amount[contributing])
+    return np.concatenate(rows), np.concatenate(slots), np.concatenate(amounts)
+
+
+def _with_squares(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
+    """Return what floats contribute, and their squares."""
+    rows, places, amounts = product_digits([np.where(np.isfinite(values), values, 0.0)] * 2)
+    both = zip(float_slots(values), (rows, places + SQUARES, amounts), strict=True)
+    one, slots, more = (np.concatenate(pair) for pair in both)
+    return one, slots, more
+
+
+def whole_slots(values: npt.NDArray[np.object_]) -> tuple[Ints, Ints, Ints]:
+    """Return what whole numbers of any size contribute, as `float_slots` does."""
+    rows, slots, amounts = [], [], []
+    rest, limb = values, 0
+    while len(rest) and limb < 5:
+        last = limb == 4
+        amount = (rest if last else rest & int(_MASK)).astype(np.int64)
+        contributing = np.flatnonzero(amount)
+        rows.append(contributing)
+        slots.append(np.full(len(contributing), FIRST_LIMB + limb))
+        amounts.append(amount[contributing])
+        rest, limb = rest >> 32, limb + 1
+    return tuple(np.concatenate(pieces or [np.empty(0, np.int64)]) for pieces in (rows, slots, amounts))  # type: ignore[return-value]
+
+
+def integer_slots(values: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return what int64s contribute: small ones in one slot, the others in two."""
+    every = np.arange(len(values))
+    is_small = (values >= -(2**31)) & (values < 2**31)
+    if is_small.all():
+        return every, np.full(len(values), FIRST_LIMB), values
+    # A large value is split: the first slot gets its lower 32 bits, and the second the rest, with the sign.
+    high = np.flatnonzero(~is_small)
+    low = np.where(is_small, values, values & _MASK)
+    slots = np.repeat([FIRST_LIMB, FIRST_LIMB + 1], [len(values), len(high)])
+    return np.concatenate((every, high)), slots, np.concatenate((low, values[high] >> _BITS))
+
+
+def exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> list[int]:
+    """Return for each of count groups the sum of `amount * 2**(32 * limb)`; a group has one amount for each slot."""
+    limbs = slots - FIRST_LIMB
+    low = limbs == 0
+    high = ~low
+    if not len(limbs) or (limbs.max() <= 1 and _fits(amounts[low], 62) and _fits(amounts[high], 29)):
+        totals = np.zeros(count, np.int64)
+        totals[groups[low]] = amounts[low]
+        totals[groups[high]] += amounts[high] << _BITS
+        return totals.tolist()
+    sums = np.zeros(count, object)
+    np.add.at(sums, groups, amounts.astype(object) << (limbs.astype(object) * 32))
+    return sums.tolist()
+
+
+def _fits(amounts: Ints, bits: int) -> bool:
+    return not len(amounts) or largest(amounts) < 1 << bits
+
+
+def to_float(total: int, divisor: int = 1) -> float:
+    """Return a sum of floats, a multiple of 2**-1074, over a divisor, rounded once."""
+    try:
+        return total / (_UNIT * divisor)
+    except OverflowError:
+        return float("inf") if total > 0 else float("-inf")
+
+
+def check_int64(sums: list[int], name: str) -> Ints:
+    """Return sums as int64.
+
+    Raises:
+        DiffOverflow: one does not fit.
+    """
+    if sums and (max(sums) >= 2**63 or min(sums) <= -(2**63)):
+        raise DiffOverflow(f"the sum {name!r} became {max(sums, key=abs)}, which does not fit int64; cast to float64")
+    return np.array(sums, np.int64)
+
+
+MANY_ROWS = 4096  # From so many updates on, those of one key and time are summed before they are taken apart.
+FEW_GROUPS = 4  # If there are at least so many of them in the mean.
+
+
+def contributions(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
+    """Return what values that are not NULL contribute: the row, the slot and the amount of each contribution."""
+    if kind == "count":
+        return NONE, NONE, NONE
+    if pat.is_floating(of):
+        values = domain.decode(words, of).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return _with_squares(values) if kind in VARIANCES else float_slots(values)
+    if pat.is_decimal128(of):  # What a value contributes is told of each alone, as it may be taken away alone.
+        large = (words >= FIRST_WIDE).nonzero()[0]
+        if not len(large):
+            return integer_slots(words)
+        small = (words < FIRST_WIDE).nonzero()[0]
+        (rows, *digits), (others, *more) = integer_slots(words.take(small)), _of_values(words.take(large), of, domain)
+        parts = zip((small.take(rows), *digits), (large.take(others), *more), strict=True)
+        return tuple(np.concatenate(pieces) for pieces in parts)  # type: ignore[return-value]
+    return _of_values(words, of, domain) if pat.is_decimal(of) or pat.is_uint64(of) else integer_slots(words)
+
+
+def _of_values(words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
+    return whole_slots(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
+
+
+def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Domain) -> Ints:
+    """Return what updates contribute to slots: key words, slot, times, diffs.
+
+    Args:
+        updates: the key's words, one word for each aggregate that is not counted, times and diffs.
+        aggregates: in the order of their words.
+    """
+    summed = [numbered for numbered in enumerate(aggregates) if not numbered[1].is_counted]
+    if not summed:
+        made = np.empty((len(updates) + 1, updates.shape[1]), np.int64)
+        made[:keys], made[keys], made[keys + 1 :] = updates[:keys], 0, updates[keys:]
+        return made
+    if updates.shape[1] >= MANY_ROWS and not any(_has_many_slots(aggregate) for _, aggregate in summed):
+        grouped = _by_group(updates, keys, summed)
+        if grouped is not None:
+            return grouped
+    # The contributions, one array for each source: of which update, to which slot, how much.
+    rows = [np.arange(updates.shape[1])]
+    slots = [np.zeros(updates.shape[1], np.int64)]
+    amounts = [np.ones(updates.shape[1], np.int64)]
+    for at, (number, wanted) in enumerate(summed):
+        words = updates[keys + at]
+        is_null = words == NULL
+        if is_null.any():
+            nulls, places = np.flatnonzero(is_null), np.flatnonzero(~is_null)
+            rows.append(nulls)
+            slots.append(np.full(len(nulls), NULLS + (1 + number * SLOTS)))
+            amounts.append(np.ones(len(nulls), np.int64))
+            value_rows, into, amount = contributions(wanted.kind, words[places], wanted.of, domain)
+            value_rows = places[value_rows]
+        else:
+            value_rows, into, amount = contributions(wanted.kind, words, wanted.of, domain)
+        rows.append(value_rows)
+        slots.append(into + (1 + number * SLOTS))
+        amounts.append(amount)
+    every = np.concatenate(rows)
+    # Each update as often as it contributes; its values make room for the slot.
+    kept = [*range(keys), 0, *range(keys + len(summed), len(updates))]
+    made = updates.take(kept, axis=0).take(every, axis=1)
+    made[keys] = np.concatenate(slots)
+    made[-1] = products(made[-1], np.concatenate(amounts))
+    return made
+
+
+def _has_many_slots(wanted: Wanted) -> bool:
+    of = wanted.of
+    return wanted.kind != "count" and (
+        pat.is_floating(of) or (pat.is_decimal(of) and not is_narrow(of)) or pat.is_uint64(of)
+    )
+
+
+def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) -> Ints | None:
+    """Return what `exploded` does, one update for each slot of a key and time; None if that does not pay.
+
+    A load of a million updates with three aggregates by 100 keys takes 131 ms of CPU with it, and 333 ms without. The
+    slots and the amounts in them are those of `integer_slots`, so that single updates take away what was summed.
+    """
+    times = updates[keys + len(summed) : -1]
+    marks = mixed(np.concatenate((updates[:keys], times))) if keys or len(times) else None
+    if marks is None:
+        return None
+    # Bring updates of one key and time together, by a hash, and mark where each group begins.
+    order = marks.argsort(kind="stable")
+    marks = marks.take(order)
+    firsts = starts_of(marks)
+    if len(firsts) * FEW_GROUPS > len(order):
+        return None
+    sorted_ = updates.take(order, axis=1)
+    names = np.concatenate((sorted_[:keys], sorted_[keys + len(summed) : -1]))
+    if (names != names[:, firsts].repeat(np.diff(np.append(firsts, len(order))), axis=1)).any():
+        return None  # Two groups have one hash.
+    diffs = sorted_[-1]
+    most = largest(diffs)
+    if most >= 2**30 or (len(diffs) * most >= 2**30 and int(np.abs(diffs).sum()) >= 2**30):
+        return None  # Sums of digits might not fit.
+    columns = [(0, np.add.reduceat(diffs, firsts))]
+    for at, (number, wanted) in enumerate(summed):
+        words = sorted_[keys + at]
+        is_null = words == NULL
+        counts = np.where(is_null, 0, diffs)
+        base = 1 + number * SLOTS
+        if is_null.any():
+            columns.append((base + NULLS, np.add.reduceat(np.where(is_null, diffs, 0), firsts)))
+        if wanted.kind != "count":
+            is_small = (words >= -(2**31)) & (words < 2**31)
+            # As in `integer_slots`, but each digit counts as often as its update says.
+            low = np.where(is_small, words, words & np.int64(0xFFFFFFFF)) * counts
+            high = np.where(is_small, 0, words >> np.int64(32)) * counts
+            columns.append((base + FIRST_LIMB, np.add.reduceat(low, firsts)))
+            columns.append((base + FIRST_LIMB + 1, np.add.reduceat(high, firsts)))
+    made = np.empty((keys + 1 + len(times) + 1, len(firsts) * len(columns)), np.int64)
+    for at, (slot, sums) in enumerate(columns):
+        part = made[:, at * len(firsts) : (at + 1) * len(firsts)]
+        part[:keys], part[keys], part[keys + 1 : -1], part[-1] = names[:keys, firsts], slot, names[keys:, firsts], sums
+    return made[:, made[-1] != 0]

@@ -1,0 +1,103 @@
+"""Reductions of a few records over partially ordered times, in plain Python: they take less than each call of numpy.
+
+They stay, because loops live on them: a moved edge of a reachability takes 0.8 ms with them, and 1.8 ms without
+(medians of two runs each, in alternation); one of strongly connected components takes 14 ms and 23 ms.
+
+A group is a dictionary from value words to multiplicities, none of them 0.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from operator import le
+from typing import TypeAlias
+
+import numpy as np
+
+from persist.compute.dataflow.operators.logic import Logic
+from persist.compute.dataflow.updates.batch import check_sum
+from persist.compute.dataflow.updates.times import Ints
+from persist.core.antichain import Coordinates
+
+Values: TypeAlias = tuple[int, ...]
+Group: TypeAlias = dict[Values, int]
+Record: TypeAlias = tuple[Values, Coordinates, int]  # Value words, time, diff.
+
+
+def corrections(
+    logic: Logic,
+    times: Sequence[Sequence[Coordinates]],
+    records: Sequence[Sequence[Record]],
+    given: Sequence[list[Record]],
+    keys: Ints,
+    width: int,
+) -> list[tuple[int, Values, Coordinates, int]]:
+    """Return how the output of keys changes at times, as (number of the key, value words, time, diff).
+
+    Args:
+        times: of each key, in an order in which none comes before a lesser one.
+        records: of each key, at all times.
+        given: what the output of each key was given before; the changes are added.
+        width: how many value words a record has.
+    """
+    differences = []
+    for rank in range(max(map(len, times), default=0)):
+        items = [(number, key_times[rank]) for number, key_times in enumerate(times) if rank < len(key_times)]
+        groups = [accumulated(records[number], time) for number, time in items]
+        made = _made(logic, groups, [number for number, _ in items], keys, width)
+        for (number, time), wanted in zip(items, made, strict=True):
+            is_there = accumulated(given[number], time)
+            change = added(is_there, [(values, -diff) for values, diff in wanted])
+            for values, diff in change.items():
+                given[number].append((values, time, -diff))
+                differences.append((number, values, time, -diff))
+    return differences
+
+
+def _made(
+    logic: Logic, groups: Sequence[Group], owners: Sequence[int], keys: Ints, width: int
+) -> list[list[tuple[Values, int]]]:
+    """Return what the logic makes of each group, whose key is that of owners: value words, and how often."""
+    results: list[list[tuple[Values, int]]] = [[] for _ in groups]
+    records = [(at, *values, diff) for at, group in enumerate(groups) for values, diff in group.items()]
+    if records:
+        rows = np.array(records, np.int64).reshape(len(records), width + 2).T
+        numbers = np.array(owners)
+        made, columns, diffs = logic(rows[0], rows[1:-1], rows[-1], lambda at: keys.take(numbers.take(at), axis=1))
+        for at, values, diff in plain_rows(made, columns, diffs):
+            results[at].append((values, diff))
+    return results
+
+
+def accumulated(records: Iterable[Record], time: Coordinates) -> Group:
+    """Return the sums of diffs at times up to one."""
+    return added({}, [(values, diff) for values, at, diff in records if all(map(le, at, time))])
+
+
+def added(group: Group, records: Iterable[tuple[Values, int]]) -> Group:
+    """Return a group with records more.
+
+    Raises:
+        DiffOverflow: a sum does not fit int64.
+    """
+    merged = group.copy()
+    for values, diff in records:
+        merged[values] = merged.get(values, 0) + diff
+    for diff in merged.values():
+        check_sum(diff)
+    return {values: diff for values, diff in merged.items() if diff}
+
+
+def closed(times: Iterable[Coordinates], known: Iterable[Coordinates]) -> set[Coordinates]:
+    """Return times, with all their least upper bounds with known ones."""
+    closed_times, known = set(times), set(known)
+    fresh = closed_times
+    while fresh:
+        fresh = {tuple(map(max, one, other)) for one in fresh for other in known} - closed_times
+        closed_times = closed_times | fresh
+    return closed_times
+
+
+def plain_rows(numbers: Ints, values: Ints, diffs: Ints) -> Iterable[tuple[int, Values, int]]:
+    """Return (number, value words, diff) as plain integers."""
+    words = zip(*values.tolist(), strict=True) if len(values) else repeat((), len(numbers))
+    return zip(numbers.tolist(), words, diffs.tolist(), strict=True)

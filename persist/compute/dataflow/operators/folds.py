@@ -1,0 +1,389 @@
+"""Folds: what an aggregate makes of the rows of frames, in an order. Groups and window frames are both frames.
+
+A fold sees many frames at once. All arrays belong together by position, and are sorted by frame. Within a frame rows
+are in the order that the call asks for, and where that leaves something open, in the order of what is aggregated. So
+what a fold gives depends on the contents of its frame alone, and is an answer that SQL allows.
+
+`GROUP BY` has one frame for each group (`folds`), and windows one for each row (`operators.windows`). Either way a row
+in a frame is one place in arrays: nothing is done row by row in Python.
+
+Cost: of a change of a group, the rows of the group; of windows, the rows of all frames, `CELLS_MAX` of them at a time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.codecs.order.sums import whole_numbers
+from persist.compute.dataflow.operators.aggregates import Wanted, contributions
+from persist.compute.dataflow.operators.logic import aggregate, copies, slot_sums
+from persist.compute.dataflow.operators.moments import STATISTICS, statistics
+from persist.compute.dataflow.plan.plan import WindowFunction
+from persist.compute.dataflow.updates.batch import starts_of
+from persist.compute.dataflow.updates.times import Flags, Ints
+from persist.compute.dataflow.updates.words import NULL, Domain, directed, ranks
+
+CELLS_MAX = 1 << 21  # Rows of frames that are looked at together, if no frame has more.
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of frames.
+
+    Attributes:
+        owners: the frame of each row, ascending.
+        arguments: the words of each argument.
+        kinds: the types of the arguments.
+        count: how many frames there are.
+    """
+
+    owners: Ints
+    arguments: list[Ints]
+    kinds: list[pa.DataType]
+    count: int
+    domain: Domain
+
+    def where(self, keep: Flags) -> "Rows":
+        if keep.all():
+            return self
+        return self.take(keep.nonzero()[0])
+
+    def take(self, at: Ints) -> "Rows":
+        return replace(self, owners=self.owners.take(at), arguments=[words.take(at) for words in self.arguments])
+
+    def first_ranks(self) -> Ints:
+        """Return numbers in the order of the values of the first argument."""
+        return ranks(self.domain, self.arguments[0], self.kinds[0])
+
+    def placed(self, places: Ints, words: Ints) -> Ints:
+        """Return the words of all frames: those given for the frames of rows at places, and NULL for the others."""
+        made = np.full(self.count, NULL, np.int64)
+        made[self.owners.take(places)] = words
+        return made
+
+    def firsts(self) -> tuple[Ints, Ints]:
+        """Return where the frames that have rows begin and end."""
+        firsts = starts_of(self.owners)
+        return firsts, np.append(firsts[1:], len(self.owners))[: len(firsts)]
+
+
+def folds(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Callable[..., Any]:
+    """Return the logic of a reduction that gives one record for each group, with a column for each call."""
+
+    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: Any) -> tuple[Ints, Ints, Ints]:
+        # A record of multiplicity n is n rows, and each group is one frame.
+        rows = copies(diffs)
+        groups, values = groups.take(rows), values.take(rows, axis=1)
+        firsts = starts_of(groups)
+        owners = np.arange(len(firsts)).repeat(np.diff(np.append(firsts, len(groups))))
+        columns = []
+        for call in calls:
+            at = [schema.get_field_index(name) for name in call.arguments]
+            given = Rows(
+                owners, [values[row] for row in at], [schema.field(row).type for row in at], len(firsts), domain
+            )
+            columns.append(folded(call, given, values, schema, np.arange(len(owners))))
+        made = np.array(columns, np.int64).reshape(len(columns), len(firsts))
+        return groups.take(firsts), made, np.ones(len(firsts), np.int64)
+
+    return logic
+
+
+def folded(
+    call: WindowFunction, rows: Rows, values: Ints, schema: pa.Schema, at: Ints, *, is_ordered: bool = False
+) -> Ints:
+    """Return the result of a call for each frame.
+
+    Args:
+        values: the words of all columns of records.
+        at: of which record each row is.
+        is_ordered: the rows of each frame are in an order already, which the call may have instead.
+    """
+    if call.where:
+        keep = values[schema.get_field_index(call.where)].take(at) == 1
+        rows, at = rows.where(keep), at[keep]
+    if call.ignores_nulls or call.function in _WITHOUT_NULLS:
+        keep = np.logical_and.reduce([words != NULL for words in rows.arguments], axis=0)
+        rows, at = rows.where(keep), at[keep]
+    if call.function in _ORDERED and (call.within or not is_ordered):
+        keys = []
+        for name, down, first in call.within:
+            row = schema.get_field_index(name)
+            keys.append(directed(rows.domain, values[row].take(at), schema.field(row).type, down, first))
+        ties = [ranks(rows.domain, words, kind) for words, kind in zip(rows.arguments, rows.kinds, strict=True)]
+        rows = rows.take(np.lexsort((*ties[::-1], *keys[::-1], rows.owners)))
+    if call.is_distinct:
+        rows = rows.take(_distinct(rows))
+    return FOLDS[call.function](call, rows)
+
+
+def _distinct(rows: Rows) -> Ints:
+    """Return the first of the rows of each frame that agree in the arguments."""
+    order = np.lexsort((*rows.arguments, rows.owners))
+    marks = np.ones(len(order), np.bool_)
+    columns = [rows.owners.take(order), *(words.take(order) for words in rows.arguments)]
+    marks[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    kept = order[marks]  # The sort is stable, so these are the first ones.
+    kept.sort()
+    return kept
+
+
+def framed(low: Ints, high: Ints) -> Iterator[tuple[slice, Ints, Ints]]:
+    """Yield frames [low, high) some at a time: which ones, and of each of their rows the frame (from 0) and the place.
+
+    Frames that are larger than CELLS_MAX come alone.
+    """
+    ends = (high - low).cumsum()
+    first = 0
+    while first < len(low):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(ends.searchsorted(before + CELLS_MAX, side="right")))
+        sizes = high[first:last] - low[first:last]
+        owners = np.arange(last - first).repeat(sizes)
+        places = np.arange(len(owners)) + (low[first:last] - (ends[first:last] - sizes - before)).repeat(sizes)
+        yield slice(first, last), owners, places
+        first = last
+
+
+Fold = Callable[[WindowFunction, Rows], Ints]
+
+
+def _first(call: WindowFunction, rows: Rows) -> Ints:
+    firsts, _ = rows.firsts()
+    return rows.placed(firsts, rows.arguments[0].take(firsts))
+
+
+def _last(call: WindowFunction, rows: Rows) -> Ints:
+    _, ends = rows.firsts()
+    return rows.placed(ends - 1, rows.arguments[0].take(ends - 1))
+
+
+def _nth(call: WindowFunction, rows: Rows) -> Ints:
+    firsts, ends = rows.firsts()
+    places = firsts + call.number - 1
+    places = places[(places >= firsts) & (places < ends)]
+    return rows.placed(places, rows.arguments[0].take(places))
+
+
+def _extreme(is_max: bool) -> Fold:
+    def extreme(call: WindowFunction, rows: Rows) -> Ints:
+        order = np.lexsort((rows.first_ranks(), rows.owners))
+        firsts, ends = rows.firsts()
+        places = order.take(ends - 1 if is_max else firsts)
+        return rows.placed(places, rows.arguments[0].take(places))
+
+    return extreme
+
+
+def _extreme_by(is_max: bool) -> Fold:
+    """Return the first argument of the first row in which the second one is least or greatest."""
+
+    def extreme(call: WindowFunction, rows: Rows) -> Ints:
+        by = ranks(rows.domain, rows.arguments[1], rows.kinds[1])
+        order = np.lexsort((~by if is_max else by, rows.owners))
+        places = order.take(rows.firsts()[0])
+        return rows.placed(places, rows.arguments[0].take(places))
+
+    return extreme
+
+
+def _count(call: WindowFunction, rows: Rows) -> Ints:
+    return np.bincount(rows.owners, minlength=rows.count).astype(np.int64)
+
+
+def _summed(kind: str) -> Fold:
+    def total(call: WindowFunction, rows: Rows) -> Ints:
+        of = rows.kinds[0]
+        wanted = Wanted(call.name, kind, of, call.result)
+        at, slots, amounts = contributions(kind, rows.arguments[0], of, rows.domain)
+        groups, slots, sums = slot_sums(rows.owners.take(at), slots, amounts, np.ones(len(at), np.int64))
+        return aggregate(wanted, _count(call, rows), groups, slots, sums, rows.domain)
+
+    return total
+
+
+def _bits(function: Any) -> Fold:
+    def combined(call: WindowFunction, rows: Rows) -> Ints:
+        firsts, _ = rows.firsts()
+        if not len(firsts):
+            return rows.placed(firsts, firsts)
+        # Words of unsigned integers of 64 bits are no numbers; and what comes of two numbers may be the word of NULL.
+        values = rows.domain.decode(rows.arguments[0], rows.kinds[0]).to_numpy(zero_copy_only=False)
+        return rows.placed(firsts, rows.domain.encode(pa.array(function.reduceat(values, firsts), rows.kinds[0])))
+
+    return combined
+
+
+def _mode(call: WindowFunction, rows: Rows) -> Ints:
+    """Return the value that comes most often; if several do, the one that comes first."""
+    order = np.lexsort((rows.first_ranks(), rows.owners))  # It is stable, so runs of a value begin with its first row.
+    owners, words = rows.owners, rows.arguments[0].take(order)
+    # The runs of equal values in each frame, and how long they are.
+    starts = starts_of(owners, words)
+    counts = np.diff(np.append(starts, len(words)))
+    # The longest run of each frame is put first; among equally long ones, the run whose value comes first.
+    best = np.lexsort((order.take(starts), -counts, owners.take(starts)))
+    places = starts.take(best.take(starts_of(owners.take(starts).take(best))))
+    return rows.placed(places, words.take(places))
+
+
+def _list(call: WindowFunction, rows: Rows) -> Ints:
+    return rows.domain.encode(_lists(call.result, rows))
+
+
+def _lists(kind: pa.DataType, rows: Rows) -> pa.Array:
+    """Return the values of each frame as a list; NULL if there are none."""
+    sizes = np.bincount(rows.owners, minlength=rows.count)
+    offsets = np.concatenate(([0], sizes.cumsum()))
+    values = rows.domain.decode(rows.arguments[0], rows.kinds[0])
+    made = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=pa.array(sizes == 0))
+    return made.cast(kind)
+
+
+def _joined_texts(call: WindowFunction, rows: Rows) -> Ints:
+    return rows.domain.encode(pc.binary_join(_lists(pa.list_(rows.kinds[0]), rows), call.constants[0]))
+
+
+def _histogram(call: WindowFunction, rows: Rows) -> Ints:
+    order = np.lexsort((rows.first_ranks(), rows.owners))
+    owners, words = rows.owners, rows.arguments[0].take(order)
+    # Each run of equal values in a frame is an entry of its map, with its length.
+    starts = starts_of(owners, words)
+    counts = np.diff(np.append(starts, len(words)))
+    sizes = np.bincount(owners.take(starts), minlength=rows.count)
+    offsets = pa.array(np.concatenate(([0], sizes.cumsum())), pa.int32(), mask=None)
+    keys = rows.domain.decode(words.take(starts), rows.kinds[0])
+    made = pa.MapArray.from_arrays(offsets, keys, pa.array(counts, pa.uint64())).cast(call.result)
+    return rows.domain.encode(pc.if_else(pa.array(sizes == 0), pa.scalar(None, call.result), made))
+
+
+def _quantile(call: WindowFunction, rows: Rows) -> Ints:
+    rows = rows.take(np.lexsort((rows.first_ranks(), rows.owners)))
+    firsts, ends = rows.firsts()
+    words = rows.arguments[0]
+    columns = quantiles(call, ends - firsts, lambda places: words.take(firsts + places), rows.kinds[0], rows.domain)
+    if not call.constants[1]:
+        return rows.placed(firsts, columns[0])
+    every = np.array(columns, np.int64).reshape(len(columns), len(firsts)).T.reshape(-1)
+    made = replace(rows, owners=rows.owners.take(firsts).repeat(len(columns)), arguments=[every])
+    return rows.domain.encode(_lists(call.result, replace(made, kinds=[call.result.value_type])))
+
+
+def quantiles(
+    call: WindowFunction, sizes: Ints, pick: Callable[[Ints], Ints], of: pa.DataType, domain: Domain
+) -> list[Ints]:
+    """Return the values at shares of the rows of groups, in the order of values: some that are there, or between two.
+
+    Args:
+        sizes: how many values each group has, one at least.
+        pick: returns the words of one value of each group, by its place in the order.
+        of: the type of the values.
+    """
+    is_between, is_list, down, *shares = call.constants
+    kind = call.result.value_type if is_list else call.result
+
+    def at(places: Ints) -> Ints:
+        words = pick(sizes - 1 - places if down else places)
+        return words if kind == of else domain.encode(domain.decode(words, of).cast(kind))
+
+    columns = []
+    for share in shares:
+        if not is_between:
+            columns.append(at(_place_at(share, sizes)))
+            continue
+        exact = (sizes - 1) * (share[0] / share[1] if isinstance(share, tuple) else share)
+        low, high = np.floor(exact).astype(np.int64), np.ceil(exact).astype(np.int64)
+        one, other = at(low), at(high)
+        columns.append(np.where(low == high, one, _interpolated(one, other, exact - low, kind, domain)))
+    return columns
+
+
+def _place_at(share: Any, sizes: Ints) -> Ints:
+    """Return the least place that at least a share of the rows is at or before."""
+    if isinstance(share, tuple):  # A whole number over another: exact.
+        part, whole = share
+        places = np.array([size - (size * whole - size * part) // whole for size in sizes.tolist()], np.int64)
+    else:
+        places = sizes - np.floor(sizes - sizes * share).astype(np.int64)
+    return np.maximum(places, 1) - 1
+
+
+def _interpolated(one: Ints, other: Ints, share: Any, kind: pa.DataType, domain: Domain) -> Ints:
+    if pat.is_floating(kind):
+        decoded = (domain.decode(words, kind).cast(pa.float64()) for words in (one, other))
+        low, high = (values.to_numpy(zero_copy_only=False) for values in decoded)
+        with np.errstate(all="ignore"):
+            made = low + (high - low) * share
+        return domain.encode(pa.array(made).cast(kind))
+    if pat.is_decimal(kind) and kind.precision > 18:
+        decoded = (domain.decode(words, kind) for words in (one, other))
+        lows, highs = (whole_numbers(pa.chunked_array([values])).tolist() for values in decoded)
+    else:
+        lows, highs = one.tolist(), other.tolist()
+    # As DuckDB, towards zero; but of the exact value between them.
+    made = [int(low + (high - low) * Fraction(part)) for low, high, part in zip(lows, highs, share, strict=True)]
+    if pat.is_decimal(kind) and kind.precision > 18:
+        return domain.of_digits(made, kind)
+    return np.array(made, np.int64)
+
+
+def _mad(call: WindowFunction, rows: Rows) -> Ints:
+    """Return the median of the distances from the median."""
+    median = replace(call, constants=(True, False, False, (1, 2)))
+    middles = _quantile(median, rows)
+    kind, domain = call.result, rows.domain
+    values, centers = (domain.decode(words, of) for words, of in ((rows.arguments[0], rows.kinds[0]), (middles, kind)))
+    values = values if values.type == kind else values.cast(kind)
+    if pat.is_decimal(kind):  # Differences have a digit more, and some there is no room for among 38.
+        values, centers = (column.cast(pa.decimal256(38, kind.scale)) for column in (values, centers))
+    distances = pc.abs(pc.subtract(values, centers.take(pa.array(rows.owners))))
+    distances = distances if distances.type == kind else distances.cast(kind)
+    return _quantile(median, replace(rows, arguments=[domain.encode(distances)], kinds=[kind]))
+
+
+def _statistic(name: str) -> Fold:
+    def statistic(call: WindowFunction, rows: Rows) -> Ints:
+        values = [
+            rows.domain.decode(words, kind).to_numpy(zero_copy_only=False)
+            for words, kind in zip(rows.arguments, rows.kinds, strict=True)
+        ]
+        return rows.domain.encode(pa.array(statistics(name, rows.owners, values, rows.count), pa.float64()))
+
+    return statistic
+
+
+FOLDS: dict[str, Fold] = {
+    "first": _first,
+    "any": _first,
+    "last": _last,
+    "nth": _nth,
+    "min": _extreme(False),
+    "max": _extreme(True),
+    "bool_and": _extreme(False),
+    "bool_or": _extreme(True),
+    "arg_min": _extreme_by(False),
+    "arg_max": _extreme_by(True),
+    "count_star": _count,
+    "count": _count,
+    "regr_count": _count,
+    "sum": _summed("sum"),
+    "avg": _summed("mean"),
+    "bit_and": _bits(np.bitwise_and),
+    "bit_or": _bits(np.bitwise_or),
+    "bit_xor": _bits(np.bitwise_xor),
+    "mode": _mode,
+    "list": _list,
+    "string_agg": _joined_texts,
+    "histogram": _histogram,
+    "quantile": _quantile,
+    "mad": _mad,
+    **{name: _statistic(name) for name in STATISTICS},
+}
+_WITHOUT_NULLS = frozenset(FOLDS) - {"first", "last", "nth", "list", "count_star"}
+_ORDERED = ("first", "any", "last", "nth", "list", "string_agg", "mode", "arg_min", "arg_max")

@@ -1,0 +1,360 @@
+"""Joins of two inputs or more, all as delta joins: each new batch looks up the other inputs, one after the other.
+
+Let A, B, C be what was there before a pass and a, b, c what is new. The new pairs are
+
+    (A + a)(B + b)(C + c) - ABC  =  a B C  +  (A + a) b C  +  (A + a)(B + b) c
+
+so a change of input i meets inputs before i with, and those after i without, their new batches; every combination is
+met once, whatever the times. The time of a result is the least upper bound of the times it comes from, its diff the
+product of the diffs. NULL in a key equals nothing, unless the join says that it equals itself.
+
+A path says in which order a change of one input looks up the others. Columns that must be equal form a class, and a
+partial result holds one word for each class it knows. Among the inputs that are not in the result yet and of which
+some column is known, the next one is that with the fewest expected partners; if nothing is known of their sizes, the
+one of which most columns are known. Its key are these columns. So every look-up is in an arrangement of an input
+itself, and nothing intermediate is kept.
+
+Cost: for each new update, a binary search per batch of each other input, and what is found.
+
+`BoundedJoin` is for joins with one bound: what is above, or below, a value that all records are compared with.
+
+    HAVING sum(x) > (SELECT sum(x) * 0.1 FROM facts)    join[all, output: [filter(left > right) . map(of the left)]]
+
+The right is one record, the *bound*. When it changes, each record of the left is looked up, and most are put out and
+taken back at once: they are above the old bound and above the new one. This join keeps the records of a large left in
+the order of what is compared, and looks up those between the two bounds only. All others are the same for both, as the
+output has no column of the bound. The condition itself is still asked of what was looked up, so the order need only be
+no finer than it.
+
+What is kept is a cache of the left's arrangement, for totally ordered times: made when a bound changes for the first
+time, and dropped when many records change at once. Cost: of a changed bound, about log2(n) comparisons and the records
+in between; of a changed record of the left, about the same more.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.compute.dataflow.operators.large_groups import CHANGE_ROWS, LARGE_ROWS
+from persist.compute.dataflow.operators.linear import Shape, compiled
+from persist.compute.dataflow.operators.operators import Arrangement, Operator, Position
+from persist.compute.dataflow.plan.plan import Join
+from persist.compute.dataflow.plan.stages import Filter, Map
+from persist.compute.dataflow.state.ranked import Order, Ranked, has_rank
+from persist.compute.dataflow.updates.batch import key_hashes, products
+from persist.compute.dataflow.updates.times import Ints
+from persist.compute.dataflow.updates.words import NULL, Domain
+from persist.core.expression.evaluation import factored_conjuncts, type_of
+from persist.core.expression.term import SQL, Call, Col, Term, calls, columns_of
+from persist.core.progress import check_limits
+
+SORT_ROWS = 4096  # From so many look-ups on, sorting them pays: neighbours then share what they touch.
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One look-up of a change's path.
+
+    Attributes:
+        arrangement: what is looked up.
+        keys: rows of the partial result that are the key, in the arrangement's order.
+        takes: rows of the arrangement's words that are added to the partial result.
+        has_new: whether the arrangement's new batch is seen.
+    """
+
+    arrangement: Arrangement
+    keys: tuple[int, ...]
+    takes: tuple[int, ...]
+    has_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """What a new batch of one input does.
+
+    Attributes:
+        start: an arrangement of the input, whose new batch begins it.
+        steps: the look-ups.
+        picks: rows of the partial result that make the output, in its order.
+    """
+
+    start: Arrangement
+    steps: tuple[Step, ...]
+    picks: tuple[int, ...]
+
+
+class JoinOperator(Operator):
+    """A join of as many inputs as there are paths."""
+
+    may_rest = True
+
+    def __init__(self, at: Position, paths: Sequence[Path], shape: Shape, *, null_equals: bool) -> None:
+        super().__init__(at)
+        self._paths = paths
+        self._shape = shape
+        self._null_equals = null_equals
+
+    def run(self) -> None:
+        parts = []
+        for path in self._paths:
+            if path.start.new is not None:
+                rows = self._followed(path, path.start.new)
+                if rows is not None:
+                    parts.append(rows)
+        if not parts:
+            self.out = None
+            return
+        updates = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        self.out = self._shape(updates)
+
+    def looked_up(self, step: Step, hashes: Ints, keys: Ints) -> tuple[Ints, Ints]:
+        """Return what a step finds: for each row the number of its key."""
+        return step.arrangement.lookup(hashes, keys, has_new=step.has_new)
+
+    def _followed(self, path: Path, new: Ints) -> Ints | None:
+        layout = path.start.layout
+        words, times, diffs = new[1 : 1 + layout.words], layout.times(new), new[-1]
+        for step in path.steps:
+            check_limits()
+            target = step.arrangement.layout
+            keys = words.take(step.keys, axis=0)
+            if not self._null_equals and _has_null(keys):
+                # A NULL equals nothing, so these rows have no partner.
+                keep = np.flatnonzero((keys != NULL).all(axis=0))
+                words, times, diffs = words.take(keep, axis=1, mode="clip"), times.take(keep, axis=1), diffs.take(keep)
+                keys = keys.take(keep, axis=1, mode="clip")
+            hashes = key_hashes(keys)
+            order = None
+            if len(hashes) > SORT_ROWS and (hashes[1:] < hashes[:-1]).any():
+                # Look-ups of ascending hashes are faster, and pay for the sort of many rows.
+                order = hashes.argsort(kind="stable")
+                hashes, keys = hashes.take(order), keys.take(order, axis=1, mode="clip")
+            numbers, rows = self.looked_up(step, hashes, keys)
+            if not len(numbers):
+                return None
+            if order is not None:
+                numbers = order.take(numbers)
+            # Each row as often as it has partners, with the partner's words beside its own, from the later of both
+            # times on.
+            taken = [words.take(numbers, axis=1, mode="clip"), rows[1 : 1 + target.words].take(step.takes, axis=0)]
+            words = np.concatenate(taken)
+            times = np.maximum(times.take(numbers, axis=1, mode="clip"), target.times(rows))
+            diffs = products(diffs.take(numbers), rows[-1])
+        joined = np.empty((len(path.picks) + len(times) + 1, len(diffs)), np.int64)
+        words.take(path.picks, axis=0, out=joined[: len(path.picks)], mode="clip")
+        joined[len(path.picks) : -1] = times
+        joined[-1] = diffs
+        return joined
+
+
+def _has_null(keys: Ints) -> bool:
+    """Return whether a word of keys is NULL."""
+    if keys.shape[1] == 1:
+        return NULL in keys[:, 0].tolist()
+    return bool(keys.size and keys.min() == NULL)
+
+
+Place = tuple[int, str]  # A column of an input.
+Partners = Callable[[int, tuple[str, ...]], float | None]
+Arranged = Callable[[int, tuple[str, ...], tuple[str, ...]], Arrangement]
+
+
+class JoinPaths:
+    """The paths of a join.
+
+    Args:
+        schemas: the columns of each input.
+        on: for the second and each later input, pairs (column of the result so far, column of it).
+        outputs: the columns of the result.
+        arranged: returns the arrangement of an input by key columns, with other columns as its value.
+        partners: returns about how many records of an input have the same values of some columns; None if unknown.
+    """
+
+    def __init__(
+        self,
+        schemas: Sequence[pa.Schema],
+        on: Sequence[Sequence[tuple[str, str]]],
+        outputs: Sequence[str],
+        arranged: Arranged,
+        partners: Partners = lambda number, columns: None,
+    ) -> None:
+        self._schemas = schemas
+        self._partners = partners
+        self._arranged = arranged
+        self._class: dict[Place, Place] = {(0, name): (0, name) for name in schemas[0].names}
+        named = {name: (0, name) for name in schemas[0].names}
+        for number, pairs in enumerate(on, 1):
+            equal = {other: named[one] for one, other in pairs}
+            for name in schemas[number].names:
+                self._class[number, name] = self._class[equal[name]] if name in equal else (number, name)
+                if name not in equal:
+                    named[name] = (number, name)
+        self._outputs = [self._class[named[name]] for name in outputs]
+
+    def paths(self) -> list[Path]:
+        """Return a path for each input."""
+        routes = [self._route(number) for number in range(len(self._schemas))]
+        keys: dict[int, tuple[str, ...]] = {}
+        for route in routes:
+            for number, key in route:
+                keys.setdefault(number, key)
+        return [self._path(number, keys[number], route) for number, route in enumerate(routes)]
+
+    def _route(self, start: int) -> list[tuple[int, tuple[str, ...]]]:
+        """Return which inputs are looked up from a start, and by which columns."""
+        known = {self._class[start, name] for name in self._schemas[start].names}
+        left = [number for number in range(len(self._schemas)) if number != start]
+        route = []
+        while left:
+            keys = {number: tuple(sorted(self._known(number, known))) for number in left}
+            best = min(left, key=lambda number: self._cost(number, keys[number]))
+            route.append((best, keys[best]))
+            known |= {self._class[best, name] for name in self._schemas[best].names}
+            left.remove(best)
+        return route
+
+    def _cost(self, number: int, keys: tuple[str, ...]) -> tuple[bool, float, int]:
+        """Return a rank: the input of the least one is to be looked up first."""
+        partners = self._partners(number, keys)
+        return not keys, float("inf") if partners is None else partners, -len(keys)
+
+    def _known(self, number: int, known: set[Place]) -> list[str]:
+        return [name for name in self._schemas[number].names if self._class[number, name] in known]
+
+    def _arrangement(self, number: int, key: tuple[str, ...]) -> tuple[Arrangement, list[str]]:
+        values = tuple(name for name in self._schemas[number].names if name not in key)
+        return self._arranged(number, key, values), [*key, *values]
+
+    def _path(self, start: int, key: tuple[str, ...], route: list[tuple[int, tuple[str, ...]]]) -> Path:
+        arrangement, names = self._arrangement(start, key)
+        rows: dict[Place, int] = {}
+        for at, name in enumerate(names):
+            rows.setdefault(self._class[start, name], at)
+        height = len(names)
+        steps = []
+        for number, looked_up in route:
+            target, target_names = self._arrangement(number, looked_up)
+            places = tuple(rows[self._class[number, name]] for name in looked_up)
+            takes = []
+            for at, name in enumerate(target_names):
+                if self._class[number, name] not in rows:
+                    rows[self._class[number, name]] = height
+                    height += 1
+                    takes.append(at)
+            steps.append(Step(target, places, tuple(takes), has_new=number < start))
+        return Path(arrangement, tuple(steps), tuple(rows[place] for place in self._outputs))
+
+
+_COMPARISONS = ("less", "less_equal", "greater", "greater_equal")
+
+
+def compared(join: Join, schemas: Sequence[pa.Schema]) -> tuple[Term, Term] | None:
+    """Return what of the left a join compares with what of its bound; None if it is no join with a bound."""
+    if len(schemas) != 2 or any(join.on) or not all(isinstance(stage, Filter | Map) for stage in join.after):
+        return None
+    left, right = (set(schema.names) for schema in schemas)
+    pairs: list[tuple[Term, Term]] = []
+    for stage in join.after:
+        if isinstance(stage, Map):
+            is_left = all(columns_of(term) <= left for _, term in stage.outputs)
+            return pairs[0] if len(pairs) == 1 and is_left else None
+        assert isinstance(stage, Filter)
+        for part in factored_conjuncts(stage.condition):
+            if columns_of(part) <= left:
+                continue
+            if not (isinstance(part, Call) and calls(part, *_COMPARISONS)):
+                return None
+            one, other = part.arguments
+            if columns_of(one) <= right:
+                one, other = other, one
+            if not (columns_of(one) <= left and columns_of(other) <= right):
+                return None
+            kind = type_of(one, schemas[0], "join")
+            # Words of two types do not compare; and where NaN is neither above nor below, it is in no order.
+            is_in_order = not pat.is_floating(kind) or part.function.startswith(SQL)
+            if not (has_rank(kind) and is_in_order and type_of(other, schemas[1], "join") == kind):
+                return None
+            pairs.append((one, other))
+    return None
+
+
+class BoundedJoin(JoinOperator):
+    """A join with a bound.
+
+    Args:
+        terms: what of each input is compared.
+        schemas: the columns of each input's arrangement.
+    """
+
+    def __init__(self, *given: Any, terms: Sequence[Term], domain: Domain, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._left, self._bound = (path.start for path in self._paths)
+        schema = self._left.schema
+        kind = type_of(terms[0], schema, self.title)
+        every = [("_k", Col("_k")), *((name, Col(name)) for name in schema.names)]
+        self._ordered = compiled(
+            [Map((("_k", terms[0]), *every[1:]))], schema, [name for name, _ in every], domain, self.title
+        )
+        self._of_bound = compiled([Map((("_k", terms[1]),))], self._bound.schema, ["_k"], domain, self.title)
+        # Records that agree in what is compared may be in any order.
+        by = [(at, False, False) for at in range(len(every))]
+        self._order = Order(by, [kind, *(pa.int64() for _ in schema)], domain)
+        self._kind = kind
+        self._ranked: Ranked | None = None
+        self._between: Ints | None = None  # What is looked up of the left in this pass, if not all.
+
+    def run(self) -> None:
+        bound, left = self._bound.new, self._left.new
+        self._between = None
+        if bound is not None and self._left.spine.rows >= LARGE_ROWS:
+            self._between = self._looked_at(bound)
+        super().run()
+        if self._ranked is not None and left is not None:
+            if left.shape[1] * CHANGE_ROWS > 2 * self._ranked.rows:
+                self._ranked = None
+                return
+            for *record, _, diff in self._ordered(left[1:]).T.tolist():
+                self._ranked.add(tuple(record), diff)
+
+    def looked_up(self, step: Step, hashes: Ints, keys: Ints) -> tuple[Ints, Ints]:
+        if self._between is None or step.arrangement is not self._left:
+            return super().looked_up(step, hashes, keys)
+        rows = self._between
+        if step.has_new and self._left.new is not None:
+            rows = np.concatenate((rows, self._left.new), axis=1)
+        count = rows.shape[1]
+        return np.arange(len(hashes)).repeat(count), np.tile(rows, (1, len(hashes)))
+
+    def settle(self) -> None:
+        if self.frontier.is_empty:
+            self._ranked = None
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        if self._ranked is None:
+            return []
+        return [(block[:1], pa.schema([("_k", self._kind)])) for block in self._ranked.blocks]
+
+    def bytes(self) -> int:
+        return 0 if self._ranked is None else self._ranked.bytes
+
+    def _looked_at(self, bound: Ints) -> Ints | None:
+        """Return the records of the left, of earlier passes, between a bound and the one before; None for all."""
+        is_one_for_another = bound.shape[1] == 2 and bound[-2, 0] == bound[-2, 1] and sorted(bound[-1]) == [-1, 1]
+        words = self._of_bound(bound[1:])[0].tolist() if is_one_for_another else [NULL]
+        if NULL in words:
+            return None
+        if self._ranked is None:
+            keys = np.empty((0, 1), np.int64)
+            _, rows = self._left.lookup(key_hashes(keys), keys, has_new=False)
+            ordered = self._ordered(rows[1:])
+            self._ranked = Ranked(self._order, ordered[:-2], ordered[-1])
+        records = self._ranked.between(*words)
+        # As a batch: the hash of the empty key, the words, the time of the bound, the diffs.
+        updates = np.empty((len(records) + 1, records.shape[1]), np.int64)
+        updates[0] = key_hashes(np.empty((0, 1), np.int64))[0]
+        updates[1:-2], updates[-2], updates[-1] = records[1:-1], bound[-2, 0], records[-1]
+        return updates

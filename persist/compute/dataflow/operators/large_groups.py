@@ -1,0 +1,368 @@
+"""Large groups of a reduction, kept in order, so that a change of one record costs about the logarithm of its group.
+
+A reduction looks at the whole group of a change. That is the fastest way for small groups, and for changes of a good
+part of a large one. A large group of which few records change is ranked, and kept so from then on: the aggregates are
+read off its edges and its middle. A ranked group is made from the arrangement, which stays what the
+reduction keeps. So it is a cache, which is dropped whenever looking at the whole group is cheaper, or when there is no
+room.
+
+This is for totally ordered times only, where the records of a group before a change are one multiset.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from persist.codecs.errors import DiffOverflow
+from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, contributions
+from persist.compute.dataflow.operators.folds import quantiles
+from persist.compute.dataflow.operators.logic import aggregate
+from persist.compute.dataflow.plan.plan import Counted, WindowFunction
+from persist.compute.dataflow.state.ranked import Order, Ranked, Record, has_rank
+from persist.compute.dataflow.updates.batch import check_sum, products, starts_of
+from persist.compute.dataflow.updates.times import Flags, Ints
+from persist.compute.dataflow.updates.words import NULL, Domain
+
+LARGE_ROWS = 1024  # Groups of fewer rows are looked at as a whole.
+CHANGE_ROWS = 512  # A change of a ranked group costs as much as looking at so many rows.
+MADE_AT_ONCE = 16  # So many groups are ranked in one step at most: to rank one costs more than to look at it.
+ROWS_MAX = 1 << 25  # Of all ranked groups of a reduction; those that were not used for longest go first.
+
+Made: TypeAlias = dict[Record, int]
+
+
+class Group(ABC):
+    """One group: its records with their multiplicities, and what the reduction makes of them.
+
+    Attributes:
+        orders: in which its records are kept.
+        shown: what was made of it, where that is kept.
+    """
+
+    orders: Collection[Ranked]
+    shown: Made | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many records there are, over all orders."""
+        return sum(ranked.rows for ranked in self.orders)
+
+    @property
+    def bytes(self) -> int:
+        """How much memory they take."""
+        return sum(ranked.bytes for ranked in self.orders)
+
+    @abstractmethod
+    def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
+        """Take changes in; return how the results of the group change: int64[columns, n], and diffs."""
+
+
+class MadeGroup(Group):
+    """A group that has few results, which are made anew after each change."""
+
+    @abstractmethod
+    def add(self, records: Ints, diffs: Ints) -> None:
+        """Take changes in."""
+
+    @abstractmethod
+    def made(self) -> Made:
+        """Return the results of the group: records of the output with their multiplicities."""
+
+    def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
+        before = self.made() if self.shown is None else self.shown
+        self.add(records, diffs)
+        self.shown = after = self.made()
+        changes = [[*record, after.get(record, 0) - before.get(record, 0)] for record in before.keys() | after.keys()]
+        changes = [change for change in changes if change[-1]]
+        rows = np.array(changes, np.int64).reshape(len(changes), max(map(len, changes), default=1)).T
+        return rows[:-1], rows[-1]
+
+
+Ranking: TypeAlias = Callable[[Ints, Ints], Group]  # Of records, int64[words, n], and their diffs.
+
+
+class TopGroup(MadeGroup):
+    """The first records of a group."""
+
+    def __init__(self, ranked: Ranked, skip: int, count: int, by: Sequence[int], counted: Counted) -> None:
+        self._ranked, self.orders = ranked, [ranked]
+        self._skip = skip
+        self._count = count
+        self._by = by
+        self._counted = counted
+
+    def add(self, records: Ints, diffs: Ints) -> None:
+        for *record, diff in np.concatenate((records, diffs[None])).T.tolist():
+            self._ranked.add(tuple(record), diff)
+
+    def made(self) -> Made:
+        if self._counted == "row_number":
+            return dict(self._ranked.taken(self._skip, self._count))
+        made: Made = {}
+        place, peers = 0, None
+        for record, copies in self._ranked.taken(0, self._ranked.total):
+            agree = [record[at] for at in self._by]
+            if agree != peers:
+                if place >= self._count:
+                    break
+                peers = agree
+                place += self._counted == "dense_rank"
+            made[record] = copies
+            if self._counted == "rank":
+                place += copies
+        return made
+
+
+class AggregatedGroup(MadeGroup):
+    """Aggregates of a group: the values of each min, max and median in order, and the sums of the others."""
+
+    def __init__(self, aggregates: Sequence[Wanted], domain: Domain, records: Ints, diffs: Ints) -> None:
+        self._aggregates = aggregates
+        self._domain = domain
+        self._counts = dict.fromkeys(range(len(aggregates)), 0)  # Of values that are not NULL.
+        self._ranked: dict[int, Ranked] = {}
+        self.orders = self._ranked.values()
+        self._sums: dict[int, dict[int, int]] = {}
+        self._count = _exact_sum(diffs)
+        for at, wanted in enumerate(aggregates):
+            is_value = records[at] != NULL
+            if wanted.kind in ACCUMULABLE:
+                self._sums[at] = {}
+                self._accumulate(at, records[at][is_value], diffs[is_value])
+            else:
+                order = Order([(0, False, False)], [wanted.of], domain)
+                self._ranked[at] = Ranked(order, records[at : at + 1, is_value], diffs[is_value])
+
+    def add(self, records: Ints, diffs: Ints) -> None:
+        self._count += _exact_sum(diffs)
+        if not -(2**63) <= self._count < 2**63:
+            raise DiffOverflow(f"a group has {self._count} records, which does not fit int64")
+        for at, words in enumerate(records):
+            is_value = words != NULL
+            if at in self._sums:
+                self._accumulate(at, words[is_value], diffs[is_value])
+                continue
+            for word, diff in zip(words[is_value].tolist(), diffs[is_value].tolist(), strict=True):
+                self._ranked[at].add((word,), diff)
+
+    def made(self) -> Made:
+        if not self._count:
+            return {}
+        return {tuple(self._aggregate(at, wanted) for at, wanted in enumerate(self._aggregates)): 1}
+
+    def _accumulate(self, at: int, words: Ints, diffs: Ints) -> None:
+        if not len(words):
+            return
+        wanted, sums = self._aggregates[at], self._sums[at]
+        self._counts[at] += _exact_sum(diffs)
+        check_sum(self._counts[at])
+        rows, slots, amounts = contributions(wanted.kind, words, wanted.of, self._domain)
+        distinct_slots, numbers = np.unique(slots, return_inverse=True)
+        parts = products(amounts, diffs.take(rows))
+        for number, slot in enumerate(distinct_slots.tolist()):
+            total = sums.pop(slot, 0) + _exact_sum(parts[numbers == number])
+            if not -(2**63) <= total < 2**63:
+                raise DiffOverflow(f"a sum of {wanted.name!r} became {total}, which does not fit int64")
+            if total:
+                sums[slot] = total
+
+    def _aggregate(self, at: int, wanted: Wanted) -> int:
+        if at in self._sums:
+            slots = np.array(list(self._sums[at]), np.int64)
+            sums = np.array(list(self._sums[at].values()), np.int64)
+            counts = np.array([self._counts[at]], np.int64)
+            return int(aggregate(wanted, counts, np.zeros(len(slots), np.int64), slots, sums, self._domain)[0])
+        ranked = self._ranked[at]
+        record = {"min": ranked.first, "max": ranked.last, "median": ranked.middle}[wanted.kind]()
+        return NULL if record is None else record[0]
+
+
+class FoldedGroup(MadeGroup):
+    """Quantiles of the only column of a group: its values in order."""
+
+    def __init__(
+        self, calls: Sequence[WindowFunction], kind: pa.DataType, domain: Domain, records: Ints, diffs: Ints
+    ) -> None:
+        self._calls = calls
+        self._kind = kind
+        self._domain = domain
+        is_value = records[0] != NULL
+        self._nulls = _exact_sum(diffs[~is_value])
+        self._ranked = Ranked(Order([(0, False, False)], [kind], domain), records[:, is_value], diffs[is_value])
+        self.orders = [self._ranked]
+
+    def add(self, records: Ints, diffs: Ints) -> None:
+        for word, diff in zip(records[0].tolist(), diffs.tolist(), strict=True):
+            if word == NULL:
+                self._nulls += diff
+            else:
+                self._ranked.add((word,), diff)
+
+    def made(self) -> Made:
+        size = self._ranked.total
+        if not size:
+            return {(NULL,) * len(self._calls): 1} if self._nulls > 0 else {}
+        pick = partial(_picked, self._ranked)
+        columns = [quantiles(call, np.array([size]), pick, self._kind, self._domain) for call in self._calls]
+        return {tuple(int(words[0]) for [words] in columns): 1}
+
+
+def _picked(ranked: Ranked, places: Ints) -> Ints:
+    return np.array([next(ranked.taken(place, 1))[0][0] for place in places.tolist()], np.int64)
+
+
+def _exact_sum(diffs: Ints) -> int:
+    if len(diffs) and len(diffs) * max(int(diffs.max()), -int(diffs.min())) >= 2**63:
+        return sum(diffs.tolist())
+    return int(diffs.sum())
+
+
+def ranking_of_top(
+    count: int,
+    skip: int,
+    by: Sequence[tuple[int, bool, bool]],
+    kinds: Sequence[pa.DataType],
+    domain: Domain,
+    counted: Counted = "row_number",
+) -> Ranking | None:
+    """Return a function that ranks a group of `logic.top_k`; None if its records cannot be ranked."""
+    if not all(map(has_rank, kinds)) or not kinds:
+        return None
+    every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {by_row for by_row, *_ in by})]
+    order, places = Order(every, kinds, domain), [at for at, *_ in by]
+    return lambda records, diffs: TopGroup(Ranked(order, records, diffs), skip, count, places, counted)
+
+
+def ranking_of_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Ranking | None:
+    """Return a function that ranks a group of `logic.multiset_aggregates`; None if its values cannot be ranked."""
+    if not all(wanted.kind in ACCUMULABLE or has_rank(wanted.of) for wanted in aggregates):
+        return None
+    return lambda records, diffs: AggregatedGroup(aggregates, domain, records, diffs)
+
+
+def ranking_of_folds(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Ranking | None:
+    """Return a function that ranks a group of `folds.folds`; None if it looks at groups as a whole."""
+    is_single = len(schema) == 1 and has_rank(schema.field(0).type)
+    if not is_single or any(call.function != "quantile" or call.is_distinct or call.constants[1] for call in calls):
+        return None
+    if any(len(call.constants) != 4 for call in calls):
+        return None
+    return lambda records, diffs: FoldedGroup(calls, schema.field(0).type, domain, records, diffs)
+
+
+class LargeGroups:
+    """The ranked groups of a reduction, by key.
+
+    Args:
+        ranking: makes one.
+    """
+
+    def __init__(self, ranking: Ranking) -> None:
+        self._ranking = ranking
+        self._groups: dict[Record, Group] = {}  # Those used last come last.
+        self._sizes: dict[Record, int] = {}  # What it costs to look at the whole group: rows, as it was ranked.
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def bytes(self) -> int:
+        """How much memory the groups take."""
+        return sum(group.bytes for group in self._groups.values())
+
+    def shown(self) -> Iterator[Record]:
+        """Yield all records of the output that the groups have."""
+        for group in self._groups.values():
+            yield from group.shown or ()
+
+    def known(self, keys: Ints, numbers: Ints, times: Ints) -> Flags:
+        """Return which keys have a ranked group of which few enough records change.
+
+        The others are forgotten: whoever asks looks at them as a whole.
+
+        Args:
+            keys: int64[k, n], each once.
+            numbers: of the key of each change.
+            times: of each change.
+        """
+        is_known = np.zeros(keys.shape[1], np.bool_)
+        if self._groups:
+            changes = np.bincount(numbers, minlength=keys.shape[1]).tolist()
+            for at in self._candidates(keys).tolist():
+                key = tuple(keys[:, at].tolist())
+                if key not in self._groups:
+                    continue
+                is_known[at] = self._pays(self._sizes[key], changes[at], times, numbers, at)
+                if not is_known[at]:
+                    self._forget(key)
+        return is_known
+
+    def _candidates(self, keys: Ints) -> Ints:
+        """Return the numbers of the keys that may have a ranked group: few, of however many that a step touches."""
+        if not len(keys):
+            return np.arange(keys.shape[1])
+        firsts = np.fromiter((key[0] for key in self._groups), np.int64, len(self._groups))
+        return np.flatnonzero(np.isin(keys[0], firsts))
+
+    def worthwhile(self, sizes: Ints, numbers: Ints, times: Ints) -> Ints:
+        """Return the numbers of the keys, of groups of so many rows, that are to be ranked.
+
+        Args:
+            sizes: rows of the group of each key, before the changes.
+            numbers, times: of the changes, as of `known`.
+        """
+        large = np.flatnonzero((sizes >= LARGE_ROWS) & (sizes <= ROWS_MAX))
+        if not len(large):
+            return large
+        changes = np.bincount(numbers, minlength=len(sizes))
+        chosen = []
+        for at in large[: 4 * MADE_AT_ONCE].tolist():
+            if self._pays(int(sizes[at]), int(changes[at]), times, numbers, at):
+                chosen.append(at)
+        return np.array(chosen[:MADE_AT_ONCE], np.int64)
+
+    def make(self, key: Record, records: Ints, diffs: Ints) -> None:
+        """Rank a group."""
+        rows = records.shape[1] + sum(group.rows for group in self._groups.values())
+        while self._groups and rows > ROWS_MAX:
+            oldest = next(iter(self._groups))
+            rows -= self._groups[oldest].rows
+            self._forget(oldest)
+        self._groups[key] = self._ranking(records, diffs)
+        self._sizes[key] = records.shape[1]
+
+    def changed(self, key: Record, records: Ints, times: Ints, diffs: Ints) -> list[Ints]:
+        """Take changes of a ranked group in, and return how the output changes: [key …, columns …, time, diff]."""
+        group = self._groups[key] = self._groups.pop(key)
+        order = times.argsort(kind="stable")
+        records, times, diffs = records.take(order, axis=1), times.take(order), diffs.take(order)
+        firsts = starts_of(times)
+        changes = []
+        for first, end in zip(firsts.tolist(), [*firsts[1:].tolist(), len(times)], strict=True):
+            columns, changed = group.changed(records[:, first:end], diffs[first:end])
+            if len(changed):
+                rows = np.empty((len(key) + len(columns) + 2, len(changed)), np.int64)
+                rows[: len(key)] = np.array(key, np.int64)[:, None]
+                rows[len(key) : -2], rows[-2], rows[-1] = columns, times[first], changed
+                changes.append(rows)
+        if not group.rows:
+            self._forget(key)
+        return changes
+
+    def clear(self) -> None:
+        """Forget all groups."""
+        self._groups, self._sizes = {}, {}
+
+    def _forget(self, key: Record) -> None:
+        del self._groups[key], self._sizes[key]
+
+    def _pays(self, rows: int, changes: int, times: Ints, numbers: Ints, at: int) -> bool:
+        """Return whether changes of a ranked group cost less than looking at all of it at each of their times."""
+        if changes * CHANGE_ROWS <= 2 * rows:
+            return True
+        moments = len(np.unique(times[numbers == at]))
+        return changes * CHANGE_ROWS <= rows * (moments + 1)

@@ -1,0 +1,594 @@
+"""Linear operators at work: a stack of stages compiled to one function from updates to updates.
+
+Between the stages of a stack columns stay as they are, as words or as Arrow: a column that is only passed on is never
+decoded, and one that is computed is encoded once, at the end. Bulk work is done by Arrow and numpy; only functions that
+take Python records are called record by record.
+"""
+
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.types.schema import TIME, TIME_MAX
+from persist.codecs.types.values import to_array
+from persist.compute.dataflow.plan.stages import (
+    Among,
+    BatchFunction,
+    Delay,
+    Explode,
+    Filter,
+    FilterFunction,
+    FlatMap,
+    Map,
+    MapFunction,
+    Negate,
+    Stage,
+    TemporalFilter,
+    Unnest,
+    moved_column,
+)
+from persist.compute.dataflow.updates.batch import negated, products, reordered, uncancelled
+from persist.compute.dataflow.updates.times import Flags, Ints
+from persist.compute.dataflow.updates.words import NULL, Domain
+from persist.core.antichain import coordinates
+from persist.core.errors import OperatorFailed
+from persist.core.expression.evaluation import as_array, conjuncts, evaluate, may_raise, together
+from persist.core.expression.term import Col, Lit, Term
+
+FEW_ROWS = 1024  # Up to so many updates, what a filter asks costs by its calls and not by its rows.
+Shape = Callable[[Ints], Ints]
+
+
+class Column:
+    """A column as words, as Arrow, or as both; or rows of another column, which are taken when they are looked at."""
+
+    __slots__ = ("_array", "_domain", "_of", "_words", "kind")
+
+    def __init__(
+        self,
+        domain: Domain,
+        kind: pa.DataType,
+        words: Ints | None,
+        array: pa.Array | None = None,
+        of: "tuple[Column, Ints] | None" = None,
+    ) -> None:
+        self.kind = kind
+        self._domain = domain
+        self._words = words
+        self._array = array
+        self._of = of
+
+    @property
+    def words(self) -> Ints:
+        if self._words is None:
+            if self._of is not None and self._of[0].has_words:
+                column, rows = self._of
+                self._words = column.words.take(rows)
+            else:
+                self._words = self._domain.encode(self.array)
+        return self._words
+
+    @property
+    def array(self) -> pa.Array:
+        if self._array is None:
+            if self.has_words:
+                self._array = self._domain.decode(self.words, self.kind)
+            else:
+                assert self._of is not None
+                column, rows = self._of
+                self._array = column.array.take(pa.array(rows))
+        return self._array
+
+    @property
+    def has_words(self) -> bool:
+        """Whether it need not be encoded to have its words."""
+        return self._words is not None or (self._of is not None and self._of[0].has_words)
+
+    def take(self, rows: Ints) -> "Column":
+        return Column(self._domain, self.kind, None, None, (self, rows))
+
+
+class Frame(Mapping[str, pa.Array]):
+    """Updates between stages; as a mapping, their columns as Arrow, and `_time`.
+
+    Args:
+        origins: the rows of the updates that these were made of; None: these are the updates.
+    """
+
+    def __init__(
+        self, domain: Domain, columns: dict[str, Column], times: Ints, diffs: Ints, origins: Ints | None = None
+    ) -> None:
+        self._origins = origins
+        self.domain = domain
+        self.columns = columns
+        self.times = times
+        self.diffs = diffs
+
+    @classmethod
+    def of(cls, updates: Ints, schema: pa.Schema, domain: Domain) -> "Frame":
+        columns = {field.name: Column(domain, field.type, updates[at]) for at, field in enumerate(schema)}
+        return cls(domain, columns, updates[len(schema) : -1], updates[-1])
+
+    @property
+    def origins(self) -> Ints:
+        """The rows of the updates that these were made of."""
+        return np.arange(len(self.diffs)) if self._origins is None else self._origins
+
+    def __getitem__(self, name: str) -> pa.Array:
+        if name == TIME and name not in self.columns:
+            return pa.array(self.times[0])
+        return self.columns[name].array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.diffs)
+
+    def updates(self, names: Iterable[str]) -> Ints:
+        """Return the updates with some of the columns as words."""
+        rows = [self.columns[name].words for name in names]
+        matrix = np.empty((len(rows) + len(self.times) + 1, len(self)), np.int64)
+        for at, row in enumerate(rows):
+            matrix[at] = row
+        matrix[len(rows) : -1] = self.times
+        matrix[-1] = self.diffs
+        return matrix
+
+    def take(self, rows: Ints) -> "Frame":
+        columns = {name: column.take(rows) for name, column in self.columns.items()}
+        times = np.empty((len(self.times), len(rows)), np.int64)
+        diffs = np.empty((1, len(rows)), np.int64)
+        reordered(self.times, rows, times)
+        reordered(self.diffs[None], rows, diffs)
+        origins = rows if self._origins is None else self._origins.take(rows)
+        return Frame(self.domain, columns, times, diffs[0], origins)
+
+    def where(self, keep: Flags) -> "Frame":
+        return self if keep.all() else self.take(keep.nonzero()[0])
+
+    def changed(
+        self, columns: dict[str, Column] | None = None, *, times: Ints | None = None, diffs: Ints | None = None
+    ) -> "Frame":
+        return Frame(
+            self.domain,
+            self.columns if columns is None else columns,
+            self.times if times is None else times,
+            self.diffs if diffs is None else diffs,
+            self._origins,
+        )
+
+    def records(self) -> list[Any]:
+        """Return the records as named tuples."""
+        record = namedtuple("Record", self.columns, rename=True)  # type: ignore[misc]
+        if not self.columns:
+            return [record()] * len(self)
+        return list(map(record, *(column.array.to_pylist() for column in self.columns.values())))
+
+
+def traced(
+    stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], domain: Domain, operator: str
+) -> Callable[[Ints], tuple[Ints, Ints]]:
+    """Return what `compiled` does, but of which each call also returns the row that each update was made of."""
+
+    run = _running(stages, operator)
+
+    def shape(updates: Ints) -> tuple[Ints, Ints]:
+        frame = run(Frame.of(updates, given, domain))
+        return frame.updates(names), frame.origins
+
+    return shape
+
+
+def compiled(stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], domain: Domain, operator: str) -> Shape:
+    """Return the function that does stages to updates of some columns and picks columns, in that order."""
+    if not stages and list(names) == given.names:
+        return lambda updates: updates
+    first = stages[0] if stages else Map(tuple((name, Col(name)) for name in names))
+    picks = _picks(first, given, names, domain) if len(stages) < 2 and isinstance(first, Map) else None
+    if picks is not None:
+        return picks
+    run = _running(stages, operator)
+    return lambda updates: run(Frame.of(updates, given, domain)).updates(names)
+
+
+def _running(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]:
+    steps = [
+        _Sieve(stage.condition, operator) if isinstance(stage, Filter) else partial(applied, stage, operator=operator)
+        for stage in stages
+    ]
+
+    def run(frame: Frame) -> Frame:
+        for step in steps:
+            frame = step(frame)
+        return frame
+
+    def run_uncancelled(frame: Frame) -> Frame:
+        """Run the stages; if they fail, without records that come and go at one time: no contents have those."""
+        try:
+            return run(frame)
+        except OperatorFailed:
+            kept = frame.where(uncancelled(frame.updates(frame.columns)))
+            if len(kept) == len(frame):
+                raise
+        return run(kept)
+
+    return run_uncancelled
+
+
+class _Sieve:
+    """Keeps the updates for which a condition is true.
+
+    Its parts see one after the other what is left: one may guard the next against what raises. If updates are few,
+    a part that cannot raise sees what the one before it sees: to take what is left would cost more than it saves.
+    """
+
+    def __init__(self, condition: Term, operator: str) -> None:
+        self._parts = conjuncts(condition)
+        self._operator = operator
+        self._together: list[list[Term]] | None = None
+
+    def __call__(self, frame: Frame) -> Frame:
+        for parts in self._of_few(frame) if len(frame) <= FEW_ROWS else [[part] for part in self._parts]:
+            if not len(frame):
+                return frame
+            keep = _true(parts[0], frame, self._operator)
+            for part in parts[1:]:
+                keep = keep & _true(part, frame, self._operator)
+            frame = frame.where(keep)
+        return frame
+
+    def _of_few(self, frame: Frame) -> list[list[Term]]:
+        if self._together is None:
+            kinds = {name: column.kind for name, column in frame.columns.items()} | {TIME: pa.int64()}
+            self._together = []
+            for part in self._parts:
+                if not self._together or may_raise(part, kinds):
+                    self._together.append([])
+                self._together[-1].append(part)
+        return self._together
+
+
+def _picks(stage: Map, given: pa.Schema, names: Sequence[str], domain: Domain) -> Shape | None:
+    """Return the function for a map that only passes columns on and sets constants; None if it does more."""
+    by = dict(stage.outputs)
+    outputs = [by[name] for name in names]
+    if not all(
+        (isinstance(output, Col) and output.name in given.names) or isinstance(output, Lit) for output in outputs
+    ):
+        return None
+    rows = [given.get_field_index(output.name) if isinstance(output, Col) else 0 for output in outputs]
+    constants = [(at, domain.constant(output.value)) for at, output in enumerate(outputs) if isinstance(output, Lit)]
+    count = len(given)
+
+    def pick(updates: Ints) -> Ints:
+        picked = updates.take([*rows, *range(count, len(updates))], axis=0)
+        for at, word in constants:
+            picked[at] = word
+        return picked
+
+    return pick
+
+
+def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
+    """Return updates after a stage other than a filter.
+
+    Raises:
+        OperatorFailed: a function or an expression raised.
+    """
+    match stage:
+        case Map(outputs):
+            return frame.changed(_computed_all(outputs, frame, operator))
+        case Negate():
+            return frame.changed(diffs=negated(frame.diffs))
+        case Explode(by):
+            counts = _integers(by, frame, operator)
+            exploded = frame.changed(diffs=products(frame.diffs, np.where(counts == NULL, 0, counts)))
+            return exploded.where(exploded.diffs != 0)
+        case Unnest(lists):
+            return _unnested(lists, frame, operator)
+        case TemporalFilter():
+            return _within(stage, frame, operator)
+        case Delay():
+            return _delayed(stage, frame, operator)
+        case FilterFunction(function):
+            kept = [_is_kept(operator, function, record) for record in frame.records()]
+            return frame.where(np.array(kept, np.bool_))
+        case Among():
+            return frame.where(_among(stage, frame))
+        case MapFunction(function, columns):
+            records = frame.records()
+            made = [_called(operator, function, record) for record in records]
+            return frame.changed(_columns(made, records, columns, frame.domain, operator))
+        case BatchFunction():
+            return _by_batch(stage, frame, operator)
+        case FlatMap():
+            return _flattened(stage, frame, operator)
+    raise AssertionError(stage)
+
+
+def _computed_all(outputs: Sequence[tuple[str, Term]], frame: Frame, operator: str) -> dict[str, Column]:
+    made = together([expression for _, expression in outputs], frame)
+    return {
+        name: Column(frame.domain, made[place].type, None, made[place])
+        if place in made
+        else _computed(expression, frame, operator)
+        for place, (name, expression) in enumerate(outputs)
+    }
+
+
+def _computed(expression: Term, frame: Frame, operator: str) -> Column:
+    if isinstance(expression, Col) and expression.name in frame.columns:
+        return frame.columns[expression.name]
+    if isinstance(expression, Lit):
+        words = np.full(len(frame), frame.domain.constant(expression.value), np.int64)
+        return Column(frame.domain, expression.value.type, words)
+    array = _evaluated(expression, frame, operator)
+    return Column(frame.domain, array.type, None, array)
+
+
+def _evaluated(expression: Term, frame: Frame, operator: str) -> pa.Array:
+    try:
+        return as_array(evaluate(expression, frame), len(frame))
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise OperatorFailed(operator, _culprit(expression, frame), f"{expression}: {error}") from error
+
+
+def _culprit(expression: Term, frame: Frame) -> Any:
+    """Return a record for which an expression that failed on all of them fails; by halving."""
+    while len(frame) > 1:
+        half = frame.take(np.arange(len(frame) // 2))
+        try:
+            evaluate(expression, half)
+        except (pa.ArrowException, ValueError, TypeError):
+            frame = half
+        else:
+            frame = frame.take(np.arange(len(frame) // 2, len(frame)))
+    return frame.records()[0] if len(frame) else None
+
+
+def _true(condition: Term, frame: Frame, operator: str) -> Flags:
+    array = _evaluated(condition, frame, operator)
+    if array.null_count:
+        array = array.fill_null(False)
+    flags: Flags = array.to_numpy(zero_copy_only=False)
+    return flags
+
+
+def _among(stage: Among, frame: Frame) -> Flags:
+    kept: Flags = np.zeros(len(frame), np.bool_) if stage.after is None else frame.times[0] > stage.after
+    if not kept.all():
+        rest = frame.where(~kept)
+        columns = {TIME: pa.array(rest.times[0])} | {name: rest[name] for name in stage.columns}
+        kept[~kept] = stage.holds(pa.table(columns))
+    return kept
+
+
+def _integers(expression: Term, frame: Frame, operator: str) -> Ints:
+    return _computed(expression, frame, operator).words if len(frame) else np.empty(0, np.int64)
+
+
+def _unnested(lists: Sequence[tuple[str, Term]], frame: Frame, operator: str) -> Frame:
+    arrays = {name: _evaluated(term, frame, operator) for name, term in lists}
+    sizes = {
+        name: pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        for name, array in arrays.items()
+    }
+    counts = np.maximum.reduce(list(sizes.values()))
+    rows = np.arange(len(frame)).repeat(counts)
+    at = np.arange(len(rows)) - (counts.cumsum() - counts).repeat(counts)  # The number of the element.
+    made = frame.take(rows)
+    columns = dict(made.columns)
+    for name, array in arrays.items():
+        places = array.offsets.to_numpy()[:-1].astype(np.int64).take(rows) + at
+        is_beyond = at >= sizes[name].take(rows)
+        elements = array.values.take(pa.array(places, mask=is_beyond if is_beyond.any() else None))
+        columns[name] = Column(frame.domain, elements.type, None, elements)
+    return made.changed(columns)
+
+
+def _bound(bound: Term, frame: Frame, operator: str) -> Ints:
+    """Return a bound in time of each record; what is beyond int64 is the greatest or the least there is."""
+    moved = moved_column(bound, {name: column.kind for name, column in frame.columns.items()})
+    if moved is None:
+        return _integers(bound, frame, operator)
+    name, by = moved
+    words = frame.columns[name].words
+    least, greatest = NULL + 1 - min(by, 0), 2**63 - 1 - max(by, 0)
+    return np.where(words == NULL, NULL, words.clip(least, greatest) + by)
+
+
+def _within(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
+    """Bring each record in at the first time within its bounds, and take it away at the first one after them.
+
+    A record with a bound that is NULL is never there: a comparison with NULL is true at no time.
+    """
+    begin = frame.times[stage.dimension]
+    end = None
+    is_there = np.ones(len(frame), bool)
+    if stage.lower is not None:
+        words = _bound(stage.lower, frame, operator)
+        is_there &= words != NULL
+        begin = np.maximum(begin, words)
+    if stage.upper is not None:
+        end = _bound(stage.upper, frame, operator)
+        is_there &= (end != NULL) & (begin < end)
+    starts = np.flatnonzero(is_there & (begin <= TIME_MAX))
+    arrived = frame.take(starts)
+    arrived.times[stage.dimension] = begin[starts]
+    if end is None:
+        return arrived
+    stops = starts[end[starts] <= TIME_MAX]
+    gone = frame.take(stops)
+    gone.times[stage.dimension] = end[stops]
+    return _joined([arrived, gone.changed(diffs=negated(gone.diffs))])
+
+
+def _joined(frames: list[Frame]) -> Frame:
+    first = frames[0]
+    columns = {
+        name: Column(first.domain, column.kind, np.concatenate([frame.columns[name].words for frame in frames]))
+        for name, column in first.columns.items()
+    }
+    times = np.concatenate([frame.times for frame in frames], axis=1)
+    diffs, origins = (np.concatenate(parts) for parts in zip(*((f.diffs, f.origins) for f in frames), strict=True))
+    return Frame(first.domain, columns, times, diffs, origins)
+
+
+def _delayed(stage: Delay, frame: Frame, operator: str) -> Frame:
+    to, now = _integers(stage.to, frame, operator), frame.times[stage.dimension]
+    to = np.where(to == NULL, now, to)
+    if (to < now).any():
+        row = int((to < now).argmax())
+        record = frame.take(np.array([row])).records()[0]
+        raise OperatorFailed(operator, record, f"{stage.to} is {to[row]}, which is before the update's time {now[row]}")
+    delayed = frame.take(np.flatnonzero(to <= TIME_MAX))
+    delayed.times[stage.dimension] = to[to <= TIME_MAX]
+    return delayed
+
+
+def _called(operator: str, function: Callable[..., Any], record: Any) -> Any:
+    try:
+        return function(record)
+    except Exception as error:
+        raise OperatorFailed(operator, record, f"it raised {error!r}") from error
+
+
+def _is_kept(operator: str, function: Callable[..., Any], record: Any) -> bool:
+    result = _called(operator, function, record)
+    if result is not None and not isinstance(result, bool | np.bool_):
+        raise OperatorFailed(operator, record, f"it returned {result!r:.200} instead of True, False or None")
+    return bool(result)
+
+
+def _columns(
+    made: list[Any], records: list[Any], schema: pa.Schema, domain: Domain, operator: str
+) -> dict[str, Column]:
+    """Return the results of a function as columns; records are its arguments, for errors."""
+    rows = [_as_row(result, record, schema, operator) for result, record in zip(made, records, strict=True)]
+    columns = [list(cells) for cells in zip(*rows, strict=True)] if rows else [[] for _ in schema]
+    by_name = {}
+    for values, field in zip(columns, schema, strict=True):
+        try:
+            array = to_array(values, field.type, f"column {field.name!r}")
+        except InvalidUsage as error:
+            raise OperatorFailed(operator, _first_bad(values, field.type, records), str(error)) from error
+        by_name[field.name] = Column(domain, field.type, None, array)
+    return by_name
+
+
+def _first_bad(values: list[Any], kind: pa.DataType, records: list[Any]) -> Any:
+    for value, record in zip(values, records, strict=True):
+        try:
+            to_array([value], kind, "value")
+        except InvalidUsage:
+            return record
+    return None
+
+
+def _as_row(made: Any, record: Any, schema: pa.Schema, operator: str) -> tuple[Any, ...]:
+    if isinstance(made, Mapping):
+        if set(made) == set(schema.names):
+            return tuple(made[name] for name in schema.names)
+    elif isinstance(made, tuple | list):
+        if len(made) == len(schema):
+            return tuple(made)
+    elif len(schema) == 1:
+        return (made,)
+    raise OperatorFailed(operator, record, f"it returned {made!r:.200}, and a record has the columns {schema.names}")
+
+
+def row_columns(made: list[Any], sources: list[Any], schema: pa.Schema, domain: Domain, operator: str) -> list[Ints]:
+    """Return records that a function made as words, column by column; sources are what it made them from."""
+    return [column.words for column in _columns(made, sources, schema, domain, operator).values()]
+
+
+def _by_batch(stage: BatchFunction, frame: Frame, operator: str) -> Frame:
+    names = list(frame.columns)
+    batch = pa.RecordBatch.from_arrays([frame[name] for name in names], names=names)
+    try:
+        made = stage.function(batch)
+        table = made if isinstance(made, pa.Table) else pa.Table.from_batches([made])
+    except Exception as error:
+        raise OperatorFailed(operator, None, f"on a batch of {len(frame)} records it raised {error!r}") from error
+    if table.num_rows != len(frame) or (table.schema.names, table.schema.types) != (
+        stage.columns.names,
+        stage.columns.types,
+    ):
+        raise OperatorFailed(
+            operator,
+            None,
+            f"from a batch of {len(frame)} records it made {table.num_rows} with the columns {table.schema}, and "
+            "must make "
+            f"as many with {stage.columns}",
+        )
+    columns = {
+        field.name: Column(frame.domain, field.type, frame.domain.encode(table[field.name])) for field in stage.columns
+    }
+    return frame.changed(columns)
+
+
+def _flattened(stage: FlatMap, frame: Frame, operator: str) -> Frame:
+    rows: list[int] = []
+    made: list[Any] = []
+    times: list[tuple[int, ...]] = []
+    diffs: list[int] = []
+    records = frame.records()
+    for row, record in enumerate(records):
+        for result in _called(operator, lambda given: list(stage.function(given)), record):
+            if stage.gives == "records":
+                made.append(result)
+            else:
+                made.append(_parts(stage, result, times, diffs, record, operator))
+            rows.append(row)
+    sources = [records[row] for row in rows]
+    places = np.array(rows, np.int64)
+    flattened = Frame(
+        frame.domain,
+        _columns(made, sources, stage.columns, frame.domain, operator),
+        frame.times.take(places, axis=1),
+        frame.diffs.take(places),
+        frame.origins.take(places),
+    )
+    if times:
+        of_program = flattened.times[: stage.dimensions]  # And not the iterations that they are in.
+        np.maximum(of_program, np.array(times, np.int64).T, out=of_program)
+    if diffs:
+        flattened = flattened.changed(diffs=products(flattened.diffs, np.array(diffs, np.int64)))
+        flattened = flattened.where(flattened.diffs != 0)
+    return flattened
+
+
+def _parts(
+    stage: FlatMap,
+    returned: Any,
+    times: list[tuple[int, ...]],
+    diffs: list[int],
+    record: Any,
+    operator: str,
+) -> Any:
+    """Take the time and the diff off what a function returned, and return the record."""
+    shape = "pairs (record, diff)" if stage.gives == "diffs" else "triples (record, time, diff)"
+    size = 2 if stage.gives == "diffs" else 3
+    if (
+        not isinstance(returned, tuple)
+        or len(returned) != size
+        or isinstance(returned[-1], bool)
+        or not isinstance(returned[-1], int)
+    ):
+        raise OperatorFailed(operator, record, f"it returned {returned!r:.200} instead of {shape}")
+    if not -(2**63) < returned[-1] < 2**63:
+        raise OperatorFailed(operator, record, f"the diff {returned[-1]} does not fit int64")
+    if size == 3:
+        try:
+            times.append(coordinates("time", returned[1], stage.dimensions))
+        except InvalidUsage as error:
+            raise OperatorFailed(operator, record, str(error)) from error
+    diffs.append(returned[-1])
+    return returned[0]

@@ -1,0 +1,457 @@
+"""What reductions make of groups, many at a time.
+
+A logic takes the consolidated records of some groups and returns the results of these. All arrays of one call belong
+together by position, and are sorted by group:
+
+    groups: int64[n]           the number of the group of each record
+    values: int64[v, n]        its value words
+    diffs: int64[n]            its multiplicity, not 0
+
+and returns (groups, values, diffs) of the output, with the words of the output's columns. Groups without records do not
+appear, so an empty group yields nothing by construction.
+"""
+
+from collections.abc import Callable, Sequence
+from operator import truediv
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.codecs.errors import DiffOverflow
+from persist.compute.dataflow.operators.aggregates import (
+    ACCUMULABLE,
+    FIRST_LIMB,
+    INFINITE,
+    MINUS_INFINITE,
+    NAN,
+    NULLS,
+    SLOTS,
+    SQUARES,
+    VARIANCES,
+    Wanted,
+    check_int64,
+    contributions,
+    exact_sums,
+    to_float,
+)
+from persist.compute.dataflow.operators.linear import Column, Frame, row_columns
+from persist.compute.dataflow.operators.moments import LOWEST, STATISTICS, Sums, of_others
+from persist.compute.dataflow.plan.plan import Counted
+from persist.compute.dataflow.updates.batch import check_sum, largest, order_by, products, starts_of, summed
+from persist.compute.dataflow.updates.times import Flags, Ints
+from persist.compute.dataflow.updates.words import NULL, Domain, directed, ranks
+from persist.core.errors import OperatorFailed
+
+Result: TypeAlias = tuple[Ints, Ints, Ints]
+KeysOf: TypeAlias = Callable[[Ints], Ints]  # The key words of groups, int64[k, n].
+Logic: TypeAlias = Callable[[Ints, Ints, Ints, KeysOf], Result]
+
+FOREMOST_ROWS = 256  # From so many records on, it pays to look at the first column of an order alone first.
+COPIES_MAX = 1 << 31  # Records that are put into an order at once, each as often as it is there.
+NOTHING = np.empty((0, 0), np.int64)
+
+
+def copies(diffs: Ints) -> Ints:
+    """Return the number of each record as often as it is there; not at all, if its multiplicity is negative.
+
+    Raises:
+        DiffOverflow: these are more than can be looked at one by one.
+    """
+    counts = np.maximum(diffs, 0)
+    if len(counts) and len(counts) * largest(counts) > COPIES_MAX and sum(counts.tolist()) > COPIES_MAX:
+        raise DiffOverflow(f"groups have {sum(counts.tolist())} records, and up to {COPIES_MAX} are put into an order")
+    return np.arange(len(diffs)).repeat(counts)
+
+
+def distinct(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+    """Each record once, if its multiplicity is positive."""
+    present = groups[diffs > 0]
+    return present, np.empty((0, len(present)), np.int64), np.ones(len(present), np.int64)
+
+
+def threshold(function: Callable[[int], int], operator: str) -> Logic:
+    """Each record as often as a function of its multiplicity says."""
+
+    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+        counts, at = np.unique(diffs, return_inverse=True)
+        results = []
+        for count in counts.tolist():
+            try:
+                result = function(count)
+            except Exception as error:
+                raise OperatorFailed(operator, None, f"on the multiplicity {count} it raised {error!r}") from error
+            if isinstance(result, bool) or not isinstance(result, int) or abs(result) >= 2**63:
+                raise OperatorFailed(
+                    operator, None, f"of the multiplicity {count} it made {result!r}, and not an int64"
+                )
+            results.append(result)
+        made = np.array(results, np.int64).take(at)
+        keep = made != 0
+        return groups[keep], np.empty((0, int(keep.sum())), np.int64), made[keep]
+
+    return logic
+
+
+def accumulated(aggregates: Sequence[Wanted], domain: Domain, *, is_complete: bool = False) -> Logic:
+    """Aggregates of which the only value word is the slot, and the diff its sum, see `operators.aggregates`."""
+    if is_complete:
+        return _completely(aggregates, domain)
+
+    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+        slots = values[0]
+        is_count = slots == 0  # A group is there while the number of its records is not zero.
+        present, records = groups[is_count], diffs[is_count]
+        # As groups are sorted, the place of each group among those that are there is a search.
+        at = present.searchsorted(groups)
+        there = present.take(at, mode="clip") == groups if len(present) else np.zeros(len(groups), np.bool_)
+        columns = []
+        for number, wanted in enumerate(aggregates):
+            if wanted.is_counted:
+                columns.append(_counted(wanted, records))
+                continue
+            low = 1 + number * SLOTS
+            mine = there & (slots >= low) & (slots < low + SLOTS)
+            own, into, sums = at[mine], slots[mine] - low, diffs[mine]
+            columns.append(aggregate(wanted, _not_null(records, own, into, sums), own, into, sums, domain))
+        return present, np.array(columns, np.int64).reshape(len(columns), len(present)), np.ones(len(present), np.int64)
+
+    return logic
+
+
+def _completely(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
+    """Counts and totals of groups, those included that have no record by number: a group is there while one is not 0.
+
+    A total of nothing is 0, and of multiplicities that add up to 0, what it is.
+    """
+    zeros = [0 if wanted.kind == "count" else int(domain.of_digits([0], wanted.result)[0]) for wanted in aggregates]
+
+    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+        slots = values[0]
+        every, at = np.unique(groups, return_inverse=True)
+        records = np.zeros(len(every), np.int64)
+        records[at[slots == 0]] = diffs[slots == 0]
+        columns = []
+        for number, wanted in enumerate(aggregates):
+            if wanted.is_counted:
+                columns.append(_counted(wanted, records))
+                continue
+            low = 1 + number * SLOTS
+            mine = (slots >= low) & (slots < low + SLOTS)
+            own, into, sums = at[mine], slots[mine] - low, diffs[mine]
+            if wanted.kind == "count":
+                columns.append(_not_null(records, own, into, sums))
+                continue
+            is_limb = into >= FIRST_LIMB
+            totals = exact_sums(own[is_limb], into[is_limb], sums[is_limb], len(every))
+            columns.append(_decimals(wanted.name, totals, wanted.result, domain))
+        words = np.array(columns, np.int64).reshape(len(columns), len(every))
+        there = (words != np.array(zeros, np.int64)[:, None]).any(axis=0)
+        return every[there], words[:, there], np.ones(int(there.sum()), np.int64)
+
+    return logic
+
+
+def _counted(wanted: Wanted, records: Ints) -> Ints:
+    constant = wanted.constant if wanted.kind == "sum" else 1
+    return records if constant == 1 else products(records, np.full(len(records), constant))
+
+
+def _not_null(records: Ints, groups: Ints, slots: Ints, sums: Ints) -> Ints:
+    """Return how many values groups have, of so many records, that are not NULL."""
+    is_null = slots == NULLS
+    if not is_null.any():
+        return records
+    nulls = np.zeros(len(records), np.int64)
+    nulls[groups[is_null]] = sums[is_null]
+    if largest(records) + largest(nulls) >= 2**63:
+        for count in records.astype(object) - nulls.astype(object):
+            check_sum(count)
+    return records - nulls
+
+
+def aggregate(wanted: Wanted, counts: Ints, groups: Ints, slots: Ints, sums: Ints, domain: Domain) -> Ints:
+    """Return the words of one aggregate of groups that have so many values, from the sums in its slots."""
+    count = len(counts)
+    if wanted.kind == "count":
+        return counts
+    if not pat.is_floating(wanted.result) and not pat.is_decimal(wanted.result):
+        return _whole_sums(wanted.name, groups, slots, sums, counts)
+    if wanted.kind in VARIANCES:
+        return _variances(wanted.kind, counts, groups, slots, sums, domain)
+    is_limb = slots >= FIRST_LIMB
+    totals = exact_sums(groups[is_limb], slots[is_limb], sums[is_limb], count)
+    if pat.is_decimal(wanted.result):
+        values = [None if n == 0 else total for total, n in zip(totals, counts, strict=True)]
+        return _decimals(wanted.name, values, wanted.result, domain)
+    divisors = counts if wanted.kind == "mean" else np.ones(count, np.int64)
+    if pat.is_decimal(wanted.of):
+        divisors = divisors.astype(object) * 10**wanted.of.scale
+    quotient = to_float if pat.is_floating(wanted.of) else truediv
+    floats = [
+        quotient(total, divisor) if is_there else None
+        for total, divisor, is_there in zip(totals, divisors.tolist(), counts != 0, strict=True)
+    ]
+    words = domain.encode(pa.array(floats, pa.float64()))
+    return _with_infinities(words, groups, slots, sums, count, domain)
+
+
+def _variances(kind: str, counts: Ints, groups: Ints, slots: Ints, sums: Ints, domain: Domain) -> Ints:
+    is_square = slots >= SQUARES
+    is_one = (slots >= FIRST_LIMB) & ~is_square
+    ones = exact_sums(groups[is_one], slots[is_one], sums[is_one], len(counts))
+    places = slots[is_square] - (SQUARES - FIRST_LIMB)
+    squares = exact_sums(groups[is_square], places, sums[is_square], len(counts))
+    has_other = np.zeros(len(counts), np.bool_)
+    has_other[groups[(slots >= NAN) & (slots <= MINUS_INFINITE)]] = True
+    _, made_of = STATISTICS[kind]
+    values: list[float | None] = []
+    for count, one, square, is_other in zip(counts.tolist(), ones, squares, has_other.tolist(), strict=True):
+        group_sums = Sums(count, {"x": one << (LOWEST - 1074), "xx": square})  # Sums of floats are in 2**-1074.
+        values.append(None if count <= 0 else of_others(kind, count) if is_other else made_of(group_sums))
+    return domain.encode(pa.array(values, pa.float64()))
+
+
+def _whole_sums(name: str, groups: Ints, slots: Ints, sums: Ints, counts: Ints) -> Ints:
+    low, high = slots == FIRST_LIMB, slots == FIRST_LIMB + 1
+    if not high.any():
+        totals = np.zeros(len(counts), np.int64)
+        totals[groups[low]] = sums[low]
+    else:
+        limb = low | high
+        totals = check_int64(exact_sums(groups[limb], slots[limb], sums[limb], len(counts)), name)
+    return np.where(counts == 0, NULL, totals)
+
+
+def _with_infinities(words: Ints, groups: Ints, slots: Ints, sums: Ints, count: int, domain: Domain) -> Ints:
+    special = (slots >= NAN) & (slots <= MINUS_INFINITE)
+    if not special.any():
+        return words
+    counts = np.zeros((3, count), np.int64)
+    counts[slots[special] - NAN, groups[special]] = sums[special]
+    has = counts != 0
+    is_nan = has[0] | (has[INFINITE - NAN] & has[MINUS_INFINITE - NAN])
+    values = np.where(is_nan, np.nan, np.where(has[INFINITE - NAN], np.inf, -np.inf))
+    return np.where(has.any(axis=0), domain.encode(pa.array(values)), words)
+
+
+def _decimals(name: str, values: Sequence[int | None], kind: pa.DataType, domain: Domain) -> Ints:
+    """Return the words of decimals, given as whole numbers of their last digit."""
+    there = [value for value in values if value is not None]
+    if there and max(max(there), -min(there)) >= 10**kind.precision:
+        raise DiffOverflow(f"the sum {name!r} needs more than the {kind.precision} digits of {kind}")
+    return domain.of_digits(values, kind)
+
+
+def multiset_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
+    """Aggregates of whole groups, of which the value words are those of the aggregates, in order."""
+
+    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+        firsts = starts_of(groups)
+        counts = summed(diffs, firsts) if len(firsts) else diffs
+        there = counts != 0
+        sizes = np.diff(np.append(firsts, len(groups)))
+        numbers = np.arange(len(firsts)).repeat(sizes)
+        columns = [
+            _of_multiset(wanted, words, numbers, diffs, len(firsts), domain)
+            for wanted, words in zip(aggregates, values, strict=True)
+        ]
+        rows = np.array(columns, np.int64).reshape(len(columns), len(firsts))
+        return groups[firsts][there], rows[:, there], np.ones(int(there.sum()), np.int64)
+
+    return logic
+
+
+def _of_multiset(wanted: Wanted, words: Ints, numbers: Ints, diffs: Ints, count: int, domain: Domain) -> Ints:
+    """Return one aggregate of count groups; of min, max and median a value counts if its multiplicity is positive."""
+    is_value = words != NULL
+    if not is_value.all():
+        words, numbers, diffs = words[is_value], numbers[is_value], diffs[is_value]
+    if wanted.kind in ACCUMULABLE:
+        counts, firsts = np.zeros(count, np.int64), starts_of(numbers)
+        if len(firsts):
+            counts[numbers[firsts]] = summed(diffs, firsts)
+        rows, slots, amounts = contributions(wanted.kind, words, wanted.of, domain)
+        groups, slots, sums = slot_sums(numbers[rows], slots, amounts, diffs[rows])
+        return aggregate(wanted, counts, groups, slots, sums, domain)
+    numbers, words, diffs = _by_value(numbers, words, wanted.of, diffs, domain)
+    results = np.full(count, NULL, np.int64)
+    firsts = starts_of(numbers)
+    if not len(firsts):
+        return results
+    ends = np.append(firsts[1:], len(numbers))
+    if wanted.kind == "min":
+        at = firsts
+    elif wanted.kind == "max":
+        at = ends - 1
+    else:
+        at = _middles(firsts, ends, diffs)
+    results[numbers[firsts]] = words[at]
+    return results
+
+
+def slot_sums(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the sums of amounts times diffs for each slot of each group, in that order."""
+    order = np.lexsort((slots, groups))
+    groups, slots, sums = groups[order], slots[order], products(amounts, diffs)[order]
+    if not len(groups):
+        return groups, slots, sums
+    firsts = starts_of(groups, slots)
+    return groups[firsts], slots[firsts], summed(sums, firsts)
+
+
+def _by_value(numbers: Ints, words: Ints, of: pa.DataType, diffs: Ints, domain: Domain) -> tuple[Ints, Ints, Ints]:
+    """Return (group, value, multiplicity) in the order of group and value, with positive multiplicities only."""
+    order = order_by((numbers, ranks(domain, words, of)))
+    numbers, words, diffs = numbers[order], words[order], diffs[order]
+    if not len(numbers):
+        return numbers, words, diffs
+    firsts = starts_of(numbers, words)
+    sums = summed(diffs, firsts)
+    keep = sums > 0
+    return numbers[firsts][keep], words[firsts][keep], sums[keep]
+
+
+def _middles(firsts: Ints, ends: Ints, diffs: Ints) -> Ints:
+    """Return where the lower middle of each group is."""
+    running = diffs.cumsum()
+    before = running[firsts] - diffs[firsts]
+    totals = running[ends - 1] - before
+    return running.searchsorted(before + (totals + 1) // 2)
+
+
+def top_k(
+    count: int,
+    by: Sequence[tuple[int, bool, bool]],
+    kinds: Sequence[pa.DataType],
+    domain: Domain,
+    *,
+    skip: int = 0,
+    counted: Counted = "row_number",
+) -> Logic:
+    """The first records of each group in the order of some columns, and of the others where those agree.
+
+    Args:
+        by: rows of the values, whether each is descending, and whether NULL comes first.
+        kinds: types of all value rows.
+        skip: how many records are passed over; none by rank.
+        counted: what count is the number of; by rank, records that agree in the order are in or out together.
+    """
+    every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {by_row for by_row, *_ in by})]
+
+    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+        keep: Flags = diffs > 0
+        if not keep.all():
+            groups, values, diffs = groups[keep], values[:, keep], diffs[keep]
+        if not len(groups):
+            return groups, values, diffs
+        if len(groups) >= FOREMOST_ROWS and count + skip < len(groups) and counted != "dense_rank":
+            row, down, first = every[0]
+            foremost = _foremost(groups, directed(domain, values[row], kinds[row], down, first), count + skip)
+            groups, values, diffs = groups.take(foremost), values.take(foremost, axis=1), diffs.take(foremost)
+        columns = [directed(domain, values[row], kinds[row], down, first) for row, down, first in every]
+        order = order_by((groups, *columns))
+        if counted != "row_number":
+            order = order[
+                _within_rank(count, counted, groups[order], [c[order] for c in columns[: len(by)]], diffs[order])
+            ]
+            return groups[order], values[:, order], diffs[order]
+        groups, values, diffs = groups[order], values[:, order], np.minimum(diffs[order], count + skip)
+        firsts = starts_of(groups)
+        # How many records of the group stand before each one, and how many copies of it lie between skip and the end.
+        running = diffs.cumsum()
+        before = running - diffs
+        sizes = np.diff(np.append(firsts, len(groups)))
+        seen = before - before[firsts].repeat(sizes)
+        ends = np.minimum(seen + diffs, count + skip)
+        taken = ends - np.maximum(seen, skip)
+        keep = taken > 0
+        return groups[keep], values[:, keep], taken[keep]
+
+    return logic
+
+
+def _within_rank(count: int, counted: Counted, groups: Ints, keys: list[Ints], diffs: Ints) -> Flags:
+    """Return which records, in order, have up to this number as their rank in their group."""
+    begins = np.ones(len(groups), np.bool_)
+    begins[1:] = groups[1:] != groups[:-1]
+    is_new = begins.copy()
+    for key in keys:
+        is_new[1:] |= key[1:] != key[:-1]
+    # For each record the number of its peers, which agree in all keys, and the first record of its group.
+    peers, first = is_new.cumsum() - 1, begins.nonzero()[0].take(begins.cumsum() - 1)
+    if counted == "dense_rank":
+        return peers - peers.take(first) < count
+    # The sums are of no more than count for each record: what is behind that does not matter.
+    before = np.minimum(diffs, count).cumsum() - np.minimum(diffs, count)
+    return before.take(is_new.nonzero()[0]).take(peers) - before.take(first) < count
+
+
+def _foremost(groups: Ints, places: Ints, count: int) -> Ints:
+    """Return the numbers of the records among which the first count of each group are, whatever orders equal ones.
+
+    Most records are behind these by their first column alone, and are not compared in the others.
+    """
+    order = order_by((groups, places))
+    groups, places = groups.take(order), places.take(order)
+    firsts = starts_of(groups)
+    sizes = np.diff(np.append(firsts, len(groups)))
+    # The place up to which records of each group may count: that of its count-th record, or of its last one.
+    lasts = places.take(firsts + np.minimum(sizes, count) - 1)
+    foremost: Ints = order[places <= lasts.repeat(sizes)]
+    return foremost
+
+
+def user_function(
+    function: Callable[[Any, Any], Any],
+    keys: pa.Schema,
+    values: pa.Schema,
+    columns: pa.Schema,
+    domain: Domain,
+    operator: str,
+) -> Logic:
+    """What a Python function makes of each key and the pairs (record, multiplicity) of its group."""
+
+    def logic(groups: Ints, words: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+        firsts = starts_of(groups)
+        held = {field.name: Column(domain, field.type, words[at]) for at, field in enumerate(values)}
+        records = Frame(domain, held, NOTHING, diffs).records()
+        pairs = list(zip(records, diffs.tolist(), strict=True))
+        rows = keys_of(groups[firsts])
+        shown = [domain.decode(rows[at], field.type).to_pylist() for at, field in enumerate(keys)]
+        names = shown[0] if len(shown) == 1 else list(zip(*shown, strict=True)) if shown else [()] * len(firsts)
+        made: list[Any] = []
+        counts: list[int] = []
+        sources: list[Any] = []
+        places: list[int] = []
+        ends = [*firsts[1:].tolist(), len(groups)]
+        for number, (first, end, key) in enumerate(zip(firsts.tolist(), ends, names, strict=True)):
+            for record, count in _results(function, key, pairs[first:end], operator):
+                made.append(record)
+                counts.append(count)
+                sources.append(key)
+                places.append(number)
+        out = row_columns(made, sources, columns, domain, operator)
+        owners = groups[firsts].take(np.array(places, np.int64))
+        return owners, np.array(out, np.int64).reshape(len(columns), len(made)), np.array(counts, np.int64)
+
+    return logic
+
+
+def _results(
+    function: Callable[[Any, Any], Any], key: Any, pairs: list[tuple[Any, int]], operator: str
+) -> list[tuple[Any, int]]:
+    try:
+        results = list(function(key, pairs))
+    except Exception as error:
+        raise OperatorFailed(operator, key, f"it raised {error!r}") from error
+    for result in results:
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        if not is_pair or isinstance(result[1], bool) or not isinstance(result[1], int) or abs(result[1]) >= 2**63:
+            raise OperatorFailed(
+                operator,
+                key,
+                f"it returned {result!r:.200} instead of pairs of a record and its multiplicity, an integer",
+            )
+    return [result for result in results if result[1]]

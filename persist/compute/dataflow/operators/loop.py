@@ -1,0 +1,201 @@
+"""Scopes of iteration at work.
+
+A scope's times have one coordinate more, the iteration. In each pass it runs its operators once for each iteration in
+which there is something to do, from the least on: what entered is there in iteration 0, what a variable is set to comes
+back one iteration later, and what operators let wait for an iteration is done when that comes. A later iteration never
+makes work for an earlier one, so when nothing waits any more the pass has come to its fixed point.
+
+Changes of later passes meet the iterations of earlier ones, because arrangements keep the iterations apart. So a change
+costs the iterations, and in each the keys, that it makes a difference to.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from persist.compute.dataflow.operators.operators import Operator, Position
+from persist.compute.dataflow.updates.batch import Layout, to_batch
+from persist.compute.dataflow.updates.times import Ints, Stash, meet_of
+from persist.compute.dataflow.updates.words import NULL
+from persist.core.antichain import Antichain
+from persist.core.errors import NotConverging, OperatorFailed
+from persist.core.progress import check_limits
+
+LAST_ENTRY = 2**62
+"""The last iteration that a record can enter at. What comes of it has as many iterations to go before 64 bits wrap."""
+
+
+class EnterOperator(Operator):
+    """Brings updates into a scope, from an iteration of each on, or from the first one.
+
+    Updates of later iterations are given with the others in the first one. Whoever keeps state lets them wait.
+
+    Args:
+        row: the word of the records that says from which iteration on, and that does not enter; None for the first.
+
+    Attributes:
+        last: the latest iteration in which something has entered.
+    """
+
+    def __init__(self, at: Position, row: int | None) -> None:
+        super().__init__(at)
+        [self._source] = self.inputs
+        self._row = row
+        self.last = 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to bring in."""
+        return self._source.out is not None and self._source.out.shape[1] > 0
+
+    def run(self) -> None:
+        given = self._source.out
+        if given is None or self.rounds[-1] > 0:
+            self.out = None
+            return
+        if self._row is None:
+            rounds = np.zeros((1, given.shape[1]), np.int64)
+        else:
+            rounds, given = given[self._row : self._row + 1], np.delete(given, self._row, axis=0)
+            if rounds.size:
+                latest = int(rounds.max())
+                self._check(int(rounds.min()))
+                self._check(latest)
+                self.last = max(self.last, latest)
+        self.out = np.concatenate((given[:-1], rounds, given[-1:]))
+
+    def _check(self, entry: int) -> None:
+        if not 0 <= entry <= LAST_ENTRY:
+            shown = "NULL" if entry == NULL else str(entry)
+            what = f"a record was to enter at iteration {shown}; iterations to enter at are from 0 to {LAST_ENTRY}"
+            raise OperatorFailed(self.title, None, what)
+
+
+class VariableOperator(Operator):
+    """What a stream gave in the iteration before; its scope sets `feedback`."""
+
+    def __init__(self, at: Position, schema: pa.Schema) -> None:
+        super().__init__(at)
+        self.feedback: Operator | None = None
+        self._schema = schema
+        self._layout = Layout(len(schema), 0, self.dimensions)
+        times = slice(len(schema), len(schema) + self.dimensions)
+        self._stash = Stash(times.stop - 1, times)
+
+    def feed(self) -> None:
+        """Take what the stream gave in this iteration, for the next."""
+        assert self.feedback is not None
+        given = self.feedback.out
+        if given is not None and given.shape[1]:
+            # Consolidated, so that what cancels out does not make another iteration.
+            updates = to_batch(given, self._layout)[1:].copy()
+            updates[-2] += 1
+            self._stash.add(updates)
+
+    def run(self) -> None:
+        parts = [] if self._stash.is_empty else self._stash.take(self.ready, self.bound())
+        self.out = (np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]) if parts else None
+
+    def next_round(self, level: int) -> int | None:
+        if self._stash.is_empty:
+            return None
+        return self._stash.least(self.ready_before(level), len(self._schema) + self.outer + level)
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        return [(chunk[: len(self._schema)], self._schema) for chunk in self._stash.everything()]
+
+    @property
+    def rows(self) -> int:
+        """How many changes wait for another iteration."""
+        return self._stash.rows
+
+
+class LeaveOperator(Operator):
+    """What a stream of a scope gave in all iterations of a pass, summed over them."""
+
+    def __init__(self, at: Position, loop: "Loop", source: Operator) -> None:
+        super().__init__(at)
+        self._source = source
+        self._given: list[Ints] = []
+        loop.leaves.append(self)
+
+    def collect(self) -> None:
+        """Take what the stream gave in this iteration."""
+        given = self._source.out
+        if given is not None and given.shape[1]:
+            self._given.append(np.delete(given, -2, axis=0))
+
+    def run(self) -> None:
+        parts, self._given = self._given, []
+        self.out = (np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]) if parts else None
+
+
+class Loop(Operator):
+    """A scope: its operators in the order in which they run, and the variables that close its cycles.
+
+    Args:
+        limit: how many iterations there may be after the last in which something enters.
+    """
+
+    def __init__(self, at: Position, limit: int) -> None:
+        super().__init__(at)
+        self.operators: list[Operator] = []
+        self.leaves: list[LeaveOperator] = []
+        self._limit = limit
+
+    def complete(self, sources: Sequence[Operator]) -> None:
+        """Say which operators outside it reads, once it is built."""
+        self.inputs = list(sources)
+
+    def advance(self) -> None:
+        self.place(meet_of(operator.frontier for operator in self.inputs), ())
+
+    def place(self, frontier: Antichain, rounds: tuple[int, ...]) -> None:
+        super().place(frontier, rounds)
+        for operator in self.operators:
+            operator.place(frontier, (*rounds, 0))
+
+    def run(self) -> None:
+        enters = [operator for operator in self.operators if isinstance(operator, EnterOperator)]
+        variables = [operator for operator in self.operators if isinstance(operator, VariableOperator)]
+        frontier, outer = self.frontier, self.rounds
+        round_ = 0 if any(operator.has_news for operator in enters) else self._next()
+        while round_ is not None:
+            check_limits()
+            if round_ > self._limit + max((operator.last for operator in enters), default=0):
+                raise NotConverging(self.title, self._limit, sum(operator.rows for operator in variables))
+            rounds = (*outer, round_)
+            for operator in self.operators:
+                operator.place(frontier, rounds)
+                operator.run()
+            for variable in variables:
+                variable.feed()
+            for leave in self.leaves:
+                leave.collect()
+            round_ = self._next()
+
+    def _next(self) -> int | None:
+        return self.next_round(len(self.rounds))
+
+    def next_round(self, level: int) -> int | None:
+        least = None
+        for operator in self.operators:
+            round_ = operator.next_round(level)
+            if round_ is not None and (least is None or round_ < least):
+                least = round_
+        return least
+
+    def settle(self) -> None:
+        for operator in self.operators:
+            operator.settle()
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        return [part for operator in self.operators for part in operator.live()]
+
+    def bytes(self) -> int:
+        return sum(operator.bytes() for operator in self.operators)
+
+    def state(self) -> Iterator[tuple[str, int, int]]:
+        for operator in self.operators:
+            yield from operator.state()

@@ -1,0 +1,303 @@
+"""Statistics of floats: variances, correlations, regressions, skewness, from exact sums that are rounded once.
+
+Each is a quotient of sums of products: of x, of x * x, of x * y and so on. A float is a whole number times a power of
+two, so a product of floats is one, too. Digits of the products, at base 2**27, are summed by their places as whole
+numbers (as in `operators.aggregates`), and the sums of a group are put together as one whole number of 2**-1126 for
+each factor. What is made of them is exact up to the last step, which rounds. So the order of rows does not matter, and
+equal values have the variance 0.
+
+A group with a NaN or an infinity has none of this: its statistics are NaN, as in DuckDB, unless it has one row only.
+"""
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import isqrt, nan
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from persist.compute.dataflow.updates.batch import starts_of
+from persist.compute.dataflow.updates.times import Ints
+
+_DIGIT = 27
+_MASK = np.int64((1 << _DIGIT) - 1)
+LOWEST = 1126  # The least positive float is 2**-1074; its whole number of 53 bits begins at 2**-1126.
+Floats = npt.NDArray[np.float64]
+
+
+def product_digits(factors: Sequence[Floats]) -> tuple[Ints, Ints, Ints]:
+    """Return what the products of finite floats are made of: the row, the place in units of 32 bits, and the amount.
+
+    The product of row i is the sum of its amounts times `2**(32 * place - 1126 * len(factors))`.
+    """
+    digits: list[Ints] = [np.ones(len(factors[0]), np.int64)]
+    lows = np.zeros(len(factors[0]), np.int64)
+    for factor in factors:
+        # A float is a whole number of 53 bits, which has two digits of 27 bits, times a power of two.
+        mantissas, exponents = np.frexp(factor)
+        whole = np.ldexp(mantissas, 53).astype(np.int64)
+        lows += exponents.astype(np.int64) - 53 + LOWEST
+        parts = (whole & _MASK, whole >> _DIGIT)  # The upper one has the sign.
+        # Each digit times each digit, by their places; then carry, as on paper.
+        sums = [np.zeros(len(factor), np.int64) for _ in range(len(digits) + 1)]
+        for at, digit in enumerate(digits):
+            for number, part in enumerate(parts):
+                sums[at + number] = sums[at + number] + digit * part
+        digits, carry = [], np.zeros(len(factor), np.int64)
+        for total in sums:
+            carry = carry + total
+            digits.append(carry & _MASK)
+            carry = carry >> _DIGIT
+        digits.append(carry)
+    rows, places, amounts = [], [], []
+    for at, digit in enumerate(digits):
+        there = digit.nonzero()[0]
+        # A digit, moved to its power of two, reaches into two units of 32 bits at most.
+        low = lows.take(there) + _DIGIT * at
+        shifted = digit.take(there) << (low & 31)
+        for number, amount in enumerate((shifted & 0xFFFFFFFF, shifted >> np.int64(32))):
+            is_some = amount.nonzero()[0]
+            rows.append(there.take(is_some))
+            places.append((low.take(is_some) >> 5) + number)
+            amounts.append(amount.take(is_some))
+    return np.concatenate(rows), np.concatenate(places), np.concatenate(amounts)
+
+
+def summed_products(owners: Ints, factors: Sequence[Floats], count: int) -> list[int]:
+    """Return for each of count groups the exact sum of the products of finite floats, in `2**(-1126 * factors)`.
+
+    Args:
+        owners: the group of each row.
+    """
+    rows, places, amounts = product_digits(factors)
+    every = owners.take(rows)
+    # Amounts of one group and place are summed as int64, and only the sums as Python's integers.
+    order = np.lexsort((places, every))
+    every, places, amounts = every.take(order), places.take(order), amounts.take(order)
+    totals = [0] * count
+    if len(every):
+        firsts = starts_of(every, places)
+        sums = np.add.reduceat(amounts, firsts)
+        for owner, place, total in zip(
+            every.take(firsts).tolist(), places.take(firsts).tolist(), sums.tolist(), strict=True
+        ):
+            totals[owner] += total << (32 * place)
+    return totals
+
+
+def quotient(over: int, under: int) -> float:
+    """Return the float next to a quotient of whole numbers; an infinity beyond the greatest."""
+    try:
+        return over / under
+    except OverflowError:
+        return float("inf") if (over > 0) == (under > 0) else float("-inf")
+
+
+def root(over: int, under: int) -> float:
+    """Return the float next to the square root of a quotient that is not negative."""
+    if not over:
+        return 0.0
+    # So many bits that what is cut off only ever matters between two floats, where the last bit, set, stands for it.
+    shift = max(0, 132 - over.bit_length() + under.bit_length())
+    shift += shift & 1
+    scaled, rest = divmod(over << shift, under)
+    whole = isqrt(scaled)
+    is_exact = not rest and whole * whole == scaled
+    return quotient(2 * whole + (not is_exact), 1 << (shift // 2 + 1))
+
+
+class Sums:
+    """The sums of one group: of how many rows, and of the products of x and y, in `2**(-1126 * factors)`."""
+
+    def __init__(self, count: int, sums: dict[str, int]) -> None:
+        self.count = count
+        self._sums = sums
+
+    def of(self, product: str) -> int:
+        return self._sums[product]
+
+    def spread(self, product: str) -> int:
+        """Return the sum of the products of two deviations from the mean, times the count, in `2**-2252`."""
+        return self.count * self.of(product) - self.of(product[0]) * self.of(product[1])
+
+    def mean(self, value: str) -> float:
+        return quotient(self.of(value), self.count << LOWEST)
+
+    def power(self, exponent: int) -> Fraction:
+        """Return the mean of the third or fourth powers of the deviations from the mean, in `2**(-1126 * exponent)`."""
+        n = self.count
+        mean, second, third = (Fraction(self.of("x" * power), n) for power in (1, 2, 3))
+        if exponent == 3:
+            return third - 3 * second * mean + 2 * mean**3
+        return Fraction(self.of("xxxx"), n) - 4 * third * mean + 6 * second * mean**2 - 3 * mean**4
+
+
+_SQUARE = 2 * LOWEST
+
+
+Statistic = Callable[[Sums], float | None]
+
+
+def _var_pop(sums: Sums) -> float | None:
+    return quotient(sums.spread("xx"), sums.count**2 << _SQUARE)
+
+
+def _var_samp(sums: Sums) -> float | None:
+    n = sums.count
+    return quotient(sums.spread("xx"), n * (n - 1) << _SQUARE) if n > 1 else None
+
+
+def _stddev_pop(sums: Sums) -> float | None:
+    return root(sums.spread("xx"), sums.count**2 << _SQUARE)
+
+
+def _stddev_samp(sums: Sums) -> float | None:
+    n = sums.count
+    return root(sums.spread("xx"), n * (n - 1) << _SQUARE) if n > 1 else None
+
+
+def _sem(sums: Sums) -> float | None:
+    return root(sums.spread("xx"), sums.count**3 << _SQUARE)
+
+
+def _skewness(sums: Sums) -> float | None:
+    n, variance = sums.count, Fraction(sums.spread("xx"), sums.count**2)
+    if n <= 2 or not variance:
+        return None
+    third = sums.power(3)
+    square = third**2 / variance**3 * Fraction(n * (n - 1), (n - 2) ** 2)
+    size = root(square.numerator, square.denominator)
+    return size if third >= 0 else -size
+
+
+def _kurtosis(sums: Sums) -> float | None:
+    n, variance = sums.count, Fraction(sums.spread("xx"), sums.count**2)
+    if n <= 3 or not variance:
+        return None
+    excess = Fraction(n - 1, (n - 2) * (n - 3)) * ((n + 1) * sums.power(4) / variance**2 - 3 * (n - 1))
+    return quotient(excess.numerator, excess.denominator)
+
+
+def _kurtosis_pop(sums: Sums) -> float | None:
+    variance = Fraction(sums.spread("xx"), sums.count**2)
+    if sums.count <= 1 or not variance:
+        return None
+    excess = sums.power(4) / variance**2 - 3
+    return quotient(excess.numerator, excess.denominator)
+
+
+def _covar_pop(sums: Sums) -> float | None:
+    return quotient(sums.spread("xy"), sums.count**2 << _SQUARE)
+
+
+def _covar_samp(sums: Sums) -> float | None:
+    n = sums.count
+    return quotient(sums.spread("xy"), n * (n - 1) << _SQUARE) if n > 1 else None
+
+
+def _corr(sums: Sums) -> float | None:
+    ones, others, both = (sums.spread(product) for product in ("xx", "yy", "xy"))
+    if not ones or not others:
+        return nan
+    size = root(both**2, ones * others)
+    return size if both >= 0 else -size
+
+
+# In regressions, x depends on y. They are DuckDB's first and second argument.
+def _slope(sums: Sums) -> float | None:
+    spread = sums.spread("yy")
+    return quotient(sums.spread("xy"), spread) if spread else nan
+
+
+def _intercept(sums: Sums) -> float | None:
+    spread = sums.spread("yy")
+    if not spread:
+        return None
+    return quotient(sums.of("x") * spread - sums.spread("xy") * sums.of("y"), sums.count * spread << LOWEST)
+
+
+def _r2(sums: Sums) -> float | None:
+    ones, others = sums.spread("xx"), sums.spread("yy")
+    if not others:
+        return None
+    return quotient(sums.spread("xy") ** 2, ones * others) if ones else 1.0
+
+
+def _sum_of(product: str) -> Statistic:
+    return lambda sums: quotient(sums.spread(product), sums.count << _SQUARE)
+
+
+_ONE, _TWO = ("x", "xx"), ("x", "y", "xx", "yy", "xy")
+STATISTICS: dict[str, tuple[tuple[str, ...], Statistic]] = {
+    "var_pop": (_ONE, _var_pop),
+    "var_samp": (_ONE, _var_samp),
+    "stddev_pop": (_ONE, _stddev_pop),
+    "stddev_samp": (_ONE, _stddev_samp),
+    "sem": (_ONE, _sem),
+    "skewness": (("x", "xx", "xxx"), _skewness),
+    "kurtosis": (("x", "xx", "xxx", "xxxx"), _kurtosis),
+    "kurtosis_pop": (("x", "xx", "xxx", "xxxx"), _kurtosis_pop),
+    "covar_pop": (("x", "y", "xy"), _covar_pop),
+    "covar_samp": (("x", "y", "xy"), _covar_samp),
+    "corr": (_TWO, _corr),
+    "regr_avgx": (("y",), lambda sums: sums.mean("y")),
+    "regr_avgy": (("x",), lambda sums: sums.mean("x")),
+    "regr_intercept": (_TWO, _intercept),
+    "regr_r2": (_TWO, _r2),
+    "regr_slope": (_TWO, _slope),
+    "regr_sxx": (("y", "yy"), _sum_of("yy")),
+    "regr_sxy": (("x", "y", "xy"), _sum_of("xy")),
+    "regr_syy": (("x", "xx"), _sum_of("xx")),
+}
+
+
+def statistics(name: str, owners: Ints, values: Sequence[Floats], count: int) -> list[float | None]:
+    """Return a statistic of each of count groups; None of one without rows.
+
+    Args:
+        owners: the group of each row, ascending.
+        values: x, and y if there is one, of each row.
+    """
+    products, made_of = STATISTICS[name]
+    columns: dict[str, Any] = dict(zip("xy", values, strict=False))
+    letters = sorted({*"".join(products)})
+    is_finite = np.logical_and.reduce([np.isfinite(columns[letter]) for letter in letters])
+    has_other = np.zeros(count, np.bool_)
+    has_other[owners[~is_finite]] = True
+    finite = owners[is_finite]
+    sums = {
+        product: summed_products(finite, [columns[letter][is_finite] for letter in product], count)
+        for product in products
+    }
+    made: list[float | None] = []
+    for at, rows in enumerate(np.bincount(owners, minlength=count).tolist()):
+        if not rows:
+            made.append(None)
+        elif not has_other[at]:
+            made.append(made_of(Sums(rows, {product: totals[at] for product, totals in sums.items()})))
+        elif name in ("regr_avgx", "regr_avgy"):
+            made.append(float(columns[letters[0]][owners == at].sum()))  # An infinity, which no count changes, or NaN.
+        elif name == "regr_r2" and _is_one(columns["y"][owners == at]):
+            made.append(None)
+        else:
+            made.append(of_others(name, rows))
+    return made
+
+
+def _is_one(values: Floats) -> bool:
+    return bool((values == values[0]).all() and np.isfinite(values[0]))
+
+
+def of_others(name: str, rows: int) -> float | None:
+    """Return a statistic of a group of so many rows, of which some are no finite numbers."""
+    if rows == 1 and name in ("var_pop", "stddev_pop", "regr_sxx", "regr_syy"):
+        return 0.0
+    return nan if rows >= _ROWS_MIN.get(name, 1) and name != "regr_intercept" else None
+
+
+_ROWS_MIN = {
+    **dict.fromkeys(("var_samp", "stddev_samp", "covar_samp", "kurtosis_pop", "regr_r2"), 2),
+    "skewness": 3,
+    "kurtosis": 4,
+}

@@ -1,0 +1,448 @@
+"""What the operators of a running dataflow have in common, and the simple ones.
+
+A dataflow is run in passes. In a pass each operator is called once, after those that it reads, or in a scope once per
+iteration; it takes what they gave in `out`, and gives updates itself. An operator that keeps state lets updates wait
+until they are *ready*: their time is not beyond the frontier of its inputs and, in a scope, not in a later iteration.
+So whatever it gives is right for its time, and at its time.
+
+Within a pass all inputs of the dataflow have the same view of time, so no message about progress ever travels: the
+frontier of an operator is the meet of those of what it reads.
+
+An arrangement is the complete updates of a collection, indexed by key, for all operators that use this key. In each
+pass it takes what has become ready as one new batch. Readers see the batch and, apart from it, the spine of all
+before. Each reader says from which frontier on it will compare times; the arrangement compacts up to the meet of these.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from persist.compute.dataflow.operators.linear import Shape
+from persist.compute.dataflow.plan.draft import Captured, Probed, to_table
+from persist.compute.dataflow.state.spine import Allocate, Spine
+from persist.compute.dataflow.updates.batch import Layout, matches, to_batch, uncancelled
+from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, beyond, meet_of
+from persist.compute.dataflow.updates.words import Domain
+from persist.core.antichain import Antichain, Coordinates, as_given
+from persist.core.errors import OperatorFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where in a dataflow an operator is.
+
+    Attributes:
+        title: how messages call it.
+        inputs: the operators it reads.
+        outer: how many dimensions the times of the program have.
+        depth: how many iterations it is in.
+    """
+
+    title: str
+    inputs: Sequence["Operator"]
+    outer: int
+    depth: int
+
+
+class Operator:
+    """One operator of a running dataflow.
+
+    Attributes:
+        may_rest: it may be left out of a pass in which nobody needs what it gives: what it keeps is what it reads.
+        title, inputs, outer, depth: see `Position`.
+        dimensions: of its times: those of the program, and one for each iteration.
+        frontier: how far its inputs are complete, in the program's dimensions.
+        rounds: the iterations that are under way, outermost first.
+        out: what it gave in this pass; None for nothing.
+        moves_times: it may give, of what it takes, updates of later times.
+        given_out, seconds: updates that it gave, and the time that it took, in all passes.
+    """
+
+    may_rest: ClassVar[bool] = False
+
+    def __init__(self, at: Position) -> None:
+        self.title = at.title
+        self.inputs = list(at.inputs)
+        self.depth = at.depth
+        self.outer = at.outer
+        self.dimensions = at.outer + at.depth
+        self.frontier = Antichain(as_given((0,) * at.outer))
+        self.rounds: tuple[int, ...] = ()
+        self.out: Ints | None = None
+        self.moves_times = False
+        self.given_out = 0
+        self.seconds = 0.0
+
+    def advance(self) -> None:
+        """Take the frontier over from the inputs."""
+        if len(self.inputs) == 1:
+            self.frontier = self.inputs[0].frontier
+        elif self.inputs:
+            self.frontier = meet_of(operator.frontier for operator in self.inputs)
+
+    def run(self) -> None:
+        """Do the work of this pass, or of this iteration."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """After a pass: let what is kept be compacted."""
+
+    def ready(self, times: Ints) -> Flags:
+        """Return which times are complete here by now."""
+        waits = beyond(self.frontier, times[: self.outer])
+        for number, round_ in enumerate(self.rounds, self.outer):
+            waits |= times[number] > round_
+        return ~waits
+
+    def is_ready(self, time: Coordinates) -> bool:
+        """Return whether one time is complete here by now."""
+        for at, round_ in zip(time[self.outer :], self.rounds, strict=False):
+            if at > round_:
+                return False
+        return not self.frontier.has_beyond(as_given(time[: self.outer]))
+
+    def ready_before(self, level: int) -> Ready:
+        """Return which times are complete but for the iterations of the scope at a level, and of those inside of it."""
+
+        def ready(times: Ints) -> Flags:
+            waits = beyond(self.frontier, times[: self.outer])
+            for number, round_ in enumerate(self.rounds[:level], self.outer):
+                waits |= times[number] > round_
+            return ~waits
+
+        return ready
+
+    def place(self, frontier: Antichain, rounds: tuple[int, ...]) -> None:
+        """Set how far the inputs are complete, and which iterations are under way."""
+        self.frontier = frontier
+        self.rounds = rounds
+
+    def bound(self) -> int | None:
+        """Return from which value of the last coordinate on no time can be ready; None if that cannot be told."""
+        if self.rounds:
+            return self.rounds[-1] + 1
+        return self.frontier.time if self.outer == 1 else None
+
+    def next_round(self, level: int) -> int | None:
+        """Return the least iteration, of the scope at a level, in which there is something to do; None for none."""
+        return None
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        """Return all words that are kept, with the columns they belong to."""
+        return []
+
+    def bytes(self) -> int:
+        """Return how much memory what is kept takes."""
+        return 0
+
+    def state(self) -> Iterator[tuple[str, int, int]]:
+        """Yield who keeps something, how many updates, and how many bytes they take."""
+        if self.bytes():
+            rows = sum(words.shape[1] for words, _ in self.live())
+            yield self.title, rows, self.bytes()
+
+    def given(self) -> Ints | None:
+        """Return what the inputs gave, together."""
+        if len(self.inputs) == 1:
+            return self.inputs[0].out
+        parts = [operator.out for operator in self.inputs if operator.out is not None]
+        if len(parts) > 1:
+            return np.concatenate(parts, axis=1)
+        return parts[0] if parts else None
+
+
+PIECE_ROWS = 1 << 17  # Some 60 MiB of updates of sums of floats.
+
+
+class StashingOperator(Operator):
+    """An operator of one input whose updates wait until they are ready.
+
+    Args:
+        layout: of the batches it makes of them.
+        shape: what is done to updates first.
+        adds_up: the shape makes several updates of each, and many of these are equal. Then it is applied piece by
+            piece, and what each piece amounts to is kept: a first build takes a fraction of the memory.
+
+    Attributes:
+        is_last_reader: nobody else reads what the inputs gave after this one has.
+    """
+
+    is_last_reader = False
+
+    def __init__(
+        self, at: Position, layout: Layout, shape: Shape = lambda updates: updates, *, adds_up: bool = False
+    ) -> None:
+        super().__init__(at)
+        self.layout = layout
+        self.shape = shape
+        self._adds_up = adds_up
+        axis = layout.words + (layout.dimensions - 1 if at.depth else 0)
+        self.stash = Stash(axis, slice(layout.words, layout.words + layout.dimensions))
+
+    def shaped(self) -> Ints | None:
+        """Return what the input gave, after what is done to it first."""
+        given = self.given()
+        if self.is_last_reader:
+            for source in self.inputs:
+                source.out = None  # It goes with this frame, before anything is sorted.
+        if given is None or not self._adds_up or given.shape[1] <= PIECE_ROWS:
+            return None if given is None else self.shape(given)
+        given = given[:, uncancelled(given)]  # A piece does not see that another one takes a record back.
+        starts = range(0, max(1, given.shape[1]), PIECE_ROWS)
+        pieces = [to_batch(self.shape(given[:, start : start + PIECE_ROWS]), self.layout)[1:] for start in starts]
+        return np.concatenate(pieces, axis=1)
+
+    def taken(self) -> Ints | None:
+        """Return the updates that are ready by now as a consolidated batch, or None."""
+        updates = self.shaped()
+        parts = [] if self.stash.is_empty else self.stash.take(self.ready, self.bound())
+        if updates is not None and updates.shape[1]:
+            if self._are_all_ready(updates):
+                parts.append(updates)
+            else:
+                flags = self.ready(updates[self.layout.words : -1])
+                if flags.any():
+                    parts.append(updates[:, flags])
+                self.stash.add(updates[:, ~flags])
+        if not parts:
+            return None
+        batch = to_batch(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), self.layout)
+        return batch if batch.shape[1] else None
+
+    def _are_all_ready(self, updates: Ints) -> bool:
+        """Return whether all updates are ready."""
+        times = updates[self.layout.words : -1]
+        if len(times) > 1 or self.frontier.is_empty:
+            return bool(self.ready(times).all())
+        last = times.item(0) if times.shape[1] == 1 else times.max()
+        return bool(last < self.frontier.time)
+
+    def next_round(self, level: int) -> int | None:
+        if self.stash.is_empty:
+            return None
+        return self.stash.least(self.ready_before(level), self.layout.words + self.outer + level)
+
+    def waiting_words(self) -> list[Ints]:
+        return [chunk[: self.layout.words] for chunk in self.stash.everything()]
+
+
+class EntryOperator(Operator):
+    """Where updates come in from outside: an input, or a source. Its owner sets `out` and `frontier`."""
+
+    def advance(self) -> None:
+        pass
+
+    def run(self) -> None:
+        pass
+
+
+class LinearOperator(Operator):
+    """A stack of linear stages."""
+
+    may_rest = True
+
+    def __init__(self, at: Position, shape: Shape) -> None:
+        super().__init__(at)
+        self.shape = shape
+
+    def run(self) -> None:
+        given = self.inputs[0].out
+        self.out = None if given is None or not given.shape[1] else self.shape(given)
+
+
+class ConcatOperator(Operator):
+    """All updates of all inputs."""
+
+    may_rest = True
+
+    def run(self) -> None:
+        self.out = self.given()
+
+
+class SealedWithOperator(ConcatOperator):
+    """All updates of the first input. What is complete is so for all inputs."""
+
+    def run(self) -> None:
+        self.out = self.inputs[0].out
+
+
+class ConsolidateOperator(StashingOperator):
+    """Updates summed per record and time, once they are complete."""
+
+    may_rest = True
+
+    def __init__(self, at: Position, schema: pa.Schema) -> None:
+        super().__init__(at, Layout(len(schema), 0, at.outer + at.depth))
+        self._schema = schema
+
+    def run(self) -> None:
+        batch = self.taken()
+        self.out = None if batch is None else batch[1:]
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        return [(words, self._schema) for words in self.waiting_words()]
+
+
+class InspectOperator(Operator):
+    """Calls a function with what passes."""
+
+    def __init__(self, at: Position, shown: Callable[[Ints], object]) -> None:
+        super().__init__(at)
+        self._shown = shown
+
+    def run(self) -> None:
+        self.out = self.given()
+        if self.out is not None and self.out.shape[1]:
+            self._shown(self.out)
+
+
+class ProbeOperator(Operator):
+    """Tells how far its input is complete."""
+
+    def __init__(self, at: Position, probe: Probed) -> None:
+        super().__init__(at)
+        self._probe = probe
+
+    def run(self) -> None:
+        self._probe.attach(self.frontier)
+
+
+class CaptureOperator(ConsolidateOperator):
+    """Keeps complete updates in memory."""
+
+    may_rest = False
+
+    def __init__(self, at: Position, schema: pa.Schema, captured: Captured, domain: Domain) -> None:
+        super().__init__(at, schema)
+        self._captured = captured
+        captured.attach(schema, domain, self.dimensions, self.stash.everything)
+
+    def run(self) -> None:
+        super().run()
+        if self.out is not None:
+            self._captured.add(self.out)
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        captured = self._captured.live()
+        return [*super().live(), (captured[: len(self._schema)], self._schema)]
+
+
+class SinkOperator(ConsolidateOperator):
+    """Holds the complete updates of this pass for whoever writes them."""
+
+    may_rest = False
+
+    def __init__(self, at: Position, schema: pa.Schema, collection: str, keys: tuple[str, ...]) -> None:
+        super().__init__(at, schema)
+        self.schema = schema
+        self.collection = collection
+        self.keys = keys
+
+
+def shown_by(
+    function: Callable[[pa.Table], object], schema: pa.Schema, domain: Domain, operator: str
+) -> Callable[[Ints], object]:
+    """Return the function that shows updates as a table to a function."""
+
+    def shown(updates: Ints) -> None:
+        try:
+            function(to_table(updates, schema, domain))
+        except Exception as error:
+            raise OperatorFailed(
+                operator, None, f"on a table of {updates.shape[1]} updates it raised {error!r}"
+            ) from error
+
+    return shown
+
+
+ReaderFrontier = Callable[[], Antichain]
+
+
+class Arrangement(StashingOperator):
+    """A spine, and the batch of this pass.
+
+    Attributes:
+        new: the updates that became ready in this pass or iteration, or None.
+        spine: all before.
+    """
+
+    def __init__(
+        self,
+        at: Position,
+        layout: Layout,
+        shape: Shape,
+        schema: pa.Schema,
+        allocate: Allocate,
+        *,
+        adds_up: bool = False,
+    ) -> None:
+        super().__init__(at, layout, shape, adds_up=adds_up)
+        self.spine = Spine(layout, allocate)
+        self.new: Ints | None = None
+        self.schema = schema
+        self._readers: list[ReaderFrontier] = []
+        self._is_needed = True
+        self._restored: tuple[Ints, int] | None = None
+
+    def read_from(self, frontier: ReaderFrontier) -> None:
+        """Take note of a reader: it compares times with those beyond its frontier only."""
+        self._readers.append(frontier)
+
+    def restore(self, updates: Ints, at: int) -> None:
+        """Take updates, in the next pass, for what comes of the input up to a time."""
+        self._restored = updates, at
+
+    def shaped(self) -> Ints | None:
+        arrived = super().shaped()
+        if self._restored is None:
+            return arrived
+        (updates, at), self._restored = self._restored, None
+        if arrived is None:
+            return updates
+        return np.concatenate((updates, arrived[:, arrived[self.layout.words] > at]), axis=1)
+
+    def run(self) -> None:
+        self._keep()  # What is new in the iteration before.
+        self.new = self.taken()
+        self.out = None if self.new is None else self.new[1:]
+
+    def settle(self) -> None:
+        since = meet_of([read() for read in self._readers]) if self._readers else self.spine.since
+        if since is not self.spine.since:
+            if since.is_empty:
+                # Nobody will ever look anything up here again.
+                self.spine, self.new, self._is_needed = Spine(self.layout), None, False
+            else:
+                self.spine.advance(since)
+        self._keep()
+
+    def _keep(self) -> None:
+        if self.new is not None:
+            if self._is_needed:
+                self.spine.insert(self.new)
+            self.new = None
+
+    def lookup(self, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
+        """Return the updates of keys: the number of the key and the row, for each; with those of this pass, or not."""
+        numbers, rows = self.spine.lookup(hashes, keys)
+        if has_new and self.new is not None:
+            others, more = _in_batch(hashes, keys, self.new)
+            if len(others):
+                numbers, rows = np.concatenate((numbers, others)), np.concatenate((rows, more), axis=1)
+        return numbers, rows
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        chunks = [batch[1 : 1 + self.layout.words] for batch in self.spine.batches()]
+        chunks += [] if self.new is None else [self.new[1 : 1 + self.layout.words]]
+        return [(words, self.schema) for words in [*chunks, *self.waiting_words()]]
+
+    def bytes(self) -> int:
+        return self.spine.bytes
+
+
+def _in_batch(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
+    ones, others = matches(hashes, keys, batch)
+    return ones, batch.take(others, axis=1)

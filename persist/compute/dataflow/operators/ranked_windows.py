@@ -1,0 +1,442 @@
+"""Windows over a large partition that is kept in order: a change looks at the rows whose answer may change.
+
+The records of the partition are blocks in order (`persist.compute.dataflow.state.ranked`), which a change replaces and
+never writes to. So the partition before a change, and after it, are two lists of blocks, and what both have in common
+are the same arrays. What is in between are *changed places*; between these are *stretches* of equal records. A row of a
+stretch has the same answer as before unless
+
+- a changed place is in its reach: so many rows back or ahead, or among the rows that agree with it in the order;
+- or a total over the rows before its stretch has changed: their number for `row_number`, their sum for a running sum.
+  A function that looks at the end of the partition depends on what stands behind, too.
+
+Rows for which one of these holds are computed in both partitions, by the functions of `operators.windows`, which are
+given the totals over the rows before; the difference is the change. No other row is looked at.
+
+    totals over rows = [rows, groups of rows that agree, for each sum a `Totals`], of each block, and added up
+
+Cost of a change: about log2(n) comparisons for each record, one addition for each block, and the rows whose answer
+changes. Memory: that of the records.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import add
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from persist.compute.dataflow.operators.large_groups import Group, Ranking
+from persist.compute.dataflow.operators.logic import copies
+from persist.compute.dataflow.operators.windows import EXTREMES, SUMMED, Totals, column_of, placed, totals
+from persist.compute.dataflow.plan.plan import WindowFunction
+from persist.compute.dataflow.state.ranked import Order, Ranked, has_rank
+from persist.compute.dataflow.updates.times import Ints
+from persist.compute.dataflow.updates.words import NULL, Domain, is_ordered
+
+PIECE_ROWS = 1 << 17  # So many records of a long stretch are computed at once.
+REACH_MAX = 1 << 20
+
+Span: TypeAlias = tuple[int, int, int, int]  # Records from and to, before the change and after it.
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """What else the answer of a row depends on: so many rows back and ahead, and totals over rows.
+
+    Attributes:
+        of: what is counted of the rows before or behind: "rows", "peers", a sum by its number; "first" is a row.
+    """
+
+    back: int = 0
+    ahead: int = 0
+    has_peers: bool = False
+    from_begin: bool = False
+    to_end: bool = False
+    of: str | int = "rows"
+
+
+def _reach(call: WindowFunction, number: int) -> _Reach | None:
+    """Return the reach of a function; None if it has to look at all of its partition."""
+    if call.exclude or call.within or call.where or call.is_distinct or call.ignores_nulls:
+        return None
+    match call.function:
+        case "row_number" | "rank":
+            return _Reach(has_peers=call.function == "rank", from_begin=True)
+        case "dense_rank":
+            return _Reach(has_peers=True, from_begin=True, of="peers")
+        case "percent_rank" | "cume_dist" | "ntile":
+            return _Reach(has_peers=True, from_begin=True, to_end=True)
+        case "lag" | "lead":
+            by = call.number if call.function == "lag" else -call.number
+            return _Reach(back=max(by, 0), ahead=max(-by, 0)) if abs(by) <= REACH_MAX else None
+        case "count_star" | "last_value":
+            of: str | int = "rows"
+        case "first_value":
+            of = "first"
+        case "count" | "sum" | "avg" | "min" | "max" | "bool_and" | "bool_or":
+            of = number
+        case _:
+            return None
+    back, ahead, has_peers = 0, 0, False
+    for bound in (call.start, call.end):
+        if bound is None:
+            continue
+        mode, offset = bound
+        if mode not in ("rows", "range") or abs(offset) > REACH_MAX:
+            return None
+        has_peers |= mode == "range"
+        back, ahead = max(back, -offset), max(ahead, offset)
+    if call.function in EXTREMES and call.end is None:
+        return None  # What stands behind is the whole without what stands before, which minima do not tell.
+    if call.function == "last_value":
+        return _Reach(back, ahead, has_peers) if call.end is not None else None
+    if call.function == "first_value":
+        return _Reach(back, ahead, has_peers, call.start is None, False, of) if call.end is not None else None
+    return _Reach(back, ahead, has_peers, call.start is None, call.end is None, of)
+
+
+def ranking_of_windows(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Ranking | None:
+    """Return a function that ranks a partition of `windows.windows`; None if its functions look at all of it."""
+    if len({call.by for call in calls}) != 1 or not all(map(has_rank, schema.types)) or not len(schema):
+        return None
+    if not all(is_ordered(schema.field(call.arguments[0]).type) for call in calls if call.function in EXTREMES):
+        return None
+    reaches = [_reach(call, at) for at, call in enumerate(calls)]
+    known = [reach for reach in reaches if reach is not None]
+    if len(known) < len(reaches):
+        return None
+    by = [(schema.get_field_index(name), down, first) for name, down, first in calls[0].by]
+    named = dict.fromkeys(at for at, *_ in by)
+    every = [next(key for key in by if key[0] == at) for at in named]
+    order = Order([*every, *((at, False, False) for at in range(len(schema)) if at not in named)], schema.types, domain)
+    window = _Window(tuple(calls), known, schema, domain, [*named])
+    return lambda records, diffs: WindowedGroup(window, Ranked(order, records, diffs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    calls: tuple[WindowFunction, ...]
+    reaches: Sequence[_Reach]
+    schema: pa.Schema
+    domain: Domain
+    by: Sequence[int]
+
+    def sums(self, block: Ints) -> list[Totals]:
+        """Return the totals of the arguments of sums, and empty ones for functions that are no sums."""
+        made = []
+        for call in self.calls:
+            if call.function in SUMMED:
+                at = self.schema.get_field_index(call.arguments[0])
+                made.append(totals(call.function, block[at], block[-1], self.schema.field(at).type, self.domain))
+            else:
+                made.append(Totals())
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """Totals over some records."""
+
+    rows: int
+    peers: int
+    sums: Sequence[Totals]
+
+
+class _Block:
+    """Totals over a block: rows, groups of rows that agree less the first one, and sums; and its edges."""
+
+    __slots__ = ("first", "last", "peers", "rows", "sums")
+
+    def __init__(self, block: Ints, window: _Window) -> None:
+        is_row = block[-1] > 0
+        keys = block[np.array(window.by, np.int64)][:, is_row]
+        self.rows = sum(block[-1][is_row].tolist())
+        self.peers = int((keys[:, 1:] != keys[:, :-1]).any(axis=0).sum()) if self.rows else 0
+        self.first = tuple(keys[:, 0].tolist()) if self.rows else None
+        self.last = tuple(keys[:, -1].tolist()) if self.rows else None
+        self.sums = window.sums(block)
+
+
+class _Partition:
+    """A partition as it was at one time.
+
+    Args:
+        known: the totals over blocks of other partitions, by the identity of the block; those of this one are added.
+    """
+
+    def __init__(self, blocks: list[Ints], window: _Window, known: dict[int, tuple[Ints, _Block]]) -> None:
+        self.blocks = blocks
+        self._window = window
+        made = []
+        for block in blocks:
+            if id(block) not in known:
+                known[id(block)] = block, _Block(block, window)
+            made.append(known[id(block)][1])
+        self.known = {id(block): known[id(block)] for block in blocks}
+        self.starts: list[int] = [0, *accumulate(block.shape[1] for block in blocks)]
+        self.total = self.starts[-1]
+        self._rows = [0, *accumulate(summary.rows for summary in made)]
+        self._opens = []  # Of each block, whether its first row agrees with none before.
+        last = None
+        for summary in made:
+            self._opens.append(summary.first is not None and summary.first != last)
+            last = summary.last if summary.first is not None else last
+        self._peers = [
+            0,
+            *accumulate(summary.peers + opens for summary, opens in zip(made, self._opens, strict=True)),
+        ]
+        self._sums = []
+        for at, call in enumerate(window.calls):
+            zero = Totals()
+            if call.function in SUMMED:
+                self._sums.append([*accumulate((summary.sums[at] for summary in made), add, initial=zero)])
+            else:
+                self._sums.append([zero] * (len(blocks) + 1))
+        self.first = next((block[:, int(np.argmax(block[-1] > 0))] for block in blocks if (block[-1] > 0).any()), None)
+
+    def records(self, first: int, end: int) -> Ints:
+        """Return some records in order, with their multiplicities."""
+        parts = [np.empty((len(self._window.schema) + 1, 0), np.int64)] if first >= end else []
+        at = self._block_of(first)
+        while first < end and at < len(self.blocks) and self.starts[at] < end:
+            start = self.starts[at]
+            parts.append(self.blocks[at][:, max(first - start, 0) : end - start])
+            at += 1
+        return np.concatenate(parts, axis=1) if len(parts) != 1 else parts[0]
+
+    def before(self, record: int) -> _Sum:
+        """Return the totals over the records before one."""
+        at = self._block_of(record)
+        rows, peers, sums = self._rows[at], self._peers[at], [column[at] for column in self._sums]
+        if record > self.starts[at]:
+            part = _Block(self.blocks[at][:, : record - self.starts[at]], self._window)
+            rows += part.rows
+            peers += part.peers + (self._opens[at] if part.rows else 0)
+            sums = [one + other for one, other in zip(sums, part.sums, strict=True)]
+        return _Sum(rows, peers, sums)
+
+    def keys(self, first: int, end: int) -> Ints:
+        return self.records(first, end)[np.array(self._window.by, np.int64)]
+
+    def peers_begin(self, record: int) -> int:
+        """Return the first of the records that agree with one in the order."""
+        return self._end_of_peers(record, -1)
+
+    def peers_end(self, record: int) -> int:
+        """Return the record behind those that agree with one in the order."""
+        return self._end_of_peers(record, 1)
+
+    def _end_of_peers(self, record: int, sign: int) -> int:
+        key = self.keys(record, record + 1)
+        at, step = record if sign < 0 else record + 1, 64
+        while (at > 0) if sign < 0 else (at < self.total):
+            first, end = (max(at - step, 0), at) if sign < 0 else (at, min(at + step, self.total))
+            differs = np.flatnonzero((self.keys(first, end) != key).any(axis=0))
+            if len(differs):
+                return first + int(differs[-1]) + 1 if sign < 0 else first + int(differs[0])
+            at, step = (first, 2 * step) if sign < 0 else (end, 2 * step)
+        return at
+
+    def moved(self, record: int, rows: int) -> int:
+        """Return the record that so many rows back, or ahead, take one to: or one that is further."""
+        at, step, left = record, abs(rows), abs(rows)
+        while left > 0 and ((at < self.total) if rows > 0 else (at > 0)):
+            first, end = (at, min(at + step, self.total)) if rows > 0 else (max(at - step, 0), at)
+            left -= int(np.clip(self.records(first, end)[-1], 0, left).sum())
+            at = end if rows > 0 else first
+        return at
+
+    def _block_of(self, record: int) -> int:
+        return bisect_right(self.starts, record) - 1
+
+
+class WindowedGroup(Group):
+    """A partition: its records in order, and the totals over blocks of them."""
+
+    def __init__(self, window: _Window, ranked: Ranked) -> None:
+        self._window = window
+        self._ranked, self.orders = ranked, [ranked]
+        self._partition = _Partition(ranked.blocks, window, {})
+
+    def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
+        for *record, diff in np.concatenate((records, diffs[None])).T.tolist():
+            self._ranked.add(tuple(record), diff)
+        old = self._partition
+        self._partition = new = _Partition(self._ranked.blocks, self._window, old.known)
+        gone, come = [], []
+        for old_first, old_end, new_first, new_end in _pieces(self._affected(old, new)):
+            was, now = self._answers(old, old_first, old_end), self._answers(new, new_first, new_end)
+            was, now = _different(was, now)
+            gone.append(was)
+            come.append(now)
+        height = len(self._window.schema) + len(self._window.calls)
+        empty = np.empty((height, 0), np.int64)
+        columns = np.concatenate((empty, *gone, *come), axis=1)
+        changes = np.ones(columns.shape[1], np.int64)
+        changes[: sum(rows.shape[1] for rows in gone)] = -1
+        return columns, changes
+
+    def _affected(self, old: _Partition, new: _Partition) -> list[Span]:
+        """Return the records whose answers may change, in order."""
+        changed = list(_changed_places(old, new))
+        stretches = _between(changed, old.total, new.total)
+        back = max(reach.back for reach in self._window.reaches)
+        ahead = max(reach.ahead for reach in self._window.reaches)
+        has_peers = any(reach.has_peers for reach in self._window.reaches)
+        spans: list[Span] = []
+        for number, stretch in enumerate(stretches):
+            first, end, other, other_end = stretch
+            if number:
+                spans.append(changed[number - 1])
+            if first == end:
+                continue
+            if self._depends(old, new, stretch):
+                spans.append(stretch)
+                continue
+            head, tail = first, end
+            if number and (back or has_peers):
+                head = min(old.peers_end(first) if has_peers else first, end)
+                head = min(old.moved(head, back), end)
+            if number < len(stretches) - 1 and (ahead or has_peers):
+                tail = max(old.peers_begin(end - 1) if has_peers else end, first)
+                tail = max(old.moved(tail, -ahead), first)
+            spans.append((first, head, other, other + head - first))
+            tail = max(tail, head)
+            spans.append((tail, end, other + tail - first, other_end))
+        return _joined(spans)
+
+    def _depends(self, old: _Partition, new: _Partition, stretch: Span) -> bool:
+        """Return whether a total that a function needs, over what is before a stretch or behind it, has changed."""
+        first, end, other, other_end = stretch
+        was, now = old.before(first), new.before(other)
+        for reach in self._window.reaches:
+            if reach.of == "first":
+                same = old.first is not None and new.first is not None
+                if reach.from_begin and not (same and bool((old.first[:-1] == new.first[:-1]).all())):  # type: ignore[index]
+                    return True
+            elif reach.of == "peers":
+                # Whether the first of the stretch agree with what stands before them is a change of those behind, too.
+                ends = old.before(old.peers_end(first)), new.before(new.peers_end(other))
+                if ends[0].peers != ends[1].peers:
+                    return True
+            elif reach.from_begin and _of(was, reach) != _of(now, reach):
+                return True
+        if not any(reach.to_end for reach in self._window.reaches):
+            return False
+        was, now = old.before(end), new.before(other_end)
+        whole, whole_now = old.before(old.total), new.before(new.total)
+        return any(
+            _of(whole, reach) + -_of(was, reach) != _of(whole_now, reach) + -_of(now, reach)
+            for reach in self._window.reaches
+            if reach.to_end
+        )
+
+    def _answers(self, partition: _Partition, first: int, end: int) -> Ints:
+        """Return the output of some records: their words, and what each function says of each of their rows."""
+        window = self._window
+        if first >= end:
+            return np.empty((len(window.schema) + len(window.calls), 0), np.int64)
+        back = max(reach.back for reach in window.reaches)
+        ahead = max(reach.ahead for reach in window.reaches)
+        begin, stop = partition.moved(first, -back), partition.moved(end, ahead)
+        if any(reach.has_peers for reach in window.reaches):
+            begin = partition.peers_begin(min(begin, partition.total - 1))
+            stop = partition.peers_end(stop - 1)
+        records = partition.records(begin, stop)
+        rows = copies(records[-1])
+        values = records[:-1].take(rows, axis=1)
+        wanted = (rows >= first - begin) & (rows < end - begin)
+        before, whole = partition.before(begin), partition.before(partition.total)
+        begins, ends = np.full(len(rows), -before.rows), np.full(len(rows), whole.rows - before.rows)
+        keys = [values[at] for at in window.by]
+        columns = []
+        for call, was, every in zip(window.calls, before.sums, whole.sums, strict=True):
+            places = replace(placed(call, begins, ends, keys), before=was, whole=every, peers_before=before.peers)
+            if call.function == "first_value" and call.start is None and partition.first is not None:
+                first_word = partition.first[window.schema.get_field_index(call.arguments[0])]
+                column = np.where(places.high > places.begins, first_word, NULL)
+            else:
+                column = column_of(call, places, values, window.schema, window.domain)
+            columns.append(np.asarray(column, np.int64)[wanted])
+        return np.concatenate((values[:, wanted], np.array(columns, np.int64).reshape(len(columns), -1)))
+
+
+def _of(sum_: _Sum, reach: _Reach) -> Any:
+    return sum_.sums[reach.of] if isinstance(reach.of, int) else sum_.rows
+
+
+def _changed_places(old: _Partition, new: _Partition) -> Iterator[Span]:
+    """Yield where records differ: those of blocks that only one partition has, without what is equal at their edges."""
+    at_new = {id(block): at for at, block in enumerate(new.blocks)}
+    one = other = 0
+    count, count_new = len(old.blocks), len(new.blocks)
+    while one < count or other < count_new:
+        if one < count and other < count_new and old.blocks[one] is new.blocks[other]:
+            one, other = one + 1, other + 1
+            continue
+        end = one
+        while end < count and id(old.blocks[end]) not in at_new:
+            end += 1
+        other_end = at_new[id(old.blocks[end])] if end < count else count_new
+        spans = (old.starts[one], old.starts[end], new.starts[other], new.starts[other_end])
+        was, now = old.records(*spans[:2]), new.records(*spans[2:])
+        head, tail = _equal_edges(was, now)
+        yield spans[0] + head, spans[1] - tail, spans[2] + head, spans[3] - tail
+        one, other = end, other_end
+
+
+def _equal_edges(one: Ints, other: Ints) -> tuple[int, int]:
+    """Return how many columns agree at the beginning, and of the others how many at the end."""
+    size = min(one.shape[1], other.shape[1])
+    differs = np.flatnonzero((one[:, :size] != other[:, :size]).any(axis=0))
+    head = int(differs[0]) if len(differs) else size
+    size -= head
+    differs = np.flatnonzero((one[:, one.shape[1] - size :] != other[:, other.shape[1] - size :]).any(axis=0))
+    return head, size - 1 - int(differs[-1]) if len(differs) else size
+
+
+def _different(was: Ints, now: Ints) -> tuple[Ints, Ints]:
+    """Return answers without those that are the same in both."""
+    head, tail = _equal_edges(was, now)
+    was, now = was[:, head : was.shape[1] - tail], now[:, head : now.shape[1] - tail]
+    if was.shape == now.shape:
+        differs = (was != now).any(axis=0)
+        was, now = was[:, differs], now[:, differs]
+    return was, now
+
+
+def _between(changed: Sequence[Span], total: int, total_new: int) -> list[Span]:
+    """Return the stretches before, between and behind changed places."""
+    stretches, at, other = [], 0, 0
+    for old_first, old_end, new_first, new_end in changed:
+        stretches.append((at, old_first, other, new_first))
+        at, other = old_end, new_end
+    return [*stretches, (at, total, other, total_new)]
+
+
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    """Return spans, with those that follow each other as one, unless they are long."""
+    joined: list[Span] = []
+    for span in spans:
+        if span[0] == span[1] and span[2] == span[3]:
+            continue
+        last = joined[-1] if joined else None
+        if last is not None and last[1] == span[0] and last[3] == span[2] and span[1] - last[0] < PIECE_ROWS:
+            joined[-1] = (last[0], span[1], last[2], span[3])
+        else:
+            joined.append(span)
+    return joined
+
+
+def _pieces(spans: Sequence[Span]) -> Iterator[Span]:
+    """Yield spans; long stretches, of as many records before and after, in pieces."""
+    for first, end, other, other_end in spans:
+        if end - first != other_end - other:
+            yield first, end, other, other_end
+            continue
+        for at in range(first, end, PIECE_ROWS):
+            stop = min(at + PIECE_ROWS, end)
+            yield at, stop, other + at - first, other + stop - first

@@ -1,0 +1,563 @@
+"""Reductions: what a logic makes of each key's records, kept up to date.
+
+When the records of a key have changed at some times, its output may change at these times, and at all least upper
+bounds of them with other times of the key; nowhere else. Differential dataflow calls these times interesting.
+
+**Totally ordered times** (`TotalReduce`). The interesting times are those of the changes. The key's records are put
+into versions, one before and one after each time; the logic sees all versions of all keys at once, and the output at a
+time is what it makes of one version minus what it makes of the one before. Nothing but the input is kept. Large groups
+are not looked at as a whole where the logic allows for that; see `persist.compute.dataflow.operators.large_groups`.
+
+**Partially ordered times** (`PartialReduce`). All least upper bounds have to be looked at, in any number of dimensions:
+the closure of the times of the changes with all times of the key, to its fixed point. Those that are complete are done
+in an order in which none comes before a lesser one; the others wait. At each the output is corrected to what the logic
+makes of the records at times up to it, so what was given before is kept, too.
+
+Cost: of a change, the records of its key, or their logarithm where they are ranked; of accumulable aggregates, these
+are a few sums.
+"""
+
+import itertools
+
+import numpy as np
+import pyarrow as pa
+
+from persist.compute.dataflow.operators.few_groups import Record, Values, closed, corrections, plain_rows
+from persist.compute.dataflow.operators.large_groups import LARGE_ROWS, LargeGroups, Ranking
+from persist.compute.dataflow.operators.linear import Shape
+from persist.compute.dataflow.operators.logic import KeysOf, Logic, Result
+from persist.compute.dataflow.operators.operators import PIECE_ROWS, Arrangement, Operator, Position
+from persist.compute.dataflow.state.spine import Allocate, Spine
+from persist.compute.dataflow.updates.batch import Layout, distinct_keys, key_hashes, starts_of, to_batch
+from persist.compute.dataflow.updates.times import Flags, Ints, Stash
+from persist.core.antichain import Coordinates
+from persist.core.progress import check_limits
+
+CELLS_MAX = 1 << 22  # Cells of versions (records times moments) that are looked at together.
+FEW_ROWS = 48  # Up to so many rows, plain Python beats numpy.
+
+
+class ReduceOperator(Operator):
+    """What both kinds have in common.
+
+    Args:
+        arrangement: the input by key.
+        logic: what to make of groups.
+        columns: how many value words the output has.
+        shape: what is done to the output.
+        ranking: how to keep large groups in order, if the logic is one that allows for it.
+    """
+
+    may_rest = True
+
+    def __init__(
+        self,
+        at: Position,
+        arrangement: Arrangement,
+        logic: Logic,
+        schema: pa.Schema,
+        shape: Shape,
+        allocate: Allocate,
+        ranking: Ranking | None = None,
+    ) -> None:
+        super().__init__(at)
+        self.large = None if ranking is None else LargeGroups(ranking)
+        self.arrangement = arrangement
+        self.logic = logic
+        self.shape = shape
+        self.schema = schema
+        self.keys = arrangement.layout.keys
+        self.out_layout = Layout(self.keys, len(schema) - self.keys, self.dimensions)
+        self.allocate = allocate
+
+    def made(self, groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+        """Return what the logic makes of groups; of none, nothing."""
+        if len(groups):
+            return self.logic(groups, values, diffs, keys_of)
+        return groups, np.empty((self.out_layout.values, 0), np.int64), diffs
+
+    def shaped(self, batch: Ints) -> Ints | None:
+        return self.shape(batch[1:]) if batch.shape[1] else None
+
+
+class TotalReduce(ReduceOperator):
+    """A reduction over totally ordered times."""
+
+    def run(self) -> None:
+        new = self.arrangement.new
+        if new is None:
+            self.out = None
+            return
+        keys, hashes, numbers = distinct_keys(new, self.arrangement.layout)
+        changes = []
+        if self.large is not None:
+            known = self.large.known(keys, numbers, new[-2])
+            if known.any():
+                changes.append(self.shape(self._ranked_changes(known, keys, numbers, new)))
+                keys, hashes = keys[:, ~known], hashes[~known]
+                numbers, new = _of_others(known, numbers, new)
+        if keys.shape[1]:
+            old_numbers, old = self.arrangement.lookup(hashes, keys, has_new=False)
+            changes += self._changes_of(keys, numbers, new, old_numbers, old)
+        updates = changes[0] if len(changes) == 1 else np.concatenate(changes, axis=1)
+        self.out = updates if updates.shape[1] else None
+
+    def settle(self) -> None:
+        if self.large is not None and self.frontier.is_empty:
+            self.large.clear()
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        # The records of ranked groups are in the arrangement; what they came to is not.
+        shown = [] if self.large is None else list(self.large.shown())
+        columns = pa.schema([self.schema.field(at) for at in range(self.keys, len(self.schema))])
+        return [(np.array(shown, np.int64).reshape(len(shown), len(columns)).T, columns)] if shown else []
+
+    def bytes(self) -> int:
+        return 0 if self.large is None else self.large.bytes
+
+    def _changes_of(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> list[Ints]:
+        """Return how the output of keys changes, given what was there before; rank the groups for which that pays.
+
+        Each piece of it is shaped at once, so that what it was made of goes.
+        """
+        changes, count = [], keys.shape[1]
+        if self.large is not None and len(old_numbers) >= LARGE_ROWS:
+            sizes = np.bincount(old_numbers, minlength=count)
+            wanted = self.large.worthwhile(sizes, numbers, new[-2])
+            for at in wanted.tolist():
+                mine = old[:, old_numbers == at]
+                self.large.make(tuple(keys[:, at].tolist()), self.arrangement.layout.value_rows(mine), mine[-1])
+            if len(wanted):
+                ranked = np.zeros(count, np.bool_)
+                ranked[wanted] = True
+                changes.append(self.shape(self._ranked_changes(ranked, keys, numbers, new)))
+                keys = keys[:, ~ranked]
+                numbers, new = _of_others(ranked, numbers, new)
+                old_numbers, old = _of_others(ranked, old_numbers, old)
+        if keys.shape[1]:
+            times = new[-2]
+            is_one = len(times) == 1 or bool((times == times[0]).all())
+            changes += self._in_pieces(keys, numbers, new, old_numbers, old, is_one_time=is_one)
+        return changes
+
+    def _in_pieces(
+        self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
+    ) -> list[Ints]:
+        """Return what `_in_blocks` does, of some keys after the other: what they share is only their operator.
+
+        Memory: several times `PIECE_ROWS` rows, or the rows of the largest key, besides what is given and returned.
+        """
+        count = keys.shape[1]
+        check_limits()
+        if len(numbers) + len(old_numbers) <= PIECE_ROWS or count == 1:
+            return [self.shape(self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one_time)[1:])]
+        changes = []
+        for first, end in ((0, count // 2), (count // 2, count)):
+            arrived, before = _of_keys(first, end, numbers, new), _of_keys(first, end, old_numbers, old)
+            changes += self._in_pieces(keys[:, first:end], *arrived, *before, is_one_time=is_one_time)
+        return changes
+
+    def _ranked_changes(self, ranked: Flags, keys: Ints, numbers: Ints, new: Ints) -> Ints:
+        """Return how the output of ranked groups changes."""
+        assert self.large is not None
+        # The rows of ranked groups, those of each group together.
+        mine = ranked.take(numbers).nonzero()[0]
+        mine = mine.take(numbers.take(mine).argsort(kind="stable"))
+        owners, rows = numbers.take(mine), new.take(mine, axis=1)
+        firsts = owners.searchsorted(ranked.nonzero()[0]).tolist()
+        changes = [np.empty((self.out_layout.words + 2, 0), np.int64)]
+        for first, end in zip(firsts, [*firsts[1:], len(owners)], strict=True):
+            part = rows[:, first:end]
+            key = tuple(keys[:, owners[first]].tolist())
+            changes += self.large.changed(key, self.arrangement.layout.value_rows(part), part[-2], part[-1])
+        return to_batch(np.concatenate(changes, axis=1), self.out_layout)[1:]
+
+    def _in_blocks(
+        self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
+    ) -> Ints:
+        """Do what `_changes` does, so many of each key's times at once that versions take a bounded amount of
+        memory."""
+        if is_one_time:
+            return self._changes(keys, numbers, new, old_numbers, old, is_one_time=True)
+        _, _, sizes, ranks = _moments(numbers, new[-2])
+        count, most = keys.shape[1], int(sizes.max())
+        rows = np.bincount(numbers, minlength=count) + np.bincount(old_numbers, minlength=count)
+        cells = int((rows * (sizes + 1)).sum())
+        if cells > CELLS_MAX:  # Rows of one record share their cells.
+            cells = int((self._records(numbers, new, old_numbers, old, count) * (sizes + 1)).sum())
+        width = max(1, most * CELLS_MAX // max(cells, 1))
+        if width >= most:
+            return self._changes(keys, numbers, new, old_numbers, old, is_one_time=False)
+        changes = []
+        for first in range(0, most, width):
+            # The rows at times of this block, and the old rows of their keys, which are numbered anew.
+            block = ((ranks >= first) & (ranks < first + width)).nonzero()[0]
+            present = np.zeros(count, np.bool_)
+            present[numbers[block]] = True
+            place = present.cumsum() - 1
+            here = present[old_numbers].nonzero()[0]
+            before = (place[old_numbers[here]], old[:, here])
+            part = (keys[:, present], place[numbers[block]], new[:, block])
+            changes.append(self._changes(*part, *before, is_one_time=False))
+            # The next block is of later times, so these rows are old ones then.
+            old_numbers = np.concatenate((old_numbers, numbers[block]))
+            old = np.concatenate((old, new[:, block]), axis=1)
+        return np.concatenate(changes, axis=1)
+
+    def _records(self, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, count: int) -> Ints:
+        """Return how many different records each key has, old and new."""
+        layout = self.arrangement.layout
+        rows = np.ones((layout.values + 2, len(numbers) + len(old_numbers)), np.int64)
+        rows[0] = np.concatenate((numbers, old_numbers))
+        rows[1:-1] = np.concatenate((layout.value_rows(new), layout.value_rows(old)), axis=1)
+        return np.bincount(to_batch(rows, Layout(1, layout.values, 0))[1], minlength=count)
+
+    def _changes(
+        self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
+    ) -> Ints:
+        """Return how the output of keys changes, given which records are old and which come at which time."""
+        layout = self.arrangement.layout
+        times = new[-2]
+        count = keys.shape[1]
+        # Number the times of each key: moments are the pairs (key, time) at which something changes.
+        if is_one_time:
+            moments, firsts, sizes = times[:1].repeat(count), np.arange(count), np.ones(count, np.int64)
+            ranks = np.zeros(len(times), np.int64)
+        else:
+            moments, firsts, sizes, ranks = _moments(numbers, times)
+        count_old = len(old_numbers)  # The old ones come first, so that sorting finds each record's times in order.
+        rows = np.empty((layout.values + 3, count_old + len(numbers)), np.int64)
+        rows[0, :count_old], rows[0, count_old:] = old_numbers, numbers
+        rows[1 : 1 + layout.values, :count_old] = layout.value_rows(old)
+        rows[1 : 1 + layout.values, count_old:] = layout.value_rows(new)
+        rows[-2, :count_old], rows[-2, count_old:] = -1, ranks
+        rows[-1, :count_old], rows[-1, count_old:] = old[-1], new[-1]
+        changes = to_batch(rows, Layout(1, layout.values, 1))
+        if not changes.shape[1]:
+            return self.out_layout.empty()
+        groups, values, sums = _versions(changes, layout.values, sizes, firsts)
+        bases = firsts + np.arange(count)  # The version of each key before all its moments.
+
+        def keys_of(versions: Ints) -> Ints:
+            return keys.take(bases.searchsorted(versions, side="right") - 1, axis=1)
+
+        made, columns, diffs = self.made(groups, values, sums, keys_of)
+        owners = bases.searchsorted(made, side="right") - 1
+        ranks = made - bases.take(owners) - 1
+        # A version begins at its moment, and ends at the next one.
+        begins, ends = np.flatnonzero(ranks >= 0), np.flatnonzero(ranks + 1 < sizes.take(owners))
+        picks = np.concatenate((begins, ends))
+        at = firsts.take(owners.take(picks)) + ranks.take(picks)
+        at[len(begins) :] += 1
+        updates = np.empty((self.out_layout.words + 2, len(picks)), np.int64)
+        keys.take(owners.take(picks), axis=1, out=updates[: self.keys], mode="clip")
+        columns.take(picks, axis=1, out=updates[self.keys : -2], mode="clip")
+        updates[-2] = moments.take(at)
+        updates[-1] = diffs.take(picks)
+        np.negative(updates[-1, len(begins) :], out=updates[-1, len(begins) :])
+        return to_batch(updates, self.out_layout)
+
+
+def _of_keys(first: int, end: int, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Return the rows of keys from first to end, and the numbers of their keys among these; views where it can."""
+    if bool((numbers[1:] >= numbers[:-1]).all()):
+        start, stop = numbers.searchsorted((first, end)).tolist()
+        return numbers[start:stop] - first, rows[:, start:stop]
+    mine = ((numbers >= first) & (numbers < end)).nonzero()[0]
+    return numbers.take(mine) - first, rows.take(mine, axis=1)
+
+
+def _of_others(flags: Flags, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Return the rows of the keys that are not flagged, with the numbers of their keys among these."""
+    keep = ~flags.take(numbers)
+    return ((~flags).cumsum() - 1).take(numbers[keep]), rows[:, keep]
+
+
+def _moments(numbers: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return the distinct times of keys, in the order of key and time; where each key's begin, and how many it has;
+    and for each row the rank of its time among those of its key."""
+    order = np.lexsort((times, numbers))
+    owners, moments = numbers[order], times[order]
+    # A moment begins where the key or the time differs from the row before.
+    news = np.ones(len(order), np.bool_)
+    news[1:] = (owners[1:] != owners[:-1]) | (moments[1:] != moments[:-1])
+    owners, moments = owners[news], moments[news]
+    firsts = starts_of(owners)
+    # The number of each row's moment, less that of the first moment of its key.
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = news.cumsum() - 1
+    return moments, firsts, np.diff(np.append(firsts, len(owners))), ranks - firsts.take(numbers)
+
+
+def _versions(changes: Ints, values: int, sizes: Ints, firsts: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the records of each version of each key, sorted by version.
+
+    Args:
+        changes: a batch of [key number, values …, rank, diff].
+        sizes: how many moments each key has; it has one version more.
+    """
+    words = changes[1:-2]
+    # The changes of one record are a unit: they follow each other, by their ranks.
+    starts = np.ones(changes.shape[1], np.bool_)
+    starts[1:] = (words[:, 1:] != words[:, :-1]).any(axis=0)
+    units = starts.nonzero()[0]
+    # A unit has a cell for each version of its key: the one before all moments, and one from each moment on.
+    owners = words[0].take(units)
+    widths = sizes.take(owners) + 1
+    ends = widths.cumsum()
+    begins = ends - widths
+    cells = np.zeros(int(ends[-1]), np.int64)
+    unit_of = starts.cumsum() - 1
+    # Summed up within a unit, the diffs are the multiplicities of its record in each version.
+    cells[begins.take(unit_of) + changes[-2] + 1] = changes[-1]
+    running = cells.cumsum()
+    running -= (running.take(begins) - cells.take(begins)).repeat(widths)
+    # A record is in the versions where its multiplicity is not 0. Versions are numbered through all keys.
+    there = running.nonzero()[0]
+    unit = np.arange(len(units)).repeat(widths).take(there)
+    groups = there - begins.take(unit) + (firsts.take(owners) + owners).take(unit)
+    order = groups.argsort(kind="stable")
+    rows = units.take(unit.take(order))
+    return groups.take(order), words[1:].take(rows, axis=1), running.take(there.take(order))
+
+
+class PartialReduce(ReduceOperator):
+    """A reduction over partially ordered times; it keeps its output, and the times that are still to be looked at."""
+
+    may_rest = False
+
+    def __init__(self, *arguments: object, **named: object) -> None:
+        super().__init__(*arguments, **named)  # type: ignore[arg-type]
+        self.output = Spine(self.out_layout, self.allocate)
+        axis = self.keys + (self.dimensions - 1 if self.depth else 0)
+        self._pending = Stash(axis, slice(self.keys, self.keys + self.dimensions))
+
+    def next_round(self, level: int) -> int | None:
+        if self._pending.is_empty:
+            return None
+        return self._pending.least(self.ready_before(level), self.keys + self.outer + level)
+
+    def settle(self) -> None:
+        if self.frontier.is_empty:
+            self.output = Spine(self.out_layout)
+        else:
+            self.output.advance(self.frontier)
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        parts = [(batch[1 : 1 + self.out_layout.words], self.schema) for batch in self.output.batches()]
+        keys = pa.schema([self.schema.field(at) for at in range(self.keys)])
+        return parts + [(chunk[: self.keys], keys) for chunk in self._pending.everything()]
+
+    def bytes(self) -> int:
+        return self.output.bytes
+
+    def run(self) -> None:
+        self.out = None
+        new = self.arrangement.new
+        layout = self.arrangement.layout
+        due = [] if self._pending.is_empty else self._pending.take(self.ready, self.bound())
+        count = sum(chunk.shape[1] for chunk in due) + (0 if new is None else new.shape[1])
+        if not count:
+            return
+        if count <= FEW_ROWS:
+            self._run_few(new, due)
+            return
+        pairs = [_pairs(chunk, self.dimensions, self.keys) for chunk in due]
+        if new is not None:
+            rows = np.empty((self.keys + self.dimensions + 1, new.shape[1]), np.int64)
+            rows[: self.keys], rows[self.keys : -1], rows[-1] = layout.key_rows(new), layout.times(new), 1
+            pairs.append(rows)
+        todo = _unique(np.concatenate(pairs, axis=1), self.keys, self.dimensions)
+        keys, hashes, owners = distinct_keys(todo, Layout(self.keys, 0, self.dimensions))
+        numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
+        todo = np.concatenate((owners[None], todo[1 + self.keys :]))
+        self._corrected(todo, keys, hashes, numbers, records)
+
+    def _corrected(self, todo: Ints, keys: Ints, hashes: Ints, numbers: Ints, records: Ints) -> None:
+        """Correct the output at pairs [key number, time …, 1], and at all times that follow from them."""
+        todo = self._closed(todo, keys, numbers, self.arrangement.layout.times(records))
+        flags = self.ready(todo[1:-1])
+        later = todo[:, ~flags]
+        if later.shape[1]:
+            self._pending.add(np.concatenate((keys.take(later[0], axis=1), later[1:-1])))
+        if flags.any():
+            self._work(todo[:, flags], keys, hashes, numbers, records)
+
+    def _run_few(self, new: Ints | None, due: list[Ints]) -> None:
+        """Do what `run` does, of a few pairs of key and time."""
+        layout = self.arrangement.layout
+        wanted: dict[Values, set[Coordinates]] = {}
+        pairs = [chunk.T.tolist() for chunk in due]
+        if new is not None:
+            pairs.append(np.concatenate((layout.key_rows(new), layout.times(new))).T.tolist())
+        for pair in itertools.chain.from_iterable(pairs):
+            wanted.setdefault(tuple(pair[: self.keys]), set()).add(tuple(pair[self.keys :]))
+        keys = np.array([*wanted], np.int64).reshape(len(wanted), self.keys).T
+        hashes = key_hashes(keys)
+        numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
+        if len(numbers) > FEW_ROWS:
+            todo = [[number, *time, 1] for number, times in enumerate(wanted.values()) for time in times]
+            self._corrected(np.array(todo, np.int64).T, keys, hashes, numbers, records)
+            return
+        every = _by_key(keys, numbers, records, layout)
+        times: list[list[Coordinates]] = []
+        later: list[list[int]] = []
+        for (key, at), rows in zip(wanted.items(), every, strict=True):
+            due_at = sorted(closed(at, (time for _, time, _ in rows)))
+            times.append([time for time in due_at if self.is_ready(time)])
+            later += [[*key, *time] for time in due_at if not self.is_ready(time)]
+        if later:
+            self._pending.add(np.array(later, np.int64).T)
+        if any(times):
+            self._work_few(times, keys, hashes, every)
+
+    def _work_few(self, times: list[list[Coordinates]], keys: Ints, hashes: Ints, records: list[list[Record]]) -> None:
+        """Do what `_work` does, of a few records of each key."""
+        layout = self.arrangement.layout
+        given = _by_key(keys, *self.output.lookup(hashes, keys), self.out_layout)
+        names = keys.T.tolist()
+        changes = corrections(self.logic, times, records, given, keys, layout.values)
+        if changes:
+            rows = [[*names[number], *values, *time, diff] for number, values, time, diff in changes]
+            batch = to_batch(np.array(rows, np.int64).T, self.out_layout)
+            self.output.insert(batch)
+            self.out = self.shaped(batch)
+
+    def _closed(self, pairs: Ints, keys: Ints, numbers: Ints, times: Ints) -> Ints:
+        """Return [key number, time …, 1], closed under least upper bounds with the times of each key."""
+        # The distinct times of each key, by key: those of key k stand from lower[k] up to upper[k].
+        known = np.empty((self.dimensions + 2, len(numbers)), np.int64)
+        known[0], known[1:-1], known[-1] = numbers, times, 1
+        known = _unique(known, 1, self.dimensions)
+        order = known[1].argsort(kind="stable")
+        known = known[1:].take(order, axis=1)
+        lower = known[0].searchsorted(np.arange(keys.shape[1]))
+        upper = known[0].searchsorted(np.arange(keys.shape[1]), side="right")
+        fresh = pairs
+        while fresh.shape[1]:
+            # Each fresh pair together with each time of its key; a bound is the maximum of both in each dimension.
+            counts = (upper - lower).take(fresh[0])
+            ones = np.arange(fresh.shape[1]).repeat(counts)
+            others = np.arange(len(ones)) + (lower.take(fresh[0]) - counts.cumsum() + counts).take(ones)
+            bounds = fresh.take(ones, axis=1)
+            np.maximum(bounds[1:-1], known[1:-1].take(others, axis=1), out=bounds[1:-1])
+            moved = (bounds[1:-1] != fresh[1:-1].take(ones, axis=1)).any(axis=0)
+            if not moved.any():
+                break
+            fresh = _without(_unique(bounds[:, moved], 1, self.dimensions)[1:], pairs, self.dimensions)
+            pairs = np.concatenate((pairs, fresh), axis=1)
+        return pairs
+
+    def _work(self, todo: Ints, keys: Ints, hashes: Ints, numbers: Ints, records: Ints) -> None:
+        """Correct the output at complete pairs [key number, time …, 1], in an order that extends that of times."""
+        layout = self.arrangement.layout
+        # The pairs by key and time; a rank says how many pairs of the same key come before.
+        order = np.lexsort((*todo[-2:0:-1], todo[0]))
+        todo = todo.take(order, axis=1)
+        starts = starts_of(todo[0])
+        ranks = np.arange(todo.shape[1]) - starts.repeat(np.diff(np.append(starts, todo.shape[1])))
+        # Only the rows of keys that have a pair are looked at.
+        wanted = np.zeros(keys.shape[1], np.bool_)
+        wanted[todo[0]] = True
+        given_numbers, given = self.output.lookup(hashes, keys)
+        if not wanted.all():
+            keep = wanted[numbers]
+            numbers, records = numbers[keep], records[:, keep]
+            keep = wanted[given_numbers]
+            given_numbers, given = given_numbers[keep], given[:, keep]
+        corrections = []
+        record_rows = (numbers, layout.value_rows(records), layout.times(records), records[-1])
+        for rank in range(int(ranks.max()) + 1):
+            # One pair of each key at a time, because later pairs see what earlier ones have corrected.
+            items = todo[:, ranks == rank]
+            given_rows = (
+                given_numbers,
+                self.out_layout.value_rows(given),
+                self.out_layout.times(given),
+                given[-1],
+            )
+            changes = self._at(items, keys, record_rows, given_rows)
+            if changes.shape[1]:
+                rows = np.empty((self.out_layout.words + self.dimensions + 1, changes.shape[1]), np.int64)
+                owners = items[0].take(changes[0])
+                rows[: self.keys] = keys.take(owners, axis=1)
+                rows[self.keys : self.out_layout.words] = changes[1:-1]
+                rows[self.out_layout.words : -1] = items[1:-1].take(changes[0], axis=1)
+                rows[-1] = changes[-1]
+                corrections.append(rows)
+                given_numbers = np.concatenate((given_numbers, owners))
+                padded = np.concatenate((np.zeros((1, rows.shape[1]), np.int64), rows))
+                given = np.concatenate((given, padded), axis=1)
+        if corrections:
+            batch = to_batch(np.concatenate(corrections, axis=1), self.out_layout)
+            self.output.insert(batch)
+            self.out = self.shaped(batch)
+
+    def _at(
+        self,
+        items: Ints,
+        keys: Ints,
+        records: tuple[Ints, Ints, Ints, Ints],
+        given: tuple[Ints, Ints, Ints, Ints],
+    ) -> Ints:
+        """Return how the output changes at items, one time for each key: [item, values …, diff]."""
+        # Which item each key has; -1 for none.
+        place = np.full(keys.shape[1], -1)
+        place[items[0]] = np.arange(items.shape[1])
+        acc = _accumulated(records, place, items)
+        made, columns, diffs = self.made(acc[0], acc[1:-1], acc[-1], lambda at: keys.take(items[0].take(at), axis=1))
+        wanted = np.concatenate((made[None], columns, diffs[None]))
+        # What the output should be, less what it is.
+        is_ = _accumulated(given, place, items)
+        is_[-1] *= -1
+        return _consolidated(np.concatenate((wanted, is_), axis=1))
+
+
+def _by_key(keys: Ints, numbers: Ints, rows: Ints, layout: Layout) -> list[list[Record]]:
+    """Return the records of each key, of rows as a batch."""
+    records: list[list[Record]] = [[] for _ in range(keys.shape[1])]
+    times = zip(*layout.times(rows).tolist(), strict=True)
+    for (number, values, diff), time in zip(plain_rows(numbers, layout.value_rows(rows), rows[-1]), times, strict=True):
+        records[number].append((values, time, diff))
+    return records
+
+
+def _pairs(waiting: Ints, dimensions: int, keys: int) -> Ints:
+    rows = np.empty((keys + dimensions + 1, waiting.shape[1]), np.int64)
+    rows[:-1], rows[-1] = waiting, 1
+    return rows
+
+
+def _unique(rows: Ints, keys: int, dimensions: int) -> Ints:
+    """Return distinct rows of [key words …, times …, 1], as a batch."""
+    batch = to_batch(rows, Layout(keys, 0, dimensions))
+    batch[-1] = 1
+    return batch
+
+
+def _without(rows: Ints, known: Ints, dimensions: int) -> Ints:
+    """Return those of rows that are not known: both are [key number, times …, 1], each distinct."""
+    both = np.concatenate((rows, known), axis=1)
+    # Equal rows are summed: a row of sum 1 is new, of 2 known, of 3 both.
+    both[-1, : rows.shape[1]], both[-1, rows.shape[1] :] = 1, 2
+    batch = to_batch(both, Layout(1, 0, dimensions))
+    return batch[1:, batch[-1] == 1]
+
+
+def _accumulated(rows: tuple[Ints, Ints, Ints, Ints], place: Ints, items: Ints) -> Ints:
+    """Return the records of each item up to its time: [item, values …, diff], sorted by item."""
+    numbers, values, times, diffs = rows
+    at = place.take(numbers)
+    # A record counts if its key has an item, and at each time from its own on.
+    keep = np.flatnonzero((at >= 0) & (times <= items[1:-1].take(at, axis=1, mode="wrap")).all(axis=0))
+    records = np.empty((len(values) + 2, len(keep)), np.int64)
+    records[0], records[1:-1], records[-1] = at.take(keep), values.take(keep, axis=1), diffs.take(keep)
+    return _consolidated(records)
+
+
+def _consolidated(rows: Ints) -> Ints:
+    """Return [item, values …, diff] consolidated, and sorted by item."""
+    if not rows.shape[1]:
+        return rows
+    batch = to_batch(rows, Layout(1, len(rows) - 2, 0))[1:]
+    return batch.take(batch[0].argsort(kind="stable"), axis=1)

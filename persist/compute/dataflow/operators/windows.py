@@ -1,0 +1,487 @@
+"""Window functions: each record of a partition with what its place among the others says.
+
+A partition is the group of a reduction. It is put in the order that a function asks for; what that leaves open, all
+columns of the record decide, so the result depends on the partition's contents alone. Copies of a record are as many
+rows. A frame is a range of rows from a row on; `peers` are the rows that agree in the order.
+
+Cost: of a change, its whole partition; of most functions over a large one, less (`operators.ranked_windows`). Sums and
+counts of frames are differences of running ones; minima and maxima cost the logarithm of the largest frame
+for each row, and the aggregates of `operators.folds` the sizes of the distinct frames.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.codecs.errors import DiffOverflow
+from persist.codecs.order.sums import whole_numbers
+from persist.compute.dataflow.operators.aggregates import to_float
+from persist.compute.dataflow.operators.folds import Rows, folded, framed
+from persist.compute.dataflow.operators.logic import copies
+from persist.compute.dataflow.plan.plan import WindowFunction
+from persist.compute.dataflow.updates.batch import starts_of
+from persist.compute.dataflow.updates.times import Flags, Ints
+from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, directed, ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Totals over rows: how many values there are, their sum, and how many are NaN, inf and -inf; for a minimum or a
+    maximum, the least of `_to_least`, which is not taken away again."""
+
+    values: int = 0
+    total: int = 0
+    others: tuple[int, int, int] = (0, 0, 0)
+    least: int | None = None
+
+    def __add__(self, other: "Totals") -> "Totals":
+        nan, high, low = (one + two for one, two in zip(self.others, other.others, strict=True))
+        least = other.least if self.least is None else self.least
+        if least is not None and other.least is not None:
+            least = min(least, other.least)
+        return Totals(self.values + other.values, self.total + other.total, (nan, high, low), least)
+
+    def __neg__(self) -> "Totals":
+        nan, high, low = self.others
+        return Totals(-self.values, -self.total, (-nan, -high, -low))
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Rows in order: for each, where its partition, its peers and its frame begin and end (exclusive).
+
+    These may be some rows of one partition. It then begins before 0 and ends beyond the last of them.
+
+    Attributes:
+        before, whole: the totals over the rows before such rows, and over the whole partition.
+        peers_before: how many groups of rows that agree in the order stand before them.
+    """
+
+    at: Ints
+    begins: Ints
+    ends: Ints
+    peers_begin: Ints
+    peers_end: Ints
+    low: Ints
+    high: Ints
+    before: Totals = Totals()
+    whole: Totals = Totals()
+    peers_before: int | None = None
+
+    def framed(self, amounts: Any, before: int, whole: int) -> Any:
+        """Return the sums of amounts over frames: differences of running sums."""
+        rows = len(amounts)
+        running = np.zeros(rows + 3, amounts.dtype)
+        running[1] = before
+        running[2:-1] = amounts.cumsum() + before
+        running[-1] = whole
+        low, high = (np.clip(bound + 1, 0, rows + 2) for bound in (self.low, self.high))
+        return running.take(high) - running.take(low)
+
+
+def windows(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Callable[..., Any]:
+    """Return the logic of a reduction that gives the values and a column for each function."""
+
+    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: Any) -> tuple[Ints, Ints, Ints]:
+        rows = copies(diffs)
+        groups, values = groups.take(rows), values.take(rows, axis=1)
+        ranked = [ranks(domain, words, field.type) for words, field in zip(values, schema, strict=True)]
+        columns = [_column(call, groups, values, ranked, schema, domain) for call in calls]
+        every = np.concatenate((values, np.array(columns, np.int64).reshape(len(columns), len(groups))))
+        return groups, every, np.ones(len(groups), np.int64)
+
+    return logic
+
+
+def _column(
+    call: WindowFunction, groups: Ints, values: Ints, ranked: list[Ints], schema: pa.Schema, domain: Domain
+) -> Ints:
+    rows = [(schema.get_field_index(name), down, first) for name, down, first in call.by]
+    keys = [directed(domain, values[row], schema.field(row).type, down, first) for row, down, first in rows]
+    order = np.lexsort((*ranked[::-1], *keys[::-1], groups))
+    sorted_ = values.take(order, axis=1)
+    bounds = _Bounds(call, groups.take(order), sorted_, schema, domain)
+    places = placed(call, *_runs(groups.take(order)), [key.take(order) for key in keys], bounds)
+    column = np.empty(len(groups), np.int64)
+    column[order] = column_of(call, places, sorted_, schema, domain)
+    return column
+
+
+def column_of(call: WindowFunction, places: Places, values: Ints, schema: pa.Schema, domain: Domain) -> Ints:
+    """Return the results of a function for rows in order, given their words."""
+    arguments = [values[schema.get_field_index(name)] for name in call.arguments]
+    kinds = [schema.field(name).type for name in call.arguments]
+    is_plain = not (call.exclude or call.within or call.where or call.is_distinct)
+    if call.function in _FOLDS and not (call.exclude or call.within or call.is_distinct):
+        return _nth_of_some(call, places, arguments[0], _eligible(call, arguments[0], values, schema))
+    if call.function in ("lag", "lead") or (is_plain and not call.ignores_nulls and call.function in _FUNCTIONS):
+        return _FUNCTIONS[call.function](call, places, arguments, kinds, domain)
+    return _folded(call, places, values, arguments, kinds, schema, domain)
+
+
+def _eligible(call: WindowFunction, words: Ints, values: Ints, schema: pa.Schema) -> Flags:
+    """Return which rows count for a function of one row of a frame."""
+    eligible = np.ones(len(words), np.bool_)
+    if call.where:
+        eligible &= values[schema.get_field_index(call.where)] == 1
+    if call.ignores_nulls:
+        eligible &= words != NULL
+    return eligible
+
+
+def _nth_of_some(call: WindowFunction, p: Places, words: Ints, eligible: Flags) -> Ints:
+    """Return the value of the first, the last or the n-th row of each frame, of those rows that count."""
+    places = eligible.nonzero()[0]
+    # How many rows that count are before each place: a frame is an interval of these, too.
+    before = np.concatenate(([0], eligible.cumsum()))
+    first, end = (before.take(np.clip(bound, 0, len(words))) for bound in (p.low, p.high))
+    number = (
+        end - 1 if call.function == "last_value" else first + (call.number - 1 if call.function == "nth_value" else 0)
+    )
+    inside = (number >= first) & (number < end)
+    if not len(places):
+        return np.full(len(words), NULL, np.int64)
+    return np.where(inside, words.take(places.take(np.where(inside, number, 0))), NULL)
+
+
+def _folded(
+    call: WindowFunction,
+    p: Places,
+    values: Ints,
+    arguments: list[Ints],
+    kinds: list[pa.DataType],
+    schema: pa.Schema,
+    domain: Domain,
+) -> Ints:
+    """Return what an aggregate makes of the frames, each of which is looked at as a whole."""
+    call = replace(call, function=_FOLDS.get(call.function, call.function))
+    low, high, back = p.low, p.high, None
+    if not call.exclude:  # Rows of one frame have one value.
+        frames, back = np.unique(np.stack((low, high)), axis=1, return_inverse=True)
+        low, high = frames
+    made = np.empty(len(low), np.int64)
+    for part, owners, at in framed(low, high):
+        if call.exclude:
+            keep = _is_left(call.exclude, p, owners + part.start, at)
+            owners, at = owners[keep], at[keep]
+        rows = Rows(owners, [words.take(at) for words in arguments], kinds, part.stop - part.start, domain)
+        made[part] = folded(call, rows, values, schema, at, is_ordered=True)
+    return made if back is None else made.take(back.reshape(-1))
+
+
+def _is_left(exclude: str, p: Places, rows: Ints, at: Ints) -> Flags:
+    """Return which rows of frames are not left out."""
+    if exclude == "current row":
+        return at != rows
+    is_peer = (at >= p.peers_begin.take(rows)) & (at < p.peers_end.take(rows))
+    return ~is_peer if exclude == "group" else ~is_peer | (at == rows)
+
+
+class _Bounds:
+    """Where the frames begin and end whose bounds are values of the column that the partition is ordered by."""
+
+    def __init__(self, call: WindowFunction, groups: Ints, values: Ints, schema: pa.Schema, domain: Domain) -> None:
+        self._call = call
+        self._groups = groups
+        self._values = values
+        self._schema = schema
+        self._domain = domain
+
+    def places(self, column: str, *, is_end: bool) -> Ints:
+        """Return for each row how many rows stand before its bound; with is_end, those that agree with it, too."""
+        name, down, first = self._call.by[0]
+        row, bound = self._schema.get_field_index(name), self._schema.get_field_index(column)
+        words = np.concatenate((self._values[row], self._values[bound]))
+        keys = directed(self._domain, words, self._schema.field(row).type, down, first)
+        count = len(self._groups)
+        # Bounds are sorted among the rows: before the rows that agree, or behind them. Then rows before each are
+        # counted.
+        kinds = np.repeat([1, 2 if is_end else 0], count)
+        order = np.lexsort((kinds, keys, np.concatenate((self._groups, self._groups))))
+        places = np.empty(2 * count, np.int64)
+        places[order] = (order < count).cumsum()
+        return places[count:]
+
+
+def placed(
+    call: WindowFunction, begins: Ints, ends: Ints, keys: Sequence[Ints], bounds: _Bounds | None = None
+) -> Places:
+    """Return the places of rows in order, given where their partitions begin and end; rows agree if their keys do."""
+    rows = len(begins)
+    at = np.arange(rows)
+    peers_begin, peers_end = begins, ends
+    if keys:
+        marks = np.zeros(rows, np.bool_)
+        marks[np.maximum(begins, 0)] = True
+        for key in keys:
+            marks[1:] |= key[1:] != key[:-1]
+        peers_begin, peers_end = _runs(marks.cumsum())
+    p = Places(at, begins, ends, peers_begin, peers_end, begins, ends)
+    low, high = begins, ends
+    match call.start:
+        case ("range", _):
+            low = peers_begin
+        case ("rows", offset):
+            low = np.clip(at + offset, begins, ends)
+        case ("groups", offset):
+            low = _of_groups(p, offset, is_end=False)
+        case ("value", _):
+            assert bounds is not None
+            low = bounds.places(call.start_at, is_end=False)
+    match call.end:
+        case ("range", _):
+            high = peers_end
+        case ("rows", offset):
+            high = np.clip(at + offset + 1, begins, ends)
+        case ("groups", offset):
+            high = _of_groups(p, offset, is_end=True)
+        case ("value", _):
+            assert bounds is not None
+            high = bounds.places(call.end_at, is_end=True)
+    return replace(p, low=low, high=np.maximum(low, high))
+
+
+def _of_groups(p: Places, offset: int, *, is_end: bool) -> Ints:
+    """Return where the rows that agree in the order begin or end, so many groups of such rows further on."""
+    if not len(p.at):
+        return p.at
+    # Where each group of peers begins, and the number of each row's group.
+    firsts = (p.peers_begin == p.at).nonzero()[0]
+    numbers = (p.peers_begin == p.at).cumsum() - 1
+    target = numbers + offset
+    first, last = numbers.take(p.begins), numbers.take(p.ends - 1)
+    inside = firsts.take(np.clip(target, first, last))
+    if is_end:
+        return np.where(target < first, p.begins, p.peers_end.take(inside))
+    return np.where(target > last, p.ends, inside)
+
+
+def _runs(words: Ints) -> tuple[Ints, Ints]:
+    """Return for each row where the run of equal words that it is in begins and ends."""
+    firsts = starts_of(words)
+    sizes = np.diff(np.append(firsts, len(words)))
+    return firsts.repeat(sizes), (firsts + sizes).repeat(sizes)
+
+
+Function = Callable[[WindowFunction, Places, list[Ints], list[pa.DataType], Domain], Ints]
+
+
+def _row_number(call: WindowFunction, p: Places, *_: Any) -> Ints:
+    return p.at - p.begins + 1
+
+
+def _rank(call: WindowFunction, p: Places, *_: Any) -> Ints:
+    return p.peers_begin - p.begins + 1
+
+
+def _dense_rank(call: WindowFunction, p: Places, *_: Any) -> Ints:
+    number = (p.peers_begin == p.at).cumsum()
+    if p.peers_before is not None:
+        return number + p.peers_before
+    return number - number.take(p.begins) + 1
+
+
+def _percent_rank(call: WindowFunction, p: Places, _: Any, __: Any, domain: Domain) -> Ints:
+    sizes = p.ends - p.begins
+    shares = np.where(sizes > 1, (p.peers_begin - p.begins) / np.maximum(sizes - 1, 1), 0.0)
+    return domain.encode(pa.array(shares))
+
+
+def _cume_dist(call: WindowFunction, p: Places, _: Any, __: Any, domain: Domain) -> Ints:
+    return domain.encode(pa.array((p.peers_end - p.begins) / (p.ends - p.begins)))
+
+
+def _ntile(call: WindowFunction, p: Places, *_: Any) -> Ints:
+    if call.number < 1:
+        raise ValueError(f"ntile({call.number}) is of no tiles: give a number of at least 1")
+    sizes, at = p.ends - p.begins, p.at - p.begins
+    small, larger = sizes // call.number, sizes % call.number
+    border = larger * (small + 1)
+    return np.where(at < border, at // (small + 1), larger + (at - border) // np.maximum(small, 1)) + 1
+
+
+def _shifted(sign: int) -> Function:
+    def shift(call: WindowFunction, p: Places, arguments: list[Ints], *_: Any) -> Ints:
+        by = sign * call.number
+        other = arguments[1] if len(arguments) > 1 else np.full(len(p.at), NULL, np.int64)
+        target = p.at + by
+        inside = (target >= p.begins) & (target < p.ends)
+        if call.ignores_nulls and by:
+            target, inside = _past_nulls(p, arguments[0] != NULL, by)
+        rows = np.clip(np.where(inside, target, 0), 0, len(p.at) - 1) if len(p.at) else target
+        return np.where(inside, arguments[0].take(rows), other)
+
+    return shift
+
+
+def _past_nulls(p: Places, is_value: Flags, by: int) -> tuple[Ints, Flags]:
+    """Return where the row is that stands so many rows with a value further on, and whether there is one."""
+    valued = is_value.nonzero()[0].astype(np.int64, copy=False)
+    before = np.concatenate(([0], is_value.cumsum()))  # Rows with a value before each place.
+    number: Ints = before.take(p.at) + by if by < 0 else before.take(p.at + 1) + by - 1
+    inside = (number >= before.take(p.begins)) & (number < before.take(p.ends))
+    if not len(valued):
+        return number, inside
+    places: Ints = np.clip(number, 0, len(valued) - 1)
+    return valued.take(places), inside
+
+
+def _count_star(call: WindowFunction, p: Places, *_: Any) -> Ints:
+    return p.high - p.low
+
+
+def _count(call: WindowFunction, p: Places, arguments: list[Ints], *_: Any) -> Ints:
+    counts: Ints = p.framed((arguments[0] != NULL).astype(np.int64), p.before.values, p.whole.values)
+    return counts
+
+
+def _extreme(is_max: bool) -> Function:
+    def extreme(
+        call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain
+    ) -> Ints:
+        [words] = arguments
+        order = directed_for(domain, words, kinds[0], is_max).argsort(kind="stable")
+        least = np.empty(len(words), np.int64)
+        least[order] = np.arange(len(words))
+        low, high = (np.clip(bound, 0, len(words)) for bound in (p.low, p.high))
+        made, sizes, width = np.full(len(words), NULL), high - low, 1
+        while len(least):  # The least of so many rows from each on; two of them, which may overlap, are a frame.
+            rows = ((sizes >= width) & (sizes < 2 * width)).nonzero()[0]
+            first, last = low.take(rows), high.take(rows) - width
+            made[rows] = words.take(order.take(np.minimum(least.take(first), least.take(last))))
+            least, width = np.minimum(least[:-width], least[width:]), 2 * width
+        if p.before.least is None:
+            return made
+        is_before = (p.low < 0) & ((made == NULL) | (_to_least(made, is_max) > p.before.least))
+        return np.where(is_before, _to_least(np.int64(p.before.least), is_max), made)
+
+    return extreme
+
+
+def _to_least(words: Any, is_max: bool) -> Any:
+    """Return numbers of which the least is that of the word wanted; and words of such numbers."""
+    return ~words if is_max else words
+
+
+def directed_for(domain: Domain, words: Ints, kind: pa.DataType, is_max: bool) -> Ints:
+    """Return numbers of which the least is that of the value wanted; NULL is the greatest."""
+    places = ranks(domain, words, kind)
+    return np.where(words == NULL, np.int64(2**63 - 1), ~places if is_max else places)
+
+
+def _sum(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain) -> Ints:
+    totals, counts = _totals(p, arguments[0], kinds[0], domain)
+    if pat.is_floating(call.result):
+        sums = [to_float(total) if n else None for total, n in zip(totals.tolist(), counts.tolist(), strict=True)]
+        return _with_others(domain.encode(pa.array(sums, pa.float64())), p, arguments[0], kinds[0], domain)
+    if pat.is_decimal(call.result):
+        most = _magnitude(totals, 1)
+        if most >= 10**call.result.precision:
+            raise DiffOverflow(f"a sum over a window needs more than the digits of {call.result}")
+        if most >= FIRST_WIDE or not pat.is_decimal128(call.result):
+            there = zip(totals.tolist(), counts.tolist(), strict=True)
+            return domain.of_digits([total if n else None for total, n in there], call.result)
+    return np.where(counts == 0, NULL, totals.astype(np.int64))
+
+
+def _avg(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain) -> Ints:
+    totals, counts = _totals(p, arguments[0], kinds[0], domain)
+    if pat.is_floating(kinds[0]):
+        made = [to_float(total, n) if n else None for total, n in zip(totals.tolist(), counts.tolist(), strict=True)]
+        return _with_others(domain.encode(pa.array(made, pa.float64())), p, arguments[0], kinds[0], domain)
+    scale = 10 ** kinds[0].scale if pat.is_decimal(kinds[0]) else 1
+    if max(_magnitude(totals, 1), _magnitude(counts, scale)) <= 2**53:  # Then both are floats, and it is rounded once.
+        shares = totals.astype(np.float64) / np.where(counts == 0, 1, counts * scale)
+        return np.where(counts == 0, NULL, domain.encode(pa.array(shares)))
+    there = zip(totals.tolist(), counts.tolist(), strict=True)
+    return domain.encode(pa.array([total / (n * scale) if n else None for total, n in there], pa.float64()))
+
+
+def _totals(p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> tuple[Any, Ints]:
+    """Return the sum of each frame, as whole numbers, and of how many values it is; of floats in 2**-1074."""
+    counts = p.framed((words != NULL).astype(np.int64), p.before.values, p.whole.values)
+    amounts = wholes(words, kind, domain)
+    largest_sum = max(abs(p.before.total), abs(p.whole.total)) + _magnitude(amounts, len(amounts))
+    amounts = amounts.astype(np.int64 if largest_sum < 2**62 else object, copy=False)
+    return p.framed(amounts, p.before.total, p.whole.total), counts
+
+
+def _magnitude(amounts: Any, times: int) -> int:
+    """Return what no amount exceeds that is taken so many times."""
+    return times * max(abs(int(amounts.max())), abs(int(amounts.min()))) if len(amounts) else 0
+
+
+def wholes(words: Ints, kind: pa.DataType, domain: Domain) -> Any:
+    """Return numbers as whole ones: decimals in units of their last digit, floats in 2**-1074; 0 for what is none."""
+    if pat.is_floating(kind):
+        return _wholes(domain.decode(words, kind))
+    is_number = not (pat.is_decimal(kind) or pat.is_uint64(kind))
+    if is_number or (pat.is_decimal128(kind) and not (len(words) and words.max() >= FIRST_WIDE)):
+        return np.where(words == NULL, 0, words)
+    return whole_numbers(pa.chunked_array([domain.decode(words, kind)]))
+
+
+def totals(function: str, words: Ints, diffs: Ints, kind: pa.DataType, domain: Domain) -> Totals:
+    """Return the totals over values with their multiplicities; those of negative multiplicity are left out."""
+    counted = (diffs > 0) & (words != NULL)
+    words, weights = words[counted], diffs[counted].astype(object)
+    if not len(words):
+        return Totals()
+    if function in EXTREMES:
+        return Totals(least=int(_to_least(words, EXTREMES[function]).min()))
+    others = (0, 0, 0)
+    if pat.is_floating(kind):
+        floats = domain.decode(words, kind).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        counts = [int(weights[which].sum()) for which in (np.isnan(floats), floats == np.inf, floats == -np.inf)]
+        others = (counts[0], counts[1], counts[2])
+    is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind)
+    total = (wholes(words, kind, domain).astype(object) * weights).sum() if is_number else 0
+    return Totals(int(weights.sum()), int(total), others)
+
+
+def _wholes(values: pa.Array) -> Any:
+    """Return floats as whole numbers of 2**-1074; 0 for NULL, NaN and infinities."""
+    floats = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+    mantissas, exponents = np.frexp(np.where(np.isfinite(floats), floats, 0.0))
+    whole = np.ldexp(mantissas, 53).astype(np.int64)
+    places = exponents.astype(np.int64) - 53 + 1074
+    return (whole >> np.maximum(-places, 0)).astype(object) << np.maximum(places, 0).astype(object)
+
+
+def _with_others(sums: Ints, p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> Ints:
+    """Return sums with those of frames that have a NaN or an infinity put right."""
+    floats = domain.decode(words, kind).cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+    if np.isfinite(floats).all() and not any(p.whole.others):
+        return sums
+    has = []
+    flags = (np.isnan(floats), floats == np.inf, floats == -np.inf)
+    for others, before, whole in zip(flags, p.before.others, p.whole.others, strict=True):
+        has.append(p.framed(others.astype(np.int64), before, whole) > 0)
+    # NaN wins, as do infinities of both signs; else the sum is the infinity that there is.
+    special = np.where(has[0] | (has[1] & has[2]), np.nan, np.where(has[1], np.inf, -np.inf))
+    return np.where(np.logical_or.reduce(has), domain.encode(pa.array(special)), sums)
+
+
+EXTREMES = {"min": False, "max": True, "bool_and": False, "bool_or": True}  # And whether each is the greatest.
+_FUNCTIONS: dict[str, Function] = {
+    "row_number": _row_number,
+    "rank": _rank,
+    "dense_rank": _dense_rank,
+    "percent_rank": _percent_rank,
+    "cume_dist": _cume_dist,
+    "ntile": _ntile,
+    "lag": _shifted(-1),
+    "lead": _shifted(1),
+    "count_star": _count_star,
+    "count": _count,
+    "sum": _sum,
+    "avg": _avg,
+    **{function: _extreme(is_max) for function, is_max in EXTREMES.items()},
+}
+SUMMED = ("count", "sum", "avg", *EXTREMES)  # Those that are made of `Totals` of what stands before.
+# What functions of rows are called as folds.
+_FOLDS = {"first_value": "first", "last_value": "last", "nth_value": "nth"}

@@ -1,0 +1,458 @@
+"""Rewriting of plans: what is not needed is left out, and operators become one.
+
+What a query means is rewritten before it is a plan (`persist.compute.sql.rewrite`): only there an outer join or a
+subquery is one thing. Everything else is done here, for programs in Python and for queries, in this order:
+
+1. *What is not needed is left out where it comes from* (`trimmed`). Columns that nobody reads are neither read of
+   collections, nor computed, nor arranged, unless `arrange_by_key` asked for them. A condition after a join that reads
+   one input only, and never raises, moves before it. So does a bound in time: the join then forgets what is over.
+2. *Operators become one* (`_fuse`). Linear operators that follow each other are one; maps of maps are one map. Linear
+   operators before a join or a reduction become part of how it arranges its input, those after it of how it gives its
+   output, unless somebody else reads them too. A join of a join becomes a delta join of all inputs, so that nothing in
+   between is kept.
+
+In programs that write collections, operators that tell times apart stay as they are: what they give is kept.
+
+Delta joins look up first where few partners are to be found. How large sources are is read from the descriptors of
+parts when a program is opened, without a request: how many rows there are, which columns are a key, and between which
+bounds whole numbers lie, which says how many different ones there can be. It is a hint. What a program computes does
+not depend on it, only in which order it looks things up.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import TIME
+from persist.compute.dataflow.plan.origin import expressions_of, kept_apart
+from persist.compute.dataflow.plan.plan import (
+    Aggregates,
+    Arrange,
+    Concat,
+    Consolidate,
+    Constant,
+    Join,
+    Linear,
+    Node,
+    Operator,
+    Plan,
+    Reduce,
+    Source,
+    Stages,
+    edges_into,
+)
+from persist.compute.dataflow.plan.stages import (
+    Among,
+    BatchFunction,
+    Filter,
+    FilterFunction,
+    FlatMap,
+    Map,
+    MapFunction,
+    Stage,
+    TemporalFilter,
+    Unnest,
+    moved_column,
+)
+from persist.core.errors import CollectionNotFound
+from persist.core.expression.evaluation import may_raise
+from persist.core.expression.term import Col, Lit, Term, columns_of, leaves, replaced_columns
+from persist.core.state.contents import CollectionState
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded
+
+# Which operator becomes one with its sole reader, and what is tried first: a stack between two joins goes to the later.
+_LINEAR = (Linear, Linear)
+_FUSED = (_LINEAR, (Linear, Join | Reduce), (Join | Reduce, Linear), (Join, Join))
+
+
+def optimised(plan: Plan) -> Plan:
+    """Return an equivalent plan that does less."""
+    smaller_plan = plan.without_unused()
+    apart = kept_apart(smaller_plan)
+    while _fuse(smaller_plan, apart, *_LINEAR):
+        pass
+    smaller_plan = trimmed(smaller_plan)
+    while sum(_fuse(smaller_plan, apart, *kinds) for kinds in _FUSED):
+        pass
+    readers = smaller_plan.consumers()
+    for node in smaller_plan.nodes.values():
+        if isinstance(node.operator, Join) and not node.operator.after:  # Nobody need read its keys.
+            read = read_by_all(smaller_plan, node, readers[node.number])
+            smaller_plan.change(node.number, schema=_kept(node.schema, read))
+    return smaller_plan
+
+
+def trimmed(plan: Plan) -> Plan:
+    """Return an equivalent plan that leaves columns which nobody reads, and records which joins need not see, out where
+    they come from.
+
+    Args:
+        plan: as it was written, or with its linear operators fused: its joins and reductions have no stages.
+    """
+    smaller_plan = plan.without_unused()
+    apart, readers, placed = kept_apart(smaller_plan), smaller_plan.consumers(), list[int]()
+    for node in reversed(list(smaller_plan.nodes.values())):  # Who reads it comes first, and reads less by then.
+        before = _taken_over(smaller_plan, node, readers[node.number], apart)
+        if node.number not in apart:
+            _trim(smaller_plan, node, read_by_all(smaller_plan, node, readers[node.number]))
+        placed.append(node.number)
+        if not isinstance(node.operator, Join | Concat | Consolidate):
+            continue  # What these read has to have just their columns. Others read columns by name.
+        inputs = list(node.inputs)
+        for at, names in enumerate(_reads_of(smaller_plan.nodes[node.number])):
+            source = smaller_plan.nodes[inputs[at]]
+            assert names is not None  # Joins have no stages yet that could read all.
+            if isinstance(source.operator, Arrange):
+                continue
+            schema = _kept(source.schema, names)
+            stages = (*before.get(at, ()), *([] if schema is source.schema else [_all_of(schema)]))
+            if stages:
+                inputs[at] = smaller_plan.add(Linear(stages), (source.number,), schema, node.scope).number
+                readers[source.number].remove(node.number)
+                readers[source.number].append(inputs[at])
+                placed.append(inputs[at])
+        smaller_plan.change(node.number, inputs=tuple(inputs))
+    smaller_plan.nodes = {number: smaller_plan.nodes[number] for number in reversed(placed)}
+    for node in list(smaller_plan.nodes.values()):
+        behind = (number if number in plan.nodes else _behind(smaller_plan, number) for number in node.inputs)
+        smaller_plan.change(node.number, inputs=tuple(behind))
+    return smaller_plan.without_unused()
+
+
+def _behind(plan: Plan, number: int) -> int:
+    """Return an operator itself, or the one whose columns it picks, if these are all by now."""
+    node = plan.nodes[number]
+    is_same = node.operator == Linear((_all_of(node.schema),)) and plan.nodes[node.inputs[0]].schema == node.schema
+    return node.inputs[0] if is_same else number
+
+
+def _trim(plan: Plan, node: Node, needed: set[str]) -> None:
+    """Let an operator give the columns that are needed, and no others that it does not need itself."""
+    operator, names = node.operator, needed
+    match operator:
+        case Source(written=False) | Concat() | Consolidate():
+            names = needed or {*node.schema.names[:1]}  # One column tells how many records there are.
+        case Constant(table):
+            names = needed or {*node.schema.names[:1]}
+            operator = Constant(table.select(_kept(node.schema, names).names))
+        case Linear(stages):
+            stages, _ = _needed_of(stages, needed)
+            if not needed >= {*node.schema.names} and not (stages and isinstance(stages[-1], Map)):
+                stages = (*stages, _all_of(_kept(node.schema, needed)))
+            operator = Linear(stages)
+        case Join(on):
+            names = needed | {one for pairs in on for one, _ in pairs}
+        case Reduce(keys, _, Aggregates(outputs, is_complete=False)):
+            outputs = tuple(output for output in outputs if output[0] in needed) or outputs[:1]
+            values = tuple(dict.fromkeys(of for _, _, of in outputs))
+            operator = replace(operator, values=values, logic=Aggregates(outputs))
+            names = {*keys, *(name for name, _, _ in outputs)}
+        case _:
+            return
+    plan.change(node.number, operator=operator, schema=_kept(node.schema, names))
+
+
+def _kept(schema: pa.Schema, names: Set[str]) -> pa.Schema:
+    return schema if names >= {*schema.names} else pa.schema([field for field in schema if field.name in names])
+
+
+def _all_of(schema: pa.Schema) -> Map:
+    return Map(tuple((name, Col(name)) for name in schema.names))
+
+
+def read_by_all(plan: Plan, node: Node, readers: Iterable[int]) -> set[str]:
+    """Return which columns of an operator some others read."""
+    every, read = {*node.schema.names}, set[str]()
+    for reader in map(plan.nodes.__getitem__, readers):
+        for number, names in zip(edges_into(reader), _reads_of(reader), strict=True):
+            if number == node.number:
+                read |= every if names is None else every & names
+    return read
+
+
+def _reads_of(node: Node) -> list[set[str] | None]:
+    """Return of each input which columns a node reads; None for all, or if it cannot be told."""
+    names = {*node.schema.names}
+    match node.operator:
+        case Linear(stages):
+            return [_needed_of(stages, names)[1]]
+        case Reduce(by, values, _, before):
+            return [_needed_of(before, {*by, *values})[1]]
+        case Concat() | Consolidate():
+            return [names for _ in node.inputs]
+        case Join(on, before, after):
+            needed = _needed_of(after, names)[1]
+            ours = {one for pairs in on for one, _ in pairs}
+            keys = [ours, *(ours | {other for _, other in pairs} for pairs in on)]
+            inputs = zip(before, keys, strict=True)
+            return [None if needed is None else _needed_of(stages, needed | own)[1] for stages, own in inputs]
+    return [None for _ in edges_into(node)]
+
+
+def _needed_of(stages: Stages, needed: set[str]) -> tuple[Stages, set[str] | None]:
+    """Return stages that compute what is needed and no more, and which columns they read; None is for all."""
+    kept, read, is_all = list[Stage](), set(needed), False
+    for stage in reversed(stages):
+        match stage:
+            case Map(outputs):
+                stage = stage if is_all else Map(tuple(output for output in outputs if output[0] in read))
+                read, is_all = set(), False
+            case Unnest(lists):
+                read -= {name for name, _ in lists}
+            case Among(_, columns):
+                read |= {*columns}
+            case MapFunction() | BatchFunction() | FlatMap() | FilterFunction():
+                is_all = True
+        read = read.union(*map(columns_of, expressions_of(stage)))
+        kept.append(stage)
+    return tuple(reversed(kept)), None if is_all else read - {TIME}
+
+
+def _taken_over(plan: Plan, node: Node, readers: Sequence[int], apart: Set[int]) -> dict[int, Stages]:
+    """Take conditions and bounds in time from the only reader of a join; return those before each of its inputs."""
+    reader, before = plan.nodes[readers[0]] if len(readers) == 1 else node, dict[int, Stages]()
+    if not isinstance(node.operator, Join) or not isinstance(reader.operator, Linear) or reader.number in apart:
+        return before
+    left = [*reader.operator.stages]
+    while left and isinstance(left[0], Filter | TemporalFilter):
+        parts = [(_sole_input(plan, node, node.operator, term, part), part) for term, part in _conditions(left[0])]
+        if len({at for at, _ in parts}) == 1:
+            parts = [(parts[0][0], left[0])]
+        left[:1] = stay = [part for at, part in parts if at is None]
+        for at, part in parts:
+            if at is not None:
+                before[at] = (*before.get(at, ()), part)
+        if stay:
+            break
+    plan.change(reader.number, operator=Linear(tuple(left)))
+    return before
+
+
+def _conditions(stage: Filter | TemporalFilter) -> list[tuple[Term, Stage]]:
+    """Return the conditions that a stage is made of, each with the stage that is it alone."""
+    if isinstance(stage, Filter):
+        return [(stage.condition, stage)]
+    halves = ((stage.lower, replace(stage, upper=None)), (stage.upper, replace(stage, lower=None)))
+    return [(term, half) for term, half in halves if term is not None]
+
+
+def _sole_input(plan: Plan, node: Node, join: Join, condition: Term, stage: Stage) -> int | None:
+    """Return the input of a join before which a condition can be done; None if it reads several, or may raise."""
+    names = columns_of(condition)
+    for at, (source, pairs) in enumerate(zip(map(plan.nodes.__getitem__, node.inputs), ((), *join.on), strict=True)):
+        if names and names <= {*source.schema.names} - {other for _, other in pairs}:
+            kinds = {field.name: field.type for field in source.schema}
+            is_total = isinstance(stage, TemporalFilter) and moved_column(condition, kinds) is not None
+            # Others may read an index that was asked for.
+            may_move = is_total or not may_raise(condition, kinds)
+            return at if may_move and not isinstance(source.operator, Arrange) else None
+    return None
+
+
+def simplified(stages: Sequence[Stage]) -> Stages:
+    """Return stages with maps of maps as one, and conditions and bounds before maps that only rename what they read."""
+    simpler_stages: list[Stage] = []
+    for stage in stages:
+        last = simpler_stages[-1] if simpler_stages else None
+        if isinstance(stage, Map) and isinstance(last, Map) and _is_cheap(last, stage):
+            by = dict(last.outputs)
+            simpler_stages[-1] = Map(tuple((name, replaced_columns(term, by)) for name, term in stage.outputs))
+        elif isinstance(last, Map) and (earlier := _before(last, stage)) is not None:
+            simpler_stages[-1:] = [earlier, last]
+        else:
+            simpler_stages.append(stage)
+    return tuple(simpler_stages)
+
+
+def _before(made: Map, stage: Stage) -> Filter | TemporalFilter | None:
+    """Return the filter before a map that does what one behind it does; None if that reads what the map computes."""
+    by = dict(made.outputs)
+    if not isinstance(stage, Filter | TemporalFilter) or TIME in by:
+        return None
+    terms = [stage.condition] if isinstance(stage, Filter) else [stage.lower, stage.upper]
+    read = set[str]().union(*(columns_of(term) for term in terms if term is not None)) - {TIME}
+    if not all(isinstance(by[name], Col | Lit) for name in read):
+        return None
+    moved = [None if term is None else replaced_columns(term, by) for term in terms]
+    if isinstance(stage, TemporalFilter):
+        return replace(stage, lower=moved[0], upper=moved[1])
+    return None if moved[0] is None else Filter(moved[0])
+
+
+def _is_cheap(inner: Map, outer: Map) -> bool:
+    """Return whether putting one map into another computes nothing twice."""
+    uses = Counter(leaf.name for _, term in outer.outputs for leaf in leaves(term) if isinstance(leaf, Col))
+    return all(isinstance(inner_term, Col | Lit) or uses[name] <= 1 for name, inner_term in inner.outputs) and not any(
+        # A column that is called like the time would change its meaning.
+        name == TIME
+        for name, _ in inner.outputs
+    )
+
+
+def _fuse(plan: Plan, apart: Set[int], source_kind: Any, reader_kind: Any) -> bool:
+    """Let operators of two kinds be one where the second reads the first; return whether there were any.
+
+    Args:
+        apart: what stays an operator of its own.
+    """
+    changed = False
+    # Both sides of a self-join may read an operator: then its work is shared as it is.
+    stay = apart | {number for number, readers in plan.consumers().items() if len(readers) > 1}
+    for reader in list(plan.nodes.values()):
+        if not isinstance(reader.operator, reader_kind) or reader.number not in plan.nodes.keys() - apart:
+            continue
+        for at, number in enumerate(reader.inputs):
+            source, node = plan.nodes[number], plan.nodes[reader.number]
+            if number in stay or not isinstance(source.operator, source_kind) or _is_of_bound(plan, source, node):
+                continue
+            operator = _fused(source.operator, node.operator, at)
+            if operator is not None:
+                inputs = (*node.inputs[:at], *source.inputs, *node.inputs[at + 1 :])
+                # What users called them; a stack of an input is not what its join or reduction is called.
+                is_input = isinstance(source.operator, Linear) and not isinstance(node.operator, Linear)
+                names = [name for name in (source.name * (not is_input), node.name) if name]
+                plan.change(node.number, operator=operator, inputs=inputs, name=" . ".join(names))
+                del plan.nodes[number]
+                changed = True
+    return changed
+
+
+def _is_of_bound(plan: Plan, source: Node, reader: Node) -> bool:
+    """Whether an operator between a join without a key and a reduction belongs to the join, which may keep its left in
+    the order of what a condition there compares."""
+    below = plan.nodes[source.inputs[0]].operator if isinstance(source.operator, Linear) else None
+    return isinstance(reader.operator, Reduce) and isinstance(below, Join) and not any(below.on)
+
+
+def _fused(source: Operator, reader: Operator, at: int) -> Operator | None:
+    """Return one operator for two, of which the second reads the first as its input number at; None if none can be."""
+    match source, reader:
+        case Linear(stages), Linear(later):
+            return Linear(simplified((*stages, *later)))
+        case Linear(stages), Reduce():
+            return replace(reader, before=simplified((*stages, *reader.before)))
+        case Linear(stages), Join(_, before):
+            return replace(reader, before=(*before[:at], simplified((*stages, *before[at])), *before[at + 1 :]))
+        case Join() | Reduce(), Linear(stages):
+            return replace(source, after=simplified((*source.after, *stages)))
+        case Join(), Join():
+            on, before = (*source.on, *reader.on), (*source.before, *reader.before[1:])
+            is_bare = at == 0 and not source.after and not reader.before[0] and source.null_equals == reader.null_equals
+            # A cross join is not looked up by a key.
+            return Join(on, before, reader.after, reader.null_equals) if is_bare and all(on) else None
+    return None
+
+
+PARTS_MAX = 200  # Whose statistics are looked at; of a collection of more, the number of rows is all that is known.
+COVERED_LEAST = 0.9  # Of the rows, by parts that tell the bounds of a column.
+FILTER_KEEPS = 0.3  # Of the rows that pass a filter, for want of anything better.
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What is known of a stream, whose columns have names, or of a relation of a query, whose columns have numbers.
+
+    Attributes:
+        rows: about how many records it has.
+        key: columns that tell them apart; None if there are none.
+        distinct: of some columns, how many different values they have at most.
+    """
+
+    rows: float
+    key: frozenset[Hashable] | None = None
+    distinct: Mapping[Any, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    def values(self, column: Hashable) -> float:
+        """Return about how many different values a column has; of one of which nothing is known, the root of the rows,
+        which lies between one value and one for each row."""
+        return max(1.0, min(self.rows, self.distinct.get(column, self.rows**0.5)))
+
+    def partners(self, columns: Sequence[Hashable]) -> float:
+        """Return about how many records have the same values of some columns."""
+        if self.key is not None and self.key <= {*columns}:
+            return 1.0
+        return max(1.0, self.rows / prod(map(self.values, columns)))
+
+    def kept(self, share: float) -> "Statistics":
+        """Return what is known of a share of the records."""
+        return Statistics(self.rows * share, self.key, self.distinct)
+
+    def renamed(self, columns: Iterable[tuple[Hashable, Hashable]]) -> "Statistics":
+        """Return what is known of some columns: each as it is called now, and as it is called then."""
+        pairs = list(columns)
+        then = dict(pairs)
+        key = frozenset(map(then.get, self.key)) if self.key is not None and self.key <= then.keys() else None
+        return Statistics(self.rows, key, {new: self.distinct[old] for old, new in pairs if old in self.distinct})
+
+    def after(self, stages: Sequence[Stage]) -> "Statistics | None":
+        """Return what is known after some linear stages; None if that is nothing."""
+        statistics = self
+        for stage in stages:
+            match stage:
+                case Filter():
+                    statistics = statistics.kept(FILTER_KEEPS)
+                case Map(outputs):
+                    statistics = statistics.renamed(
+                        (term.name, name) for name, term in outputs if isinstance(term, Col)
+                    )
+                case _:
+                    return None
+        return statistics
+
+
+def statistics_of(engine: Engine | None, plan: Plan) -> dict[int, Statistics]:
+    """Return what is known of the operators of a plan, by their numbers; nothing where no join of it has a choice."""
+    joins = [node.operator for node in plan.nodes.values() if isinstance(node.operator, Join)]
+    if engine is None or not any(len(join.on) > 1 for join in joins):
+        return {}
+    known: dict[int, Statistics] = {}
+    for node in plan.nodes.values():
+        match node.operator:
+            case Source(collection):
+                with suppress(CollectionNotFound):  # Whoever opens the source says so.
+                    known[node.number] = of_collection(loaded(engine, collection))
+            case Linear() | Arrange() | Consolidate() if node.inputs[0] in known:
+                stages = node.operator.stages if isinstance(node.operator, Linear) else ()
+                if (statistics := known[node.inputs[0]].after(stages)) is not None:
+                    known[node.number] = statistics
+    return known
+
+
+def of_collection(handle: CollectionHandle) -> Statistics:
+    """Return what the descriptors of a collection's parts tell of it."""
+    return _of_contents(handle.contents(), handle.schema.key_names)
+
+
+def _of_contents(contents: CollectionState, key: Sequence[str]) -> Statistics:
+    parts = contents.parts
+    rows = sum(part.diff_sum for part in contents.history_parts) if contents.history_from == 0 else 0
+    if contents.keyframes:
+        newest = max(contents.keyframes, key=lambda keyframe: keyframe.as_of)
+        rows = max(rows, sum(part.diff_sum for part in contents.parts_of(newest.parts)))
+    return Statistics(float(max(rows, 0)), frozenset(key) or None, _distinct(parts) if len(parts) <= PARTS_MAX else {})
+
+
+def _distinct(parts: Sequence[Part]) -> dict[str, int]:
+    """Return of columns of whole numbers how many values there are within their bounds, and NULL.
+
+    Tiny parts, of a column whose bounds most rows are within, need not have any.
+    """
+    bounds: dict[str, tuple[int, int]] = {}
+    covered: Counter[str] = Counter()
+    for part in parts:
+        for name, (low, high, _) in part.stats.items():
+            if isinstance(low, int) and isinstance(high, int) and type(low) is type(high) is int:
+                before = bounds.get(name, (low, high))
+                bounds[name] = min(before[0], low), max(before[1], high)
+                covered[name] += part.rows
+    most = COVERED_LEAST * sum(part.rows for part in parts)
+    return {name: high - low + 2 for name, (low, high) in bounds.items() if covered[name] >= most}

@@ -1,0 +1,156 @@
+"""What an output comes from: its operators, as a fingerprint, and whether it looks at the times of updates as data.
+
+The fingerprint of an output covers all operators that it is made of, in the order in which they are found from it, with
+their expressions, columns, types and constants; of a Python function its code, the constants in it, its defaults and
+the values that it captures, as far as they are numbers, texts or functions again. What a function calls by a global
+name is not covered. Where two fingerprints differ, what the output holds is compared with what the program gives, so
+that another Python, or another version of this library, costs a comparison and no more.
+
+A plan that looks at times depends on compaction: it tells a record that came at 5 from one that came at 7. So what its
+sources hold at the last sealed time is not all that it needs to go on. What the operators that tell times apart have
+given is kept in hidden collections (`persist.compute.dataflow.ports.output`); where it is not, the sources must be
+read from where the program began.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import suppress
+from datetime import date, time, timedelta
+from decimal import Decimal
+from hashlib import blake2b
+from types import CodeType, FunctionType
+from typing import Any
+
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.types.schema import TIME
+from persist.compute.dataflow.plan.plan import ROOT, Linear, Node, Persist, Plan, Source, Variable, edges_into
+from persist.compute.dataflow.plan.stages import Delay, Explode, Filter, Map, Stage, TemporalFilter, Unnest
+from persist.core.expression.term import Term, columns_of
+
+PROPERTY = "persist.dataflow"  # Of the collection that an output is.
+DEPTH_MAX = 30  # Of values in values: functions may capture each other.
+PLAIN = (bool, int, float, complex, str, bytes, date, time, timedelta, Decimal, type(None))
+
+
+def fingerprint(plan: Plan, output: str) -> str:
+    """Return the fingerprint of what an output is computed by."""
+    begin = [
+        n.number for n in plan.nodes.values() if isinstance(n.operator, Persist) and n.operator.collection == output
+    ]
+    places: dict[int, int] = {}
+    left = [*reversed(begin)]
+    while left:
+        number = left.pop()
+        if number not in places:
+            places[number] = len(places)
+            left += reversed(edges_into(plan.nodes[number]))
+    digest = blake2b(digest_size=8)
+    for number in places:
+        node = plan.nodes[number]
+        # Which node feeds back is told as the place of an edge: numbers depend on what else is in the plan.
+        operator = Variable(node.operator.name) if isinstance(node.operator, Variable) else node.operator
+        scope = plan.scopes[node.scope]
+        edges = [places[source] for source in edges_into(node)]
+        for word in _words([operator, edges, node.schema, scope.depth, scope.limit], 0):
+            digest.update(word.encode(errors="surrogatepass") + b"\0")
+    return digest.hexdigest()
+
+
+def _words(value: Any, depth: int) -> Iterator[str]:
+    """Yield words that tell a value from others, whatever process it is in."""
+    yield type(value).__name__
+    if depth > DEPTH_MAX:
+        return
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        inside: Iterable[Any] = [getattr(value, item.name) for item in dataclasses.fields(value) if item.compare]
+    elif isinstance(value, Mapping) and not isinstance(value, pa.MapScalar):  # Its keys need not be distinct.
+        inside = [item for pair in value.items() for item in pair]
+    elif isinstance(value, Set):
+        inside = sorted(value, key=repr)
+    elif isinstance(value, tuple | list):
+        inside = value
+    elif isinstance(value, CodeType):
+        inside = [value.co_code.hex(), value.co_consts, value.co_names, value.co_varnames]
+    elif isinstance(value, FunctionType):
+        inside = [value.__code__, value.__defaults__, value.__kwdefaults__, [*_captured(value)]]
+    elif isinstance(value, pa.Schema):
+        inside = [item for field in value for item in (field.name, str(field.type))]
+    elif isinstance(value, pa.Table):
+        inside = [value.schema, value.to_pylist()]
+    elif isinstance(value, pa.Scalar):
+        inside = [str(value.type), value.as_py()]
+    elif callable(value):
+        inside = [getattr(value, "__module__", ""), getattr(value, "__qualname__", "")]
+    elif isinstance(value, PLAIN):
+        inside = ()
+        yield repr(value)
+    else:
+        inside = (
+            vars(value).items() if type(value).__module__.startswith("persist.") and hasattr(value, "__dict__") else ()
+        )
+    for item in inside:
+        yield from _words(item, depth + 1)
+    yield "end"
+
+
+def _captured(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # It is empty yet.
+            yield cell.cell_contents
+
+
+def reads_time(plan: Plan) -> bool:
+    """Return whether an expression of a plan, as it was written, reads `_time`."""
+    return any(map(_reads_time, plan.nodes.values()))
+
+
+def _reads_time(node: Node) -> bool:
+    stages = node.operator.stages if isinstance(node.operator, Linear) else ()
+    return any(TIME in columns_of(term) for stage in stages for term in expressions_of(stage))
+
+
+def tells_times(node: Node) -> bool:
+    """Return whether what a linear operator gives for a record depends on when it came.
+
+    That of `delay` does: it refuses what is late, and lets nothing be late that was in time.
+    """
+    stages = node.operator.stages if isinstance(node.operator, Linear) else ()
+    return _reads_time(node) or any(isinstance(stage, Delay) for stage in stages)
+
+
+def kept_apart(plan: Plan) -> set[int]:
+    """Return the operators that tell times apart, in a plan that makes collections of collections: each stays an
+    operator of its own.
+
+    Raises:
+        InvalidUsage: one is inside an iteration, where what it gives is not kept.
+    """
+    kinds = {type(node.operator) for node in plan.nodes.values()}
+    if not {Persist, Source} <= kinds:
+        return set()
+    apart = [node for node in plan.nodes.values() if tells_times(node)]
+    for node in apart:
+        if node.scope != ROOT:
+            raise InvalidUsage(
+                f"{node.title} is inside an iteration and gives what depends on when records come, and this program "
+                "reads and writes collections: it could not resume. Do this before the iteration, or behind it"
+            )
+    return {node.number for node in apart}
+
+
+def expressions_of(stage: Stage) -> list[Term]:
+    """Return the expressions that a stage computes."""
+    match stage:
+        case Map(outputs) | Unnest(outputs):
+            return [term for _, term in outputs]
+        case Filter(condition):
+            return [condition]
+        case Explode(by):
+            return [by]
+        case Delay(to, _):
+            return [to]
+        case TemporalFilter(lower, upper, _):
+            return [term for term in (lower, upper) if term is not None]
+    return []

@@ -1,0 +1,508 @@
+"""A program as a data structure: nodes that name their operator, their inputs, their columns and their scope.
+
+A plan can be printed, rewritten (`persist.compute.dataflow.plan.optimise`) and run
+(`persist.compute.dataflow.running.graph`); it holds no running state, and building it reads and writes nothing. An
+operator is one of the classes below; linear ones are the stages of a `Linear`. Joins and reductions can carry stages
+on their inputs and on their output, where the optimiser puts them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+
+from persist.compute.dataflow.plan.stages import Stage, name_of
+from persist.core.timeline import Moment
+
+ROOT = 0
+Stages = tuple[Stage, ...]
+Bound = tuple[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A persisted collection: a snapshot, then its changes.
+
+    Attributes:
+        unsealed: its records are passed on before their time is sealed. That changes nothing in what is complete, so
+            it is no part of what tells sources apart.
+        written: from where it is sealed on, its updates are given to the running program, which commits them.
+    """
+
+    collection: str
+    as_of: int | Moment | None = None
+    unsealed: bool = field(default=False, compare=False)
+    written: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Updates that are given to the running program, in memory."""
+
+    name: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Records that are there from the first time on, once each; for ever complete."""
+
+    table: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class Upper:
+    """How far a persisted collection is sealed; it has no records."""
+
+    collection: str
+
+
+@dataclass(frozen=True, slots=True)
+class SealedWith:
+    """The records of the first input, complete only as far as all inputs are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A stack of linear stages."""
+
+    stages: Stages
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    """All updates of all inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consolidate:
+    """The same updates, summed per record and time, once they are complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Pairs of records that agree in key: the columns of the left, then those of the right that are not its key.
+
+    With more than two inputs it is a delta join: each change of one input looks up the others one after the other, in
+    arrangements of the inputs themselves, so nothing intermediate is kept.
+
+    Attributes:
+        on: for the second and each later input, pairs (column of the inputs before it, column of it).
+        before: per input, stages that come before the arrangement.
+        after: stages that come after.
+        null_equals: whether NULL equals NULL in the keys; else it equals nothing.
+    """
+
+    on: tuple[tuple[tuple[str, str], ...], ...]
+    before: tuple[Stages, ...] = ((), ())
+    after: Stages = ()
+    null_equals: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """Each record once, if its multiplicity is positive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """Each record as often as a function of its multiplicity says."""
+
+    function: Callable[[int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregates:
+    """One record per key, with aggregates of value columns.
+
+    Attributes:
+        outputs: (column, kind, value column).
+        is_complete: the outputs, which are counts and totals, are all that the state of a group is: a group is there
+            while one of them is not zero.
+    """
+
+    outputs: tuple[tuple[str, str, str], ...]
+    is_complete: bool = False
+
+
+Counted: TypeAlias = Literal["row_number", "rank", "dense_rank"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """The records of each key from skip on, as many as count, in an order, by multiplicity.
+
+    Attributes:
+        by: columns, and whether each is descending.
+        nulls_first: columns of which NULL comes first.
+        counted: what count is the number of; by rank, records that agree in the order are in or out together.
+    """
+
+    count: int
+    by: tuple[tuple[str, bool], ...]
+    skip: int = 0
+    nulls_first: tuple[str, ...] = ()
+    counted: Counted = "row_number"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFunction:
+    """One column that a window function adds, or an aggregate of a key's records in an order.
+
+    Attributes:
+        name, result: of the column.
+        arguments: columns.
+        number: of rows or tiles, where the function has one.
+        by: the order of the partition: columns, whether each is descending, and whether NULL comes first.
+        start, end: of the frame, both inclusive: (mode, offset), mode "rows" counts rows, "groups" rows that agree in
+            the order, "range" is 0, for all of those of the row, and "value" is up to what a column of the row says;
+            None is the partition's.
+        start_at, end_at: that column, of the type of the only column of the order.
+        exclude: which rows of the frame are left out: "current row", "group", "ties"; empty for none.
+        within: the order of the rows of a frame, where it is not that of the partition; as `by`.
+        where: a boolean column; rows of which it is not true are left out.
+        is_distinct: rows that agree in the arguments are one.
+        ignores_nulls: rows with an argument that is NULL are left out.
+        constants: what else the function needs.
+    """
+
+    name: str
+    function: str
+    result: pa.DataType
+    arguments: tuple[str, ...] = ()
+    number: int = 1
+    by: tuple[tuple[str, bool, bool], ...] = ()
+    start: Bound = None
+    end: Bound = None
+    start_at: str = ""
+    end_at: str = ""
+    exclude: str = ""
+    within: tuple[tuple[str, bool, bool], ...] = ()
+    where: str = ""
+    is_distinct: bool = False
+    ignores_nulls: bool = False
+    constants: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Windowed:
+    """Each record, with what window functions say of it among those of its key; see `operators.windows`."""
+
+    calls: tuple[WindowFunction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """One record per key, with what aggregates make of its records in an order; see `operators.folds`."""
+
+    calls: tuple[WindowFunction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UserReduce:
+    """What a Python function makes of a key and of its records with their multiplicities."""
+
+    function: Callable[[Any, Any], Any]
+    columns: pa.Schema
+
+
+Logic = Distinct | Threshold | Aggregates | TopK | Windowed | Folded | UserReduce
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """What a logic makes of each key's records.
+
+    Attributes:
+        keys, values: columns of the input, after the stages before it.
+    """
+
+    keys: tuple[str, ...]
+    values: tuple[str, ...]
+    logic: Logic
+    before: Stages = ()
+    after: Stages = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Arrange:
+    """Keep an index of the input by key, which joins and reductions by that key share."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Bring a collection into a scope: it is there from its first iteration on.
+
+    Attributes:
+        at: the column of the input that says from which iteration on instead. It does not enter.
+    """
+
+    at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Bring what an iteration came to out of its scope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """What the node `feedback` gave in the iteration before."""
+
+    name: str
+    feedback: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Call a function with each batch of updates that passes, as a pa.Table."""
+
+    function: Callable[[pa.Table], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Tell how far the input is complete."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Keep the complete updates of the input in memory.
+
+    Attributes:
+        early: show also what has come of it before its time is complete.
+    """
+
+    name: str
+    early: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write the complete updates of the input to a collection, and seal it."""
+
+    collection: str
+    keys: tuple[str, ...]
+
+
+Operator = (
+    Source
+    | Input
+    | Constant
+    | Upper
+    | SealedWith
+    | Linear
+    | Concat
+    | Consolidate
+    | Join
+    | Reduce
+    | Arrange
+    | Enter
+    | Leave
+    | Variable
+    | Inspect
+    | Probe
+    | Capture
+    | Persist
+)
+ENDS = (Probe, Capture, Persist, Inspect)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator of a plan.
+
+    Attributes:
+        number: its identity in the plan.
+        inputs: numbers of other nodes.
+        schema: the columns of its output.
+        scope: number of the scope it is in.
+    """
+
+    number: int
+    operator: Operator
+    inputs: tuple[int, ...]
+    schema: pa.Schema
+    scope: int = ROOT
+    name: str = ""
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        return self.name or f"{type(self.operator).__name__.lower()}#{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeInfo:
+    """A scope of iteration.
+
+    Attributes:
+        depth: how many coordinates its times have besides those of the program.
+    """
+
+    number: int
+    parent: int
+    name: str
+    limit: int
+    depth: int
+
+
+@dataclass
+class Plan:
+    """All nodes and scopes of a program."""
+
+    name: str
+    dimensions: int
+    nodes: dict[int, Node] = field(default_factory=dict)
+    scopes: dict[int, ScopeInfo] = field(default_factory=lambda: {ROOT: ScopeInfo(ROOT, ROOT, "root", 0, 0)})
+
+    def add(self, operator: Operator, inputs: tuple[int, ...], schema: pa.Schema, scope: int = ROOT) -> Node:
+        """Add a node and return it."""
+        node = Node(1 + max(self.nodes, default=0), operator, inputs, schema, scope)
+        self.nodes[node.number] = node
+        return node
+
+    def change(self, number: int, **changes: Any) -> Node:
+        """Replace attributes of a node."""
+        node = self.nodes[number] = replace(self.nodes[number], **changes)
+        return node
+
+    def consumers(self) -> dict[int, list[int]]:
+        """Return for each node the nodes that read it, feedback included."""
+        readers: dict[int, list[int]] = {number: [] for number in self.nodes}
+        for node in self.nodes.values():
+            for source in edges_into(node):
+                readers[source].append(node.number)
+        return readers
+
+    def without_unused(self) -> "Plan":
+        """Return the plan without what no end of it needs."""
+        left, seen = [n.number for n in self.nodes.values() if isinstance(n.operator, ENDS)], set[int]()
+        while left:
+            number = left.pop()
+            if number not in seen:
+                seen.add(number)
+                left += edges_into(self.nodes[number])
+        # Inputs stay: whoever runs the program may insert into them.
+        kept = {n: node for n, node in self.nodes.items() if n in seen or isinstance(node.operator, Input)}
+        return Plan(self.name, self.dimensions, kept, dict(self.scopes))
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"program {self.name!r}, times of {self.dimensions} dimension{'s' * (self.dimensions > 1)}"
+        for node in self.nodes.values():
+            indent = "  " * (1 + self.scopes[node.scope].depth)
+            inputs = ", ".join(f"%{number}" for number in node.inputs)
+            columns = ", ".join(f"{field.name}: {field.type}" for field in node.schema)
+            named = f" as {node.name!r}" if node.name else ""
+            yield f"{indent}%{node.number} = {described(node.operator)}({inputs}) -> [{columns}]{named}"
+
+
+def edges_into(node: Node) -> list[int]:
+    """Return the nodes that a node reads, feedback included."""
+    if isinstance(node.operator, Variable) and node.operator.feedback is not None:
+        return [*node.inputs, node.operator.feedback]
+    return list(node.inputs)
+
+
+def sources_of(plan: Plan, output: str) -> set[str]:
+    """Return the collections that an output is made of."""
+    return {operator.collection for operator in _made_of(plan, output) if isinstance(operator, Source)}
+
+
+def passed_early(plan: Plan) -> set[int]:
+    """Return the sources and inputs whose records are passed on before their time is complete: somebody looks at what
+    comes of it, or a source was asked to."""
+    begin = [n.number for n in plan.nodes.values() if isinstance(n.operator, Capture) and n.operator.early]
+    watched = {node.number for node in _above(plan, begin)}
+    return watched | {n.number for n in plan.nodes.values() if isinstance(n.operator, Source) and n.operator.unsealed}
+
+
+def has_inputs(plan: Plan, output: str) -> bool:
+    """Return whether an output is made of what is given to the running program, which nothing keeps."""
+    return any(isinstance(operator, Input) for operator in _made_of(plan, output))
+
+
+def _made_of(plan: Plan, output: str) -> Iterator[Operator]:
+    begin = [
+        n.number for n in plan.nodes.values() if isinstance(n.operator, Persist) and n.operator.collection == output
+    ]
+    return (node.operator for node in _above(plan, begin))
+
+
+def _above(plan: Plan, begin: list[int]) -> Iterator[Node]:
+    """Yield some nodes, and all that they are made of."""
+    left, seen = [*begin], set[int]()
+    while left:
+        node = plan.nodes[left.pop()]
+        if node.number not in seen:
+            seen.add(node.number)
+            left += edges_into(node)
+            yield node
+
+
+def described(operator: Operator) -> str:
+    """Return an operator in words, its fused stages in brackets."""
+    match operator:
+        case Linear(stages):
+            return f"linear[{_stack(stages)}]"
+        case Join(on, before, after, null_equals):
+            pairs = " ; ".join(" & ".join(f"{one}={other}" for one, other in equal) or "all" for equal in on)
+            kind = "join" if len(on) == 1 else "delta_join"
+            kind += " null=null" * null_equals
+            ahead = "".join(f", input {at}: [{_stack(stages)}]" for at, stages in enumerate(before) if stages)
+            return f"{kind}[{pairs}{ahead}{_tail(after)}]"
+        case Reduce(keys, _, logic, before, after):
+            ahead = f", input: [{_stack(before)}]" if before else ""
+            return f"reduce[by {', '.join(keys) or 'nothing'}: {_logic(logic)}{ahead}{_tail(after)}]"
+        case Source(collection, as_of, unsealed, written):
+            when = ("" if as_of is None else f" as of {as_of}") + " unsealed" * unsealed + " written" * written
+            return f"source[{collection!r}{when}]"
+        case Input(name, _) | Variable(name, _) | Probe(name) | Capture(name):
+            return f"{type(operator).__name__.lower()}[{name!r}]"
+        case Constant(table):
+            return f"constant[{table.num_rows} records]"
+        case Upper(collection):
+            return f"upper[{collection!r}]"
+        case SealedWith():
+            return "sealed with"
+        case Arrange(keys):
+            return f"arrange[by {', '.join(keys)}]"
+        case Persist(collection, keys):
+            return f"persist[{collection!r} by {', '.join(keys)}]"
+        case Inspect(function):
+            return f"inspect[{name_of(function)}]"
+        case Enter(at):
+            return f"enter at {at}" if at else "enter"
+    return type(operator).__name__.lower()
+
+
+def _stack(stages: Stages) -> str:
+    return " . ".join(map(str, stages))
+
+
+def _tail(after: Stages) -> str:
+    return f", output: [{_stack(after)}]" if after else ""
+
+
+def _logic(logic: Logic) -> str:
+    match logic:
+        case Aggregates(outputs):
+            return ", ".join(f"{name}={kind}({of})" for name, kind, of in outputs)
+        case Threshold(function) | UserReduce(function, _):
+            return f"{type(logic).__name__.lower()} {name_of(function)}"
+        case TopK(count, by, skip):
+            after = f" after {skip}" if skip else ""
+            return f"top {count}{after} by {', '.join(name + ' desc' * down for name, down in by)}"
+        case Windowed(calls):
+            return f"window {', '.join(call.function for call in calls)}"
+        case Folded(calls):
+            return f"fold {', '.join(f'{call.name}={call.function}' for call in calls)}"
+    return "distinct"

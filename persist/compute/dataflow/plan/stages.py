@@ -1,0 +1,349 @@
+"""The linear operators, as data: what each does to one record at a time, whatever the others are.
+
+Every linear operator is a stage of a `Linear` node, and stages that follow each other are fused: the optimiser
+concatenates their lists. A stage says what columns it gives and how to print it;
+`persist.compute.dataflow.operators.linear` runs it.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import SchemaMismatch
+from persist.codecs.types.arrow_types import check_type
+from persist.codecs.types.schema import TIME
+from persist.core.expression.evaluation import type_of
+from persist.core.expression.term import Call, Col, Lit, Term
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Compute columns from columns."""
+
+    outputs: tuple[tuple[str, Term], ...]
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return pa.schema([(name, type_of(term, given, operator)) for name, term in self.outputs])
+
+    def __str__(self) -> str:
+        return f"map({', '.join(_assigned(name, term) for name, term in self.outputs)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Keep the records for which a condition is true."""
+
+    condition: Term
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        kind = type_of(self.condition, given, operator)
+        if not pat.is_boolean(kind):
+            raise SchemaMismatch(f"{operator}: the condition {self.condition} is of type {kind}, and not boolean")
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"filter({self.condition})"
+
+
+@dataclass(frozen=True, slots=True)
+class FilterFunction:
+    """Keep the records for which a Python function returns true."""
+
+    function: Callable[[Any], Any]
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"filter({name_of(self.function)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Among:
+    """Keep the records for which a function of some columns of them is true, and all updates after a time.
+
+    Attributes:
+        holds: given a table of these columns, for which rows it is.
+        after: None to keep no others.
+    """
+
+    holds: Callable[[pa.Table], Any]
+    columns: tuple[str, ...]
+    after: int | None = None
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"among({', '.join(self.columns)})"
+
+
+@dataclass(frozen=True, slots=True)
+class MapFunction:
+    """One record from each, by a Python function."""
+
+    function: Callable[[Any], Any]
+    columns: pa.Schema
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return self.columns
+
+    def __str__(self) -> str:
+        return f"map({name_of(self.function)})"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFunction:
+    """As many records as there are, by a function of record batches."""
+
+    function: Callable[[pa.RecordBatch], Any]
+    columns: pa.Schema
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return self.columns
+
+    def __str__(self) -> str:
+        return f"map_batches({name_of(self.function)})"
+
+
+@dataclass(frozen=True, slots=True)
+class FlatMap:
+    """Any number of updates from each record, by a Python function.
+
+    Attributes:
+        gives: "records", "diffs" (pairs of record and diff) or "updates" (triples of record, time and diff); times are
+            joined with the update's, diffs multiplied with its.
+        dimensions: of the times of the program.
+    """
+
+    function: Callable[[Any], Any]
+    columns: pa.Schema
+    gives: str = "records"
+    dimensions: int = 1
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return self.columns
+
+    def __str__(self) -> str:
+        kind = {"records": "flat_map", "diffs": "explode", "updates": "join_function"}[self.gives]
+        return f"{kind}({name_of(self.function)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Negate:
+    """The opposite diffs."""
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return "negate()"
+
+
+@dataclass(frozen=True, slots=True)
+class Explode:
+    """Multiply diffs by the value of an integer expression; NULL counts as 0."""
+
+    by: Term
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        _integer("a multiplicity", self.by, given, operator)
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"explode({self.by})"
+
+
+@dataclass(frozen=True, slots=True)
+class Unnest:
+    """Each record as often as the longest of some lists has elements, with a column for the elements of each list.
+
+    They are in the order of the lists, with NULL beyond the end of one; a record without elements is left out.
+    """
+
+    lists: tuple[tuple[str, Term], ...]
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        fields = list(without_time(given))
+        for name, term in self.lists:
+            kind = type_of(term, given, operator)
+            if not (pat.is_list(kind) or pat.is_large_list(kind)):
+                raise SchemaMismatch(f"{operator}: {term} is of type {kind}, and not a list")
+            fields.append(pa.field(name, kind.value_type))
+        return pa.schema(fields)
+
+    def __str__(self) -> str:
+        return f"unnest({', '.join(_assigned(name, term) for name, term in self.lists)})"
+
+
+@dataclass(frozen=True, slots=True)
+class TemporalFilter:
+    """Let each record be there at times of `[lower, upper)` only, in one dimension; never if a bound is NULL.
+
+    A bound that is a column plus or minus a constant never fails: beyond int64 it is a time that never comes, or that
+    was before all others.
+    """
+
+    lower: Term | None
+    upper: Term | None
+    dimension: int = 0
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        for bound in (self.lower, self.upper):
+            if bound is not None:
+                _integer("a bound", bound, given, operator)
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"temporal_filter({self.lower}, {self.upper})"
+
+
+def moved_column(bound: Term, kinds: Mapping[Any, pa.DataType]) -> tuple[str, int] | None:
+    """Return the column and the constant whose sum a bound is; None if it is none of a column of signed integers."""
+    match bound:
+        case Col(name):
+            by = 0
+        case Call("add", (Col(name), Lit(value))) | Call("add", (Lit(value), Col(name))):
+            by = value.as_py()
+        case Call("subtract", (Col(name), Lit(value))):
+            by = value.as_py()
+            by = -by if isinstance(by, int) else by
+        case _:
+            return None
+    is_signed = name in kinds and pat.is_signed_integer(kinds[name])
+    return (name, by) if is_signed and isinstance(by, int) and abs(by) < 2**62 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Let each update come at the value of an expression, if that is later, in one dimension."""
+
+    to: Term
+    dimension: int = 0
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        _integer("a time", self.to, given, operator)
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"delay({self.to})"
+
+
+Stage = (
+    Map
+    | Filter
+    | FilterFunction
+    | Among
+    | MapFunction
+    | BatchFunction
+    | FlatMap
+    | Negate
+    | Explode
+    | Unnest
+    | TemporalFilter
+    | Delay
+)
+
+
+def move_times(stages: Sequence[Stage]) -> bool:
+    """Return whether stages may make updates of later times of an update."""
+    return any(
+        isinstance(stage, TemporalFilter | Delay) or (isinstance(stage, FlatMap) and stage.gives == "updates")
+        for stage in stages
+    )
+
+
+def through(stages: Sequence[Stage], schema: pa.Schema, operator: str, *, has_time: bool) -> pa.Schema:
+    """Return the columns after some stages, each checked.
+
+    Args:
+        has_time: expressions may read `_time`.
+    """
+    for stage in stages:
+        given = schema.append(pa.field(TIME, pa.int64())) if has_time else schema
+        schema = stage.schema(given, operator)
+    return schema
+
+
+def record_schema(columns: Any, operator: str) -> pa.Schema:
+    """Return the columns that a function says it gives: a dict of names and types, or a schema.
+
+    Raises:
+        SchemaMismatch: it is neither, or a type is not supported.
+    """
+    pairs = list(columns.items()) if isinstance(columns, Mapping) else columns
+    try:
+        schema = pa.schema(pairs)
+    except (TypeError, ValueError) as error:
+        raise SchemaMismatch(
+            f"{operator}: schema={columns!r} does not say which columns there are; give a dict of names and types"
+        ) from error
+    check_columns(schema, operator)
+    return schema
+
+
+def check_columns(schema: pa.Schema, operator: str) -> None:
+    """Raise SchemaMismatch unless names are distinct, and not those of time and diff, and types are supported."""
+    for field in schema:
+        check_type(field.type, f"{operator}: column {field.name!r}")
+        if field.name in (TIME, "_diff"):
+            raise SchemaMismatch(f"{operator}: a column cannot be called {field.name!r}: choose another name")
+    if len(set(schema.names)) < len(schema.names):
+        raise SchemaMismatch(f"{operator}: the columns {schema.names} are not distinct; rename one of them")
+
+
+def without_time(schema: pa.Schema) -> pa.Schema:
+    """Return a schema without the column that expressions read the time from."""
+    at = schema.get_field_index(TIME)
+    return schema if at < 0 else schema.remove(at)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return what to call a function when it is printed."""
+    return str(getattr(function, "__qualname__", None) or repr(function)).rsplit(".", 1)[-1]
+
+
+def check_function(function: Any, operator: str) -> None:
+    """Raise InvalidUsage if something cannot be called."""
+    if not callable(function):
+        raise InvalidUsage(f"{operator}: {function!r} is not a function")
+
+
+class _Itself:
+    """Equal to what stands for the same object, which it keeps: so that no other one can come to be at its address."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+def ident(stage: Stage) -> Hashable:
+    """Return a key that is equal for two stages that do the same, as far as can be told: functions are told apart."""
+    if isinstance(stage, Map | Filter | Negate | Explode | Unnest | Delay):
+        with suppress(TypeError):  # A constant of an option may be one that has no hash.
+            hash(stage)
+            return stage
+    return _Itself(stage)
+
+
+def _integer(what: str, expression: Term, given: pa.Schema, operator: str) -> None:
+    kind = type_of(expression, given, operator)
+    if not pat.is_integer(kind):
+        raise SchemaMismatch(f"{operator}: {what} is an integer, and {expression} is of type {kind}")
+    if pat.is_uint64(kind):
+        raise SchemaMismatch(f"{operator}: {what} fits int64, and {expression} is of type {kind}: cast it to int64")
+
+
+def _assigned(name: str, expression: Term) -> str:
+    shown = str(expression)
+    return shown if shown == name else f"{name}={shown}"

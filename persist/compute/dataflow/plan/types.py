@@ -1,0 +1,131 @@
+"""Names and types of columns, checked when a program is built."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import SchemaMismatch
+
+Columns: TypeAlias = Mapping[str, pa.DataType] | pa.Schema
+On: TypeAlias = str | Sequence[str] | Mapping[str, str]
+Pairs: TypeAlias = tuple[tuple[str, str], ...]
+
+
+def is_read_as(stored: pa.DataType | None, asked: pa.DataType) -> bool:
+    """Return whether a program may take a column of a collection for another type, which holds the same values."""
+    if stored is None or stored == asked:
+        return stored is not None
+    if pat.is_string(asked):
+        return bool(pat.is_large_string(stored))
+    if pat.is_binary(asked):
+        return bool(pat.is_large_binary(stored) or pat.is_fixed_size_binary(stored))
+    if pat.is_list(asked):
+        is_list = pat.is_list(stored) or pat.is_large_list(stored) or pat.is_fixed_size_list(stored)
+        return is_list and is_read_as(stored.value_type, asked.value_type)
+    if pat.is_timestamp(asked) and asked.tz is not None:
+        return bool(pat.is_timestamp(stored) and stored.tz is not None and stored.unit in _COARSER[asked.unit])
+    if pat.is_float32(asked):
+        return bool(pat.is_float16(stored))
+    if pat.is_date32(asked):
+        return bool(pat.is_date64(stored))
+    return bool(pat.is_time64(asked) and pat.is_time32(stored))
+
+
+_COARSER = {"s": ("s",), "ms": ("s", "ms"), "us": ("s", "ms", "us"), "ns": ("s", "ms", "us", "ns")}
+
+
+def as_names(operator: str, names: Any, schema: pa.Schema) -> tuple[str, ...]:
+    """Return names of columns.
+
+    Raises:
+        SchemaMismatch: one is not there, or there twice.
+    """
+    column_names = tuple(names)
+    unknown = [name for name in column_names if not isinstance(name, str) or schema.get_field_index(name) < 0]
+    if unknown:
+        raise SchemaMismatch(f"{operator}: there is no column {unknown[0]!r}; the columns are {schema.names}")
+    if len(set(column_names)) < len(column_names):
+        raise SchemaMismatch(f"{operator}: the columns {list(column_names)} are not distinct")
+    return column_names
+
+
+def as_on(operator: str, on: On, left: pa.Schema, right: pa.Schema) -> Pairs:
+    """Return the keys of a join as pairs of column names, of equal types.
+
+    Raises:
+        SchemaMismatch: a column is not there, or types differ.
+    """
+    if isinstance(on, str):
+        on = [on]
+    if not isinstance(on, Mapping | Sequence):
+        raise InvalidUsage(
+            f"{operator}: on={on!r} does not say which columns: give names, or {{this one's: the other's}}"
+        )
+    pairs = tuple(on.items()) if isinstance(on, Mapping) else tuple((name, name) for name in on)
+    if not pairs:
+        raise InvalidUsage(f"{operator}: on={on!r} names no columns; for all pairs of records use cross()")
+    as_names(f"{operator}, left side", [one for one, _ in pairs], left)
+    as_names(f"{operator}, right side", [other for _, other in pairs], right)
+    for one, other in pairs:
+        ours, theirs = left.field(one).type, right.field(other).type
+        if ours != theirs:
+            raise SchemaMismatch(
+                f"{operator}: {one!r} is of type {ours} on the left, and {other!r} of type {theirs} on the right. "
+                "Cast one "
+                "of them with map or extend."
+            )
+    return pairs
+
+
+def joined_schema(operator: str, left: pa.Schema, right: pa.Schema, pairs: Pairs) -> pa.Schema:
+    """Return the columns of a join: those of the left, and those of the right that are not its key.
+
+    Raises:
+        SchemaMismatch: a name is on both sides.
+    """
+    keys = {other for _, other in pairs}
+    rest = [field for field in right if field.name not in keys]
+    both = [field.name for field in rest if left.get_field_index(field.name) >= 0]
+    if both:
+        raise SchemaMismatch(
+            f"{operator}: both sides have a column {both[0]!r} that is not part of the key; "
+            f"rename({{{both[0]!r}: …}}) one"
+        )
+    return pa.schema([*left, *rest])
+
+
+def concatenated(schemas: Sequence[tuple[pa.Schema, str]]) -> pa.Schema:
+    """Return the columns of all schemas, which must be the same.
+
+    Raises:
+        SchemaMismatch: they are not.
+    """
+    first, title = schemas[0]
+    for schema, other in schemas[1:]:
+        if (schema.names, schema.types) != (first.names, first.types):
+            raise SchemaMismatch(
+                f"concat: {title} has the columns {shown(first)}, and {other} has {shown(schema)}: map one to the other"
+            )
+    return first
+
+
+def distinct_columns(operator: str, schema: pa.Schema) -> None:
+    """Raise SchemaMismatch if a name is there twice, or is that of the time or the diff."""
+    for name in schema.names:
+        if name in ("_time", "_diff"):
+            raise SchemaMismatch(f"{operator}: a column cannot be called {name!r}: choose another name")
+        if schema.names.count(name) > 1:
+            raise SchemaMismatch(f"{operator}: column {name!r} would be there twice; rename one of them")
+
+
+def pick(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """Return some columns of a schema."""
+    return pa.schema([schema.field(name) for name in names])
+
+
+def shown(schema: pa.Schema) -> str:
+    """Return columns for a message."""
+    return ", ".join(f"{field.name}: {field.type}" for field in schema) or "none"

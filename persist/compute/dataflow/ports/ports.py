@@ -1,0 +1,151 @@
+"""The sources and outputs of a program, opened at one time: for operators that run, and for a step that has none."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import pyarrow as pa
+
+from persist.compute.dataflow.operators.operators import EntryOperator, Position, SinkOperator
+from persist.compute.dataflow.plan.draft import Draft
+from persist.compute.dataflow.plan.origin import fingerprint
+from persist.compute.dataflow.plan.plan import Persist, Source
+from persist.compute.dataflow.ports.inputs import Gate
+from persist.compute.dataflow.ports.output import KeptLinear
+from persist.compute.dataflow.ports.sinks import Outputs
+from persist.compute.dataflow.ports.sources import SourceReader, UpperReader, writable
+from persist.compute.dataflow.updates.words import Domain
+from persist.core.errors import CollectionNotFound, SourceLost
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import drop, loaded
+
+OPEN_ATTEMPTS = 5
+
+
+class Ports:
+    """All sources and outputs of a program; close it, or use it in a `with`.
+
+    Args:
+        sources: that it reads, each with its columns and the gate that it is let in by.
+        conditions: the collections that outputs wait for.
+        replace: the program has changed.
+        jump: pass over times at which it failed.
+        is_brief: nobody reads for long, so no lease is taken where permanent holds keep what is read.
+
+    Attributes:
+        sources: each with the time as of which it begins; all the same one.
+        outputs: each with how far it is.
+
+    Raises:
+        what `Program.open` raises of collections.
+    """
+
+    def __init__(
+        self,
+        program: Draft,
+        engine: Engine,
+        sources: Sequence[tuple[Source, pa.Schema, Gate]],
+        sinks: Sequence[SinkOperator],
+        kept: Mapping[str, KeptLinear],
+        domain: Domain,
+        *,
+        conditions: Sequence[UpperReader] = (),
+        replace: bool = False,
+        jump: bool = False,
+        is_brief: bool = False,
+    ) -> None:
+        self.is_brief = is_brief
+        self._program, self._engine, self._domain = program, engine, domain
+        self._replaces = replace
+        self._conditions = conditions
+        self.sources: list[SourceReader] = []
+        # What the program is given and writes as it is: it is computed by nothing.
+        own = {source.collection for source, _, _ in sources if source.written}
+        there = {sink.collection: program.output(sink.collection) for sink in sinks}
+        there |= {name: writable(loaded(engine, name)) for name in own}
+        self.outputs = Outputs(
+            engine,
+            program.name,
+            [(sink, there[sink.collection], program.definition(sink.collection)) for sink in sinks],
+            kept,
+            {name: fingerprint(program.plan, name) for name in there.keys() - own if not program.definition(name)},
+            own,
+            domain,
+            replace=replace,
+            jump=jump,
+        )
+        try:
+            for attempt in reversed(range(OPEN_ATTEMPTS)):
+                if self._started(sources, is_last=not attempt):
+                    break
+            if replace:
+                self._drop_unused(kept)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def of_step(cls, program: Draft, engine: Engine, *, is_brief: bool = False) -> "Ports":
+        """Open a program for one step that reads its sources, and writes its outputs, without operators that run."""
+        domain, sources, sinks = Domain(), [], []
+        for node in program.plan.without_unused().nodes.values():
+            match node.operator:
+                case Source() as source:
+                    gate = Gate(EntryOperator(Position(node.title, [], 1, 0)), len(node.schema), 1)
+                    sources.append((source, node.schema, gate))
+                case Persist(collection, keys):
+                    sinks.append(SinkOperator(Position(node.title, [], 1, 0), node.schema, collection, keys))
+        return cls(program, engine, sources, sinks, {}, domain, is_brief=is_brief)
+
+    def _drop_unused(self, kept: Mapping[str, KeptLinear]) -> None:
+        """Destroy the hidden collections that a changed program does not use any more."""
+        for name in self._program.every_kept(self._engine):
+            if name not in kept:
+                with suppress(CollectionNotFound):
+                    drop(loaded(self._engine, name)).result()
+
+    def _started(self, sources: Sequence[tuple[Source, pa.Schema, Gate]], *, is_last: bool) -> bool:
+        """Begin all sources at one time: where the outputs are sealed, or else as late as all of them can be read.
+
+        Another copy of the program may seal the outputs further, and let the sources be compacted, in between: then
+        return False, to begin again where they are now.
+        """
+        resume_at = self.outputs.resume_at
+        self.sources = [
+            SourceReader(
+                self._engine,
+                self._program.holders(source.collection),
+                source,
+                schema,
+                gate,
+                self._domain,
+                renews=self._replaces,
+                makes_holds=self._program.makes_holds(),
+                is_brief=self.is_brief,
+            )
+            for source, schema, gate in sources
+        ]
+        try:
+            begin = self.outputs.begin_at(
+                self.sources, self._conditions, self._program.plan.without_unused(), resume_at
+            )
+            for source in self.sources:
+                source.start(begin)
+        except SourceLost:
+            self.close()
+            self.outputs.refresh()
+            if is_last or self.outputs.resume_at == resume_at:
+                raise
+            return False
+        return True
+
+    def close(self) -> None:
+        """Stop reading; idempotent."""
+        for source in self.sources:
+            source.close()
+        self.sources = []
+
+    def __enter__(self) -> "Ports":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,308 @@
+"""Outputs: collections that a program keeps up to date.
+
+All outputs of a step are one commit: their updates, their new uppers, and the holds of the program on its sources,
+which follow them. The commit carries the upper that each output is expected to have, so of two copies of a program that
+computed the same step one is refused. It then looks at what the
+other one has written: if that is what it would have written itself it goes on behind it, and otherwise something else
+writes the collection. So no update is ever written twice, and no offset is stored anywhere: the outputs' uppers say how
+far the program has come.
+
+What tells times apart is kept in hidden collections, which are outputs like the others
+(`persist.compute.dataflow.ports.output`).
+
+A program is resumed by reading its sources as of the last time that its outputs have sealed. That gives the
+arrangements what they need to know of the past; what comes out of it at sealed times is there already, and is dropped.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import TIME_MAX
+from persist.compute.dataflow.operators.operators import SinkOperator
+from persist.compute.dataflow.plan.draft import DefinedAs
+from persist.compute.dataflow.plan.origin import reads_time
+from persist.compute.dataflow.plan.plan import Plan, has_inputs, sources_of
+from persist.compute.dataflow.ports.output import NEVER, KeptLinear, Output, end_of
+from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader
+from persist.compute.dataflow.updates.times import Ints
+from persist.compute.dataflow.updates.words import Domain
+from persist.core.antichain import Antichain
+from persist.core.errors import CollectionNotFound, HoldMoved, OutputConflict, UpdatesBeyondUpper, UpperMismatch
+from persist.core.log import kinds
+from persist.core.state.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper
+from persist.engine.collection.commit import Commit
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+
+
+class Outputs:
+    """All outputs of a program.
+
+    Args:
+        sinks: with the collection of each, if it is there already and is not to be made, and its definition (see
+            `Draft.definition`).
+        fingerprints: of what each output is computed by (see `persist.compute.dataflow.plan.origin`).
+        own: those that hold what the program is given, as it is.
+        replace: the program has changed: correct what its outputs hold.
+        jump: go on at the latest time that the sources have sealed, and pass over the times before it.
+
+    Attributes:
+        goes_on_from: the last time up to which all outputs are sealed that the program goes on from; None if it begins
+            anew, or has to follow its sources from an earlier time on.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        program: str,
+        sinks: Sequence[tuple[SinkOperator, CollectionHandle | None, DefinedAs | None]],
+        kept: Mapping[str, KeptLinear],
+        fingerprints: Mapping[str, str],
+        own: Set[str],
+        domain: Domain,
+        *,
+        replace: bool,
+        jump: bool,
+    ) -> None:
+        self._engine = engine
+        self._program = program
+        self._own = own
+        self.every = [
+            Output(
+                engine, sink, known, definition, kept.get(sink.collection), fingerprints.get(sink.collection), domain
+            )
+            for sink, known, definition in sinks
+        ]
+        for output in self.every:
+            output.corrects |= replace and output.upper > 0 and output.handle.name not in own
+        self.has_pending = False
+        self.goes_on_from: int | None = None
+        self._replays = False
+        self._jumps = jump
+        self._sources: list[SourceReader] = []
+
+    @property
+    def resume_at(self) -> int | None:
+        """The time from which on outputs are not sealed; None if none of them ever was."""
+        uppers = [output.upper for output in self.every if 0 < output.upper < NEVER]
+        return min(uppers, default=None)
+
+    def begin_at(
+        self, sources: Sequence[SourceReader], conditions: Sequence[UpperReader], plan: Plan, resume_at: int | None
+    ) -> int:
+        """Return the time as of which all sources are read first. What begins anew begins where conditions hold.
+
+        Raises:
+            InvalidUsage: sources ask for different times.
+            OutputConflict: an output is sealed further than its sources.
+        """
+        self._sources = list(sources)
+        asked = {time for source in sources if (time := source.asked()) is not None}
+        if len(asked) > 1:
+            raise InvalidUsage(f"the sources ask for as_of {sorted(asked)}: a program begins at one time")
+        self._replays = reads_time(plan) and not any(output.keeps for output in self.every)
+        for output in self.every:
+            output.compares = self._is_of_unknown_origin(output, plan)
+        if not sources:
+            return 0
+        followed: list[Followed] = [*sources, *conditions]
+        uppers = [end_of(reader.handle.contents().upper) for reader in followed]
+        sinces = [source.handle.contents().since.time or 0 for source in sources]
+        if resume_at is not None:
+            self._check_behind(sources, plan)
+            held = [time for source in sources if (time := source.held_at()) is not None]
+            begin = min(held) if self._replays and held else resume_at - 1
+            starts = [output.definition.start for output in self.every if output.upper == 0 and output.definition]
+            if starts and not self._jumps:
+                begin = min(begin, max(min(starts), *sinces))
+            if self._jumps and not self._replays:
+                self._jump(sources, min(*uppers, TIME_MAX) - 1)
+        elif asked:
+            begin = asked.pop()
+        else:
+            # Holds that are there already are of a view that was made then, or of an attempt that wrote nothing.
+            held = [] if self._jumps else [time for source in sources if (time := source.held_at()) is not None]
+            begin = max(0, *sinces, min(held, default=min(*uppers, TIME_MAX) - 1))
+        is_whole = resume_at is not None and not self._replays and begin == resume_at - 1
+        self.goes_on_from = begin if is_whole and all(output.upper > 0 for output in self.every) else None
+        for output in self.every:
+            output.begin_readable(begin)
+            if resume_at is not None and not self._replays:
+                output.restore(begin)
+        return begin
+
+    def _is_of_unknown_origin(self, output: Output, plan: Plan) -> bool:
+        """Return whether it cannot be told that a sealed output was written by this program, from what it reads now.
+
+        The program's hold on a source is the sign of it: it goes with the source, and with `Program.drop`. What was
+        given to inputs in memory is not kept at all. The fingerprint says whether the program has changed.
+        """
+        known = output.corrects or output.keeps is not None or output.definition is not None
+        known |= output.handle.name in self._own
+        if known or not 0 < output.upper < NEVER or self._replays:
+            return False
+        if output.has_changed:
+            return True
+        names = sources_of(plan, output.handle.name)
+        held = [source.held_at() for source in self._sources if source.operator.collection in names]
+        return has_inputs(plan, output.handle.name) or (bool(held) and None in held)
+
+    def _check_behind(self, sources: Sequence[SourceReader], plan: Plan) -> None:
+        """Raise OutputConflict if an output is sealed further than the sources that it is made of."""
+        uppers = {source.operator.collection: end_of(source.handle.contents().upper) for source in sources}
+        for output in self.every:
+            own = [uppers[name] for name in sources_of(plan, output.handle.name)]
+            if own and output.upper > min(own):
+                raise OutputConflict(
+                    output.handle.name,
+                    f"it is sealed to {output.upper}, and the sources that it is made of to {min(own)} only",
+                )
+
+    def _jump(self, sources: Sequence[SourceReader], to: int) -> None:
+        for source in sources:
+            source.coarse_to = to
+        for output in self.every:
+            output.jumps_to = to if 0 < output.upper <= to else None
+
+    def refresh(self) -> None:
+        """Look again how far the outputs are sealed, before anything was computed."""
+        for output in self.every:
+            output.begin(end_of(output.handle.contents().upper))
+
+    def _durable(self) -> int | None:
+        """The time as of which the program would begin again after the next commit; None if it cannot be moved."""
+        uppers = [min(max(output.upper, output.sealed_to), TIME_MAX) for output in self.every]
+        return None if self._replays or not uppers or min(uppers) < 1 else min(uppers) - 1
+
+    def take(self) -> None:
+        """Take what the last pass has completed."""
+        for output in self.every:
+            output.take()
+        self.has_pending = any(output.sealed_to > output.done for output in self.every)
+
+    def commit(self) -> int | None:
+        """Write and seal all outputs as far as they are complete, at once; return the seqno, or None for nothing to do.
+
+        Raises:
+            OutputConflict: somebody else writes an output.
+        """
+        seqno = None
+        for output in self.every:
+            output.correct()
+            output.compare()
+            if output.upper > output.done:
+                output.follow(output.upper)
+        while any(output.sealed_to > output.upper for output in self.every):
+            try:
+                seqno = self._write()
+            except UpperMismatch:
+                for output in self.every:
+                    output.follow(end_of(output.handle.contents().upper))
+            except (HoldMoved, CollectionNotFound) as error:
+                for source in self._sources:
+                    source.find_named()  # Raises if it is gone.
+                if isinstance(error, CollectionNotFound):
+                    raise
+            except UpdatesBeyondUpper as error:
+                name = getattr(error, "collection", None) or ", ".join(output.handle.name for output in self.every)
+                raise OutputConflict(name, f"somebody else has written updates to it ({error})") from error
+        self.has_pending = False
+        return seqno
+
+    def commit_step(self, until: int, stored: Mapping[str, Sequence[Part | pa.Table]]) -> int | None:
+        """Commit what a step has computed up to a time, exclusive, as one record, and seal all outputs.
+
+        Args:
+            stored: of each output, by the name of its collection: parts, which are kept if the commit is refused, or
+                updates, which are written with it.
+
+        Raises:
+            UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: somebody came between; nothing was written.
+            OutputConflict: an output was computed in another way before, or it cannot be told; nothing was written.
+        """
+        due = [output for output in self.every if until > max(output.upper, output.done)]
+        if not due:
+            return None
+        for output in due:
+            if output.compares:
+                raise OutputConflict(
+                    output.handle.name,
+                    "it cannot be told that this program has written what it holds, and a step without state does not "
+                    "compare. Open the program once with program.open(client), which compares, or corrects the output "
+                    "with replace=True",
+                )
+        for output in due:
+            output.sealed_to = until
+        durable = self._durable()
+        with Commit(self._engine) as commit:
+            for output in due:
+                if output.definition is not None:
+                    commit.add(output.handle, [ExpectDefinition(output.handle.id, output.definition.number)])
+                commit.add(output.handle, [ExpectNothingBeyondUpper(output.handle.id, (output.upper,))])
+                of_output = stored.get(output.sink.collection, ())
+                commit.add_parts(output.handle, [part for part in of_output if isinstance(part, Part)], keep=True)
+                for table in of_output:
+                    if isinstance(table, pa.Table) and table.num_rows:
+                        commit.add(output.handle, output.handle.write_steps(table))
+                output.describe(commit)
+                commit.add(
+                    output.handle, [output.handle.seal_step(Antichain() if until >= NEVER else Antichain(until))]
+                )
+                commit.add(output.handle, output.gives_up(until))
+            self._move_holds(commit, durable)
+        for source in self._sources:
+            source.named_moved(durable)
+        for output in due:
+            output.upper = until
+            output.described()
+        return commit.seqno
+
+    def _write(self) -> int | None:
+        due = [output for output in self.every if output.sealed_to > output.upper]
+        for output in due:
+            output.check_jump()
+        durable = self._durable()
+        with Commit(self._engine) as commit:
+            for output in due:
+                if output.definition is not None:
+                    commit.add(output.handle, [ExpectDefinition(output.handle.id, output.definition.number)])
+                expected = min(output.upper, TIME_MAX + 1)
+                commit.add(output.handle, [ExpectNothingBeyondUpper(output.handle.id, (expected,))])
+                updates = output.updates(output.sealed_to)
+                if updates.shape[1]:
+                    commit.add(output.handle, output.handle.write_steps(output.table(updates)))
+                upper = Antichain() if output.sealed_to >= NEVER else Antichain(output.sealed_to)
+                commit.add(output.handle, [output.handle.seal_step(upper)])
+                commit.add(output.handle, output.gives_up(output.sealed_to))
+                output.describe(commit)
+                if output.jumps_to is not None:
+                    commit.add(output.handle, [kinds.AllowCompaction(output.handle.id, (output.jumps_to,))])
+                if output.keeps is not None and durable is not None and output.jumps_to is None:
+                    commit.add(output.handle, [kinds.AllowCompaction(output.handle.id, (durable,))])
+            self._move_holds(commit, durable)
+        for source in self._sources:
+            source.named_moved(durable)
+        for output in due:
+            output.jumps_to = None
+            output.described()
+            output.upper = output.sealed_to
+            output.written(output.sealed_to)
+        return commit.seqno
+
+    def _move_holds(self, commit: Commit, durable: int | None) -> None:
+        """Move the permanent holds to where the program begins again; a collection read twice has one of a name."""
+        held = {
+            (source.handle.id, name): (source.handle, time)
+            for source in self._sources
+            for name, time in source.named.items()
+        }
+        for (id_, name), (handle, time) in held.items():
+            if durable is not None and time < durable:
+                commit.add(handle, [kinds.SetHold(id_, name, durable, None, time)])
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        """Return all words that wait to be written."""
+        return [typed_words for output in self.every for typed_words in output.live()]

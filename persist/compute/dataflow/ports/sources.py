@@ -1,0 +1,476 @@
+"""Sources: a persisted collection as a snapshot, followed by its changes.
+
+What a program needs of a source's history is kept for it by a hold: a permanent one, called after the program, if the
+program writes outputs (it outlives every process, until `Program.drop`), or else a leased one. A permanent hold stands
+where the program would be resumed, and moves in the commit that seals the outputs further: whatever happens, it is
+where they are.
+"""
+
+import time as clock
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import SchemaMismatch
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.compute.dataflow.plan.plan import Source
+from persist.compute.dataflow.plan.types import is_read_as, shown
+from persist.compute.dataflow.ports.inputs import Gate, InputHandle
+from persist.compute.dataflow.updates.times import Ints
+from persist.compute.dataflow.updates.words import Domain
+from persist.core.antichain import Antichain
+from persist.core.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, LeaseExpired, SourceLost
+from persist.core.state.contents import CollectionState
+from persist.core.state.schemas import version_of
+from persist.engine.collection.descriptions import hold_with_schema, list_holds, take_hold
+from persist.engine.collection.reads import begun_listen, snapshot
+from persist.engine.collection.unsealed_updates import UnsealedUpdates
+from persist.engine.hold import Hold
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded
+from persist.engine.read.following.listen import Listen, Progress
+
+BRIEF_BYTES_MAX = 16 << 20  # Of a source that is read in no time: far less than the grace of blobs.
+LEASED_EVERY_S = 1.0  # How often the hold of a program without outputs is moved, at most.
+
+
+class SourceReader:
+    """Reads one source into its gate.
+
+    Args:
+        holders: what the permanent holds that it needs are called.
+        renews: the program has changed: it reads with the newest schema from now on.
+        makes_holds: make those that are not there; otherwise they went with what they were for.
+        is_brief: it is read in no time, so the permanent holds are enough to keep it readable, if there are any. So is
+            a source of a few MiB, if the holds are not made here: whoever made them can begin again.
+
+    Attributes:
+        handle: the source.
+        operator: what the plan says about it.
+        named: where the permanent holds are, as far as is known.
+        coarse_to: changes before this time are taken for changes at it, so that those that cancel out are not seen.
+        has_lost: changes were read, and could not be taken in; they do not come again.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        holders: Sequence[str],
+        operator: Source,
+        schema: pa.Schema,
+        gate: Gate,
+        domain: Domain,
+        *,
+        renews: bool = False,
+        makes_holds: bool = True,
+        is_brief: bool = False,
+    ) -> None:
+        self.operator = operator
+        self._engine = engine
+        self._holders = list(holders)
+        self._makes_holds = makes_holds
+        self._schema = schema
+        self._gate = gate
+        self._domain = domain
+        self.coarse_to: int | None = None
+        self._as_of = 0
+        self.named: dict[str, int] = {}
+        self._leased: Hold | None = None
+        self._first: Hold | None = None  # Keeps the snapshot readable until it has been read.
+        self._moved_at = clock.monotonic()
+        self._listen: Listen | None = None
+        self.has_lost = False
+        self._is_given = False
+        with self._explained():
+            self.handle: CollectionHandle = loaded(engine, operator.collection)
+            size = sum(part.bytes for part in self.handle.known().parts)
+            self._is_brief = bool(self._holders) and (is_brief or (not makes_holds and size <= BRIEF_BYTES_MAX))
+            if not renews:
+                self._keep_schema()
+        self._check_schema()
+        self._renews = renews
+        self._unsealed = UnsealedUpdates(self.handle, schema.names) if operator.unsealed else None
+
+    def _keep_schema(self) -> None:
+        """Read with the version of the schema with which the outputs were begun, if there are any.
+
+        What they hold was computed from these columns. Another one that has got the name of one of them would be taken
+        for it otherwise.
+
+        Raises:
+            SchemaMismatch: they were begun with different versions, in which a column that is read is not the same.
+        """
+        contents = self.handle.contents()
+        held = [contents.holds[name] for name in self._holders if name in contents.holds]
+        # A view that only reads views of it began with any version.
+        own = [hold for hold in held if hold.columns] or held
+        versions = sorted({hold.schema for hold in own if hold.schema is not None})
+        known = [version_of(contents, version) for version in versions]
+        for earlier, later in pairwise(known):
+            columns = [self._column(schema_version) for schema_version in (earlier, later)]
+            if columns[0] != columns[1]:
+                raise SchemaMismatch(
+                    f"source {self.operator.collection!r}: of what is refreshed together, one part began with version "
+                    f"{earlier.version} of its schema and another with {later.version}, in which the columns "
+                    f"{self._schema.names} are not the same. Refresh them one by one, or make them anew."
+                )
+        if known:
+            self.handle = replace(self.handle, schema=known[-1])
+
+    def _column(self, schema: CollectionSchema) -> list[tuple[int, pa.DataType] | None]:
+        ids = dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True))
+        return [ids.get(name) for name in self._schema.names]
+
+    def _check_schema(self) -> None:
+        actual = self.handle.schema
+        for field in self._schema:
+            actual_type = actual.arrow.field(field.name).type if field.name in actual.names else None
+            if actual_type != field.type and not is_read_as(actual_type, field.type):
+                problem = "is not there" if actual_type is None else f"is of type {actual_type}"
+                raise SchemaMismatch(
+                    f"source {self.operator.collection!r}: the program takes column {field.name!r} for "
+                    f"{field.type}, and it "
+                    f"{problem}; the collection has {shown(actual.arrow)}"
+                )
+
+    def asked(self) -> int | None:
+        """Return the time as of which the program asks for the contents; None if it leaves that open.
+
+        Raises:
+            InvalidUsage: it asks for a moment, and the collection has no timeline by which that would be a time.
+        """
+        as_of = self.operator.as_of
+        with self._explained():
+            return None if as_of is None else self.handle.as_time("as_of", as_of)
+
+    @property
+    def as_of(self) -> int:
+        """The time as of which its contents are read."""
+        return self._as_of
+
+    def start(self, as_of: int) -> None:
+        """Begin with the contents as of a time, which need not be sealed yet.
+
+        Raises:
+            HoldNotFound: a hold is not there (any more) that is not made here.
+        """
+        self._as_of = as_of
+        if self._engine.mode == "read":
+            return
+        with self._explained():
+            handle = self.handle
+            self._first = None if self._is_brief else take_hold(handle, as_of, None)
+            version = handle.schema.version
+            # One may be further already, because another copy of the program has moved it.
+            time = as_of if self._makes_holds else None
+            self.named = {name: take_hold(handle, time, name, version).time for name in self._holders}
+            if not self._holders:
+                self._leased = take_hold(handle, as_of, None)
+            for name in self._holders if self._renews else ():
+                hold_with_schema(handle, name, version)
+            self.handle = replace(handle, is_kept=self._is_brief)
+
+    def held_at(self) -> int | None:
+        """Return where the first of the permanent holds on this source is; None if there is none."""
+        return min((hold.time for hold in list_holds(self.handle) if hold.name in self._holders), default=None)
+
+    def opened(self) -> InputHandle:
+        """Read what is sealed of a source that the program writes; return the input that takes what comes after."""
+        with self._explained():
+            contents = self.handle.contents()
+        if contents.upper > Antichain(self._as_of) and not self.take(contents):
+            raise AsOfNotSealed(self._as_of, contents.upper, 0.0)
+        self._is_given = True
+        if self._listen is not None:
+            self._listen.close()
+        return InputHandle(self.operator.collection, self.handle.schema, self._gate, self._domain, 1)
+
+    def advanced(self) -> CollectionState | None:
+        """Return the newest known state of the collection if more is sealed in it than was taken here, or else None."""
+        handle, listen = self.handle, self._listen
+        if self._is_given:
+            return None  # What else is sealed there is noticed when the program commits.
+        with self._explained():
+            if listen is None:
+                contents = handle.engine.follower.known(handle.id, handle.name)
+                return contents if contents.upper > Antichain(self._as_of) else None
+            listen.check_unclosed()
+            if listen.is_finished:
+                return None
+            contents = handle.engine.follower.known(handle.id, handle.name)
+            is_ahead = self._unsealed is not None and self._unsealed.have_changed(listen.reached)
+            return contents if listen.has_advanced(contents) or is_ahead else None
+
+    @property
+    def reached(self) -> int:
+        """The first time that was not taken."""
+        if self._is_given:
+            return TIME_MAX + 1 if self._gate.frontier.time is None else self._gate.frontier.time
+        return self._as_of + 1 if self._listen is None or self._listen.is_finished else self._listen.reached
+
+    def take(self, contents: CollectionState, until: int | None = None) -> bool:
+        """Take what is sealed in a state in which it has `advanced`; return whether there was something.
+
+        Args:
+            until: take what is before this time only, beyond the contents that it begins with.
+        """
+        with self._explained():
+            if self._listen is None and not self._begin():
+                return False
+        # What was sealed after the time at which it begins is taken at once, too.
+        listen = self._listen
+        if listen is None or listen.is_finished:
+            return True
+        with self._explained():
+            if listen.has_advanced(contents) and (until is None or until > listen.reached):
+                self._follow(listen.advance(contents, until))
+            if until is None and not listen.is_finished:
+                self._look_ahead(listen.reached)
+        return True
+
+    def named_moved(self, durable: int | None) -> None:
+        """Take note that a commit has moved the permanent holds to where the program begins again."""
+        if durable is not None:
+            self.named = {name: max(time, durable) for name, time in self.named.items()}
+
+    def find_named(self) -> None:
+        """Look where the permanent holds are: somebody has moved one, or has dropped the program, or the view."""
+        with self._explained():
+            held = self.handle.contents().holds
+        self.named = {name: held[name].time for name in self.named if name in held}
+
+    def move_leased(self) -> None:
+        """Let the source of a program without outputs be compacted, now and then, up to where it has been read."""
+        read_to = self._gate.frontier.time
+        if self._leased is None or read_to is None or clock.monotonic() - self._moved_at < LEASED_EVERY_S:
+            return
+        self._moved_at = clock.monotonic()
+        if read_to - 1 > self._leased.time:
+            self._leased.advance(read_to - 1)
+
+    def close(self) -> None:
+        """Stop reading. A permanent hold stays."""
+        if self._listen is not None:
+            self._listen.close()
+            self._listen = None
+        self._let_go()
+        if self._leased is not None:
+            self._leased.close()
+            self._leased = None
+
+    def _begin(self) -> bool:
+        """Take the contents as of the time at which it begins; return whether they are sealed.
+
+        Every call of the store may fail, and then this is done again. So nothing is kept before the last of those that
+        come before it, and everything is before what is left to do can fail.
+        """
+        # The schema stays the one that was checked: what becomes of columns that are not read is not noticed.
+        handle, names = self.handle, self._schema.names
+        try:
+            contents = snapshot(
+                handle, self._as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=0.0
+            )
+        except AsOfNotSealed:
+            return False
+        # Whatever arranges the contents sums them up: equal rows need not be brought together before.
+        updates = self._contents([self._columns(table) for table in contents.unsummed()])
+        listen = begun_listen(handle, self._as_of, None, columns=names)
+        if updates.shape[1]:
+            self._gate.add(updates)
+        self._reach(Antichain(self._as_of + 1))
+        self._listen = listen
+        self._let_go()
+        return True
+
+    def _let_go(self) -> None:
+        if self._first is not None:
+            self._first.close()
+            self._first = None
+
+    def _follow(self, progress: Progress) -> None:
+        try:
+            table = progress.updates
+            times = table["_time"].combine_chunks().to_numpy()
+            if self.coarse_to is not None:
+                times = np.maximum(times, self.coarse_to)
+            self._add(table, times)
+            if self._unsealed is not None and (passed := self._unsealed.pass_to(progress.upper.time)) is not None:
+                self._add(passed, passed["_time"].combine_chunks().to_numpy())
+            self._reach(progress.upper)
+        except BaseException:
+            self.has_lost = True
+            raise
+
+    def _look_ahead(self, reached: int) -> None:
+        """Let in what has come, and take back what has gone, of times that are not sealed."""
+        if self._unsealed is None or (ahead := self._unsealed.changes(reached)) is None:
+            return
+        try:
+            self._add(ahead, ahead["_time"].combine_chunks().to_numpy())
+        except BaseException:
+            self.has_lost = True
+            raise
+
+    def _add(self, table: pa.Table, times: Ints) -> None:
+        if table.num_rows:
+            self._gate.consolidates = self.coarse_to is not None or self._unsealed is not None
+            self._gate.add(self._updates(table, times))
+
+    def _updates(self, table: pa.Table, times: Ints) -> Ints:
+        *rows, diffs = self._columns(table)
+        return np.array([*rows, times, diffs], np.int64)
+
+    def _contents(self, tables: list[list[Ints]]) -> Ints:
+        """Return the columns of tables as updates at the time at which it begins; each is copied once."""
+        updates = np.empty((len(self._schema) + 2, sum(len(columns[-1]) for columns in tables)), np.int64)
+        updates[-2] = self._as_of
+        end = 0
+        for columns in tables:
+            first, end = end, end + len(columns[-1])
+            for row, column in zip((*updates[:-2], updates[-1]), columns, strict=True):
+                row[first:end] = column
+        return updates
+
+    def _columns(self, table: pa.Table) -> list[Ints]:
+        """Return the words of each column, and the diffs."""
+        rows = []
+        for field in self._schema:
+            column = table[field.name]
+            rows.append(self._domain.encode(column if column.type == field.type else column.cast(field.type)))
+        return [*rows, table["_diff"].combine_chunks().to_numpy()]
+
+    def _reach(self, upper: Antichain) -> None:
+        self._gate.frontier = upper
+
+    def _explained(self) -> AbstractContextManager[None]:
+        return explained(self.operator.collection)
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Say what became of a source, and what to do, where reading the collection of a name fails."""
+    try:
+        yield
+    except SchemaMismatch as error:
+        raise SchemaMismatch(
+            f"source {name!r} has evolved in what the program reads: {error} Of a program, drop its outputs or "
+            "open it with replace=True; of a view, make another one."
+        ) from error
+    except CollectionNotFound as error:
+        raise SourceLost(
+            name, "the collection is not there (any more)", "Create it again, or drop the program."
+        ) from error
+    except AsOfCompacted as error:
+        raise SourceLost(
+            name,
+            f"what the program needs has been compacted ({error})",
+            "Somebody has released its hold: drop the program and its outputs, and open it anew.",
+        ) from error
+    except LeaseExpired as error:
+        raise SourceLost(
+            name, f"what the program reads is not kept any more ({error})", "Close the program, and open it again."
+        ) from error
+
+
+class UpperReader:
+    """Follows how far a collection is sealed, and reads nothing of it. Nothing is held for it, either."""
+
+    def __init__(self, engine: Engine, collection: str, gate: Gate) -> None:
+        self._gate = gate
+        with explained(collection):
+            self.handle: CollectionHandle = loaded(engine, collection)
+
+    def advanced(self) -> CollectionState | None:
+        """Return the newest known state of the collection if it is sealed further than the gate is."""
+        with explained(self.handle.name):
+            contents = self.handle.known()
+        return contents if contents.upper > self._gate.frontier else None
+
+    def take(self, contents: CollectionState, until: int | None = None) -> bool:
+        """Let the gate be complete as far as a state is sealed, whatever is read of others."""
+        self._gate.frontier = contents.upper
+        return True
+
+
+def writable(handle: CollectionHandle) -> CollectionHandle:
+    """Return a collection that a program may write from what it is given.
+
+    Raises:
+        InvalidUsage: it is keyed, or has codecs.
+    """
+    if handle.keyed is not None or {handle.schema.key.codec_name, handle.schema.value.codec_name} != {None}:
+        raise InvalidUsage(
+            f"source {handle.name!r}: written=True is for collections of plain updates, and this one is keyed or has "
+            "codecs: write it with a client, and leave written=True out"
+        )
+    return handle
+
+
+Followed: TypeAlias = SourceReader | UpperReader
+
+
+def poll_all(
+    sources: Sequence[Followed],
+    timeout_s: float,
+    is_stopped: Callable[[], bool] = lambda: False,
+    until: int | None = None,
+) -> bool:
+    """Take what has been sealed since in any of the sources of a client, or wait up to timeout_s for something; return
+    whether there was something. Cost: one look at the log for all of them.
+
+    Args:
+        is_stopped: ends the wait; whoever changes its answer calls `wake` afterwards.
+        until: take what is before this time only.
+    """
+    if not sources:
+        return False
+
+    def look() -> list[tuple[Followed, CollectionState]] | None:
+        if is_stopped():
+            return []
+        return [(source, contents) for source in sources if (contents := source.advanced()) is not None] or None
+
+    advanced_sources = sources[0].handle.engine.follower.wait_for(look, timeout_s)
+    taken = [source.take(contents, until) for source, contents in advanced_sources or ()]
+    return any(taken)
+
+
+def some_until(sources: Sequence[SourceReader], updates_max: int) -> int | None:
+    """Return a time before which sources have at most about so many updates that were not taken; None if all are fewer.
+
+    No source is taken further than another one is sealed. It is an estimate: the updates of a part are taken for evenly
+    spread over its times. One time at least is taken, however many updates it has.
+    """
+    states = [(source.handle.known(), source.reached) for source in sources]
+    upper = min((TIME_MAX + 1 if state.upper.time is None else state.upper.time for state, _ in states), default=0)
+    spans = [
+        (max(part.time_min, reached), part.time_max, part.rows)
+        for state, reached in states
+        for part in state.history_parts
+        if part.time_max >= reached
+    ]
+    if sum(rows for _, _, rows in spans) <= updates_max or upper <= min(reached for _, reached in states):
+        return None
+    firsts, lasts, rows = (np.array(column, np.float64) for column in zip(*spans, strict=True))
+
+    def updates_before(time: int) -> float:
+        return float((rows * np.clip((time - firsts) / (lasts - firsts + 1), 0, 1)).sum())
+
+    low, high = min(first for first, _, _ in spans) + 1, upper
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if updates_before(middle) <= updates_max else (low, middle - 1)
+    return min(low, upper)
+
+
+def wake(sources: Sequence[Followed]) -> None:
+    """Let threads that wait in `poll_all` look again."""
+    for source in sources[:1]:
+        source.handle.engine.follower.wake()

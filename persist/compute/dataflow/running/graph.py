@@ -1,0 +1,504 @@
+"""From a plan to the operators that run it.
+
+Operators are made in the order in which they run: each after those it reads, a scope as one operator after all that
+enters it. Joins and reductions read arrangements, which are made once for each input, key and columns, and shared.
+"""
+
+import time as clock
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import DiffOverflow
+from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded
+from persist.compute.dataflow.operators.folds import folds
+from persist.compute.dataflow.operators.join import BoundedJoin, JoinOperator, JoinPaths, compared
+from persist.compute.dataflow.operators.large_groups import (
+    Ranking,
+    ranking_of_aggregates,
+    ranking_of_folds,
+    ranking_of_top,
+)
+from persist.compute.dataflow.operators.linear import Shape, compiled, traced
+from persist.compute.dataflow.operators.logic import (
+    Logic,
+    accumulated,
+    distinct,
+    multiset_aggregates,
+    threshold,
+    top_k,
+    user_function,
+)
+from persist.compute.dataflow.operators.loop import EnterOperator, LeaveOperator, Loop, VariableOperator
+from persist.compute.dataflow.operators.operators import (
+    Arrangement,
+    CaptureOperator,
+    ConcatOperator,
+    ConsolidateOperator,
+    EntryOperator,
+    InspectOperator,
+    LinearOperator,
+    Operator,
+    Position,
+    ProbeOperator,
+    SealedWithOperator,
+    SinkOperator,
+    StashingOperator,
+    shown_by,
+)
+from persist.compute.dataflow.operators.ranked_windows import ranking_of_windows
+from persist.compute.dataflow.operators.reduce import PartialReduce, ReduceOperator, TotalReduce
+from persist.compute.dataflow.operators.windows import windows
+from persist.compute.dataflow.plan.draft import Captured, Probed
+from persist.compute.dataflow.plan.optimise import Statistics
+from persist.compute.dataflow.plan.plan import (
+    ROOT,
+    Aggregates,
+    Arrange,
+    Capture,
+    Concat,
+    Consolidate,
+    Constant,
+    Distinct,
+    Enter,
+    Folded,
+    Input,
+    Inspect,
+    Join,
+    Leave,
+    Linear,
+    Node,
+    Persist,
+    Plan,
+    Probe,
+    Reduce,
+    SealedWith,
+    Source,
+    Stages,
+    Threshold,
+    TopK,
+    Upper,
+    UserReduce,
+    Variable,
+    Windowed,
+)
+from persist.compute.dataflow.plan.stages import Map, ident, move_times, through
+from persist.compute.dataflow.ports.output import KeptLinear, KeptOutput, kept_schema
+from persist.compute.dataflow.running.resume import Counts, counts_of
+from persist.compute.dataflow.state.spine import Allocate
+from persist.compute.dataflow.updates.batch import Layout
+from persist.compute.dataflow.updates.times import Ints
+from persist.compute.dataflow.updates.words import Domain
+from persist.core.expression.term import Lit
+from persist.core.progress import check_limits
+
+
+@dataclass
+class Graph:
+    """The operators of a running program.
+
+    Attributes:
+        operators: of the root scope, in the order in which they run; scopes are among them.
+        entries: of inputs and sources, by the number of their node.
+        sinks: of outputs, and of hidden collections.
+        kept: the operators whose output hidden collections keep, by the name of the collection.
+        counts: how the state of some reductions is told from what they give.
+    """
+
+    operators: list[Operator] = field(default_factory=list)
+    entries: dict[int, EntryOperator] = field(default_factory=dict)
+    sinks: list[SinkOperator] = field(default_factory=list)
+    kept: dict[str, KeptLinear] = field(default_factory=dict)
+    counts: dict[Operator, Counts] = field(default_factory=dict)
+
+    def run(self, resting: Set[Operator] = frozenset()) -> None:
+        """Make one pass, without the operators that rest. What an operator gave goes when its last reader has run."""
+        for operator, read in zip(self.operators, self._last_read, strict=True):
+            operator.advance()
+            if resting and operator in resting:
+                operator.out = None
+            else:
+                check_limits()
+                self._run(operator)
+            for source in read:
+                source.out = None
+        for operator in self.operators:
+            operator.settle()
+
+    @cached_property
+    def _last_read(self) -> list[list[Operator]]:
+        """What nobody reads any more when an operator has run; of sinks, their owner takes what they gave."""
+        last = {source: at for at, operator in enumerate(self.operators) for source in operator.inputs}
+        read: list[list[Operator]] = [[] for _ in self.operators]
+        for source, at in last.items():
+            read[at] += [] if source in self.sinks else [source]
+        for operator, sources in zip(self.operators, read, strict=True):
+            if isinstance(operator, StashingOperator):
+                operator.is_last_reader = set(operator.inputs) == set(sources)
+        return read
+
+    def _run(self, operator: Operator) -> None:
+        began_s = clock.perf_counter()
+        try:
+            operator.run()
+        except DiffOverflow as error:
+            raise DiffOverflow(f"operator {operator.title} failed: {error}") from error
+        operator.seconds += clock.perf_counter() - began_s
+        operator.given_out += 0 if operator.out is None else operator.out.shape[1]
+
+    def forget(self) -> None:
+        """Let go of what the operators gave in the last pass, which everybody has read."""
+        for operator in self.operators:
+            operator.out = None
+
+
+class Builder:
+    """Makes the operators of a plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        domain: Domain,
+        captures: dict[int, Captured],
+        probes: dict[int, Probed],
+        allocate: Allocate,
+        kept: Mapping[int, str] = MappingProxyType({}),
+        known: Mapping[int, Statistics] = MappingProxyType({}),
+    ) -> None:
+        self.plan = plan
+        self.domain = domain
+        self.graph = Graph()
+        self._captures = captures
+        self._probes = probes
+        self._allocate = allocate
+        self._kept = kept
+        self._known = known
+        self._made: dict[int, Operator] = {}
+        self._loops: dict[int, Loop] = {}
+        self._under_way: set[int] = set()
+        self._arrangements: dict[tuple[object, ...], Arrangement] = {}
+
+    def build(self) -> Graph:
+        """Return the running graph."""
+        self.graph.operators = self._scope(ROOT)
+        return self.graph
+
+    def _scope(self, scope: int) -> list[Operator]:
+        """Make all operators directly in a scope, and the scopes inside of it."""
+        operators: list[Operator] = []
+        for node in list(self.plan.nodes.values()):
+            if node.scope == scope:
+                self._visit(node, operators)
+        for info in self.plan.scopes.values():
+            if info.parent == scope and info.number != ROOT:
+                self._visit_scope(info.number, operators)
+        return operators
+
+    def _visit(self, node: Node, operators: list[Operator]) -> None:
+        if node.number in self._made:
+            return
+        for number in node.inputs:
+            source = self.plan.nodes[number]
+            if source.scope == node.scope:
+                self._visit(source, operators)
+            elif isinstance(node.operator, Leave):
+                self._visit_scope(source.scope, operators)
+        self._made[node.number] = made = self._make(node, operators)
+        operators.append(made)
+        if isinstance(made, KeptLinear):
+            operators += self._keeping(node, made)
+
+    def _visit_scope(self, scope: int, operators: list[Operator]) -> None:
+        """Make a scope, after everything in the scope around it that enters it."""
+        if scope in self._loops:
+            return
+        info = self.plan.scopes[scope]
+        if scope in self._under_way:
+            raise InvalidUsage(
+                f"scope {info.name!r} is entered by something that is made of what leaves it; use two scopes, or a "
+                "variable"
+            )
+        self._under_way.add(scope)
+        sources = []
+        for node in list(self.plan.nodes.values()):
+            if isinstance(node.operator, Enter) and self._is_within(node.scope, scope):
+                source = self.plan.nodes[node.inputs[0]]
+                if source.scope == info.parent:
+                    self._visit(source, operators)
+                    sources.append(self._made[source.number])
+        loop = Loop(Position(info.name, [], self.plan.dimensions, info.depth - 1), info.limit)
+        self._loops[scope] = loop
+        loop.complete(sources)
+        loop.operators = self._scope(scope)
+        for node in self.plan.nodes.values():
+            if isinstance(node.operator, Variable) and node.scope == scope:
+                made, feedback = self._made[node.number], node.operator.feedback
+                assert isinstance(made, VariableOperator)
+                assert feedback is not None
+                made.feedback = self._made[feedback]
+        operators.append(loop)
+
+    def _is_within(self, scope: int, around: int) -> bool:
+        while scope not in (ROOT, around):
+            scope = self.plan.scopes[scope].parent
+        return scope == around
+
+    def _make(self, node: Node, operators: list[Operator]) -> Operator:
+        at = self._position(node, [self._made[number] for number in node.inputs])
+        match node.operator:
+            case Source() | Input() | Constant() | Upper():
+                entry = self.graph.entries[node.number] = EntryOperator(at)
+                return entry
+            case Linear(stages):
+                given = self.plan.nodes[node.inputs[0]].schema
+                if node.number in self._kept:
+                    return KeptLinear(at, traced(stages, given, node.schema.names, self.domain, at.title))
+                shape = compiled(stages, given, node.schema.names, self.domain, at.title)
+                linear = LinearOperator(at, shape)
+                linear.moves_times = move_times(stages)
+                return linear
+            case Concat() | Arrange():
+                return ConcatOperator(at)
+            case SealedWith():
+                return SealedWithOperator(at)
+            case Consolidate():
+                return ConsolidateOperator(at, node.schema)
+            case Join():
+                return self._join(node, node.operator, operators)
+            case Reduce():
+                return self._reduce(node, node.operator, operators)
+            case Enter(column):
+                names = self.plan.nodes[node.inputs[0]].schema.names
+                return EnterOperator(at, names.index(column) if column else None)
+            case Variable():
+                return VariableOperator(at, node.schema)
+            case Leave():
+                [number] = node.inputs
+                loop = self._loops[self.plan.nodes[number].scope]
+                return LeaveOperator(self._position(node, [loop]), loop, self._made[number])
+            case Inspect(function):
+                shown = shown_by(function, node.schema, self.domain, at.title)
+                return InspectOperator(at, shown)
+            case Probe():
+                return ProbeOperator(at, self._probes[node.number])
+            case Capture():
+                captured = self._captures[node.number]
+                return CaptureOperator(at, node.schema, captured, self.domain)
+            case Persist(collection, keys):
+                sink = SinkOperator(at, node.schema, collection, keys)
+                self.graph.sinks.append(sink)
+                return sink
+
+    def _position(self, node: Node, inputs: Sequence[Operator], title: str = "") -> Position:
+        return Position(title or node.title, inputs, self.plan.dimensions, self.plan.scopes[node.scope].depth)
+
+    def _keeping(self, node: Node, made: KeptLinear) -> list[Operator]:
+        """Return the operators that keep what an operator has given in a hidden collection."""
+        output, schema = KeptOutput(made), kept_schema(node.schema)
+        keys = (schema.names[-1],)
+        sink = SinkOperator(self._position(node, [output], output.title), schema, self._kept[node.number], keys)
+        self.graph.sinks.append(sink)
+        self.graph.kept[sink.collection] = made
+        return [output, sink]
+
+    def arrangement(
+        self,
+        node: Node,
+        source: int,
+        before: Stages,
+        keys: tuple[str, ...],
+        values: tuple[str, ...],
+        operators: list[Operator],
+    ) -> Arrangement:
+        """Return the arrangement of a node's output by key; made once, and shared by all who ask for the same."""
+        source = self._unarranged(source)
+        what = (source, *map(ident, before), keys, values)
+        shared = self._arrangements.get(what)
+        if shared is None:
+            given = self.plan.nodes[source].schema
+            shape = compiled(before, given, [*keys, *values], self.domain, node.title)
+            schema = self._after(before, source, node)
+            shared = self._arranged(node, source, len(keys), len(values), shape, _picked(schema, (*keys, *values)))
+            shared.moves_times = move_times(before)
+            self._arrangements[what] = shared
+            operators.append(shared)
+        return shared
+
+    def _unarranged(self, number: int) -> int:
+        while isinstance(self.plan.nodes[number].operator, Arrange):
+            number = self.plan.nodes[number].inputs[0]
+        return number
+
+    def _arranged(
+        self, node: Node, source: int, keys: int, values: int, shape: Shape, schema: pa.Schema, *, adds_up: bool = False
+    ) -> Arrangement:
+        at = self._position(node, [self._made[source]], f"{node.title}.input")
+        layout = Layout(keys, values, at.outer + at.depth)
+        return Arrangement(at, layout, shape, schema, self._allocate, adds_up=adds_up)
+
+    def _after(self, stages: Stages, source: int, node: Node) -> pa.Schema:
+        return through(stages, self.plan.nodes[source].schema, node.title, has_time=self.plan.dimensions == 1)
+
+    def _join(self, node: Node, join: Join, operators: list[Operator]) -> Operator:
+        schemas = [self._after(stages, number, node) for stages, number in zip(join.before, node.inputs, strict=True)]
+        columns = joined_columns(schemas, join)
+
+        def arrangement(number: int, keys: tuple[str, ...], values: tuple[str, ...]) -> Arrangement:
+            return self.arrangement(node, node.inputs[number], join.before[number], keys, values, operators)
+
+        def partners(number: int, keys: tuple[str, ...]) -> float | None:
+            statistics = self._known.get(node.inputs[number])
+            known = None if statistics is None else statistics.after(join.before[number])
+            return None if known is None else known.partners(keys)
+
+        paths = JoinPaths(schemas, join.on, columns.names, arrangement, partners).paths()
+        shape = compiled(join.after, columns, node.schema.names, self.domain, node.title)
+        inputs = [path.start for path in paths]
+        position, terms = self._position(node, inputs), compared(join, schemas)
+        if terms is None or position.outer + position.depth > 1:
+            made = JoinOperator(position, paths, shape, null_equals=join.null_equals)
+        else:
+            made = BoundedJoin(position, paths, shape, null_equals=join.null_equals, terms=terms, domain=self.domain)
+        made.moves_times = move_times(join.after)
+        for number, path in enumerate(paths):
+            for step in path.steps:
+                # A look-up compares with the times of what is yet to come of the input that the path begins with.
+                step.arrangement.read_from(lambda at=inputs[number]: at.frontier)  # type: ignore[misc]
+        return made
+
+    def _reduce(self, node: Node, reduce: Reduce, operators: list[Operator]) -> Operator:
+        given = self._after(reduce.before, node.inputs[0], node)
+        columns = pa.schema([*(given.field(name) for name in reduce.keys), *_logic_columns(reduce, given)])
+        wanted = _wanted(reduce, given, columns)
+        is_accumulated = bool(wanted) and all(aggregate.kind in ACCUMULABLE for aggregate in wanted)
+        if is_accumulated:
+            arrangement = self._accumulating(node, reduce, wanted, given)
+            operators.append(arrangement)
+            is_complete = isinstance(reduce.logic, Aggregates) and reduce.logic.is_complete
+            logic, ranking = accumulated(wanted, self.domain, is_complete=is_complete), None
+        else:
+            arrangement = self.arrangement(node, node.inputs[0], reduce.before, reduce.keys, reduce.values, operators)
+            logic = self._logic(node, reduce, given, wanted)
+            ranking = self._ranking(reduce, given, wanted)
+        shape = compiled(reduce.after, columns, node.schema.names, self.domain, node.title)
+        at = self._position(node, [arrangement])
+        kind: type[ReduceOperator] = TotalReduce if at.outer + at.depth == 1 else PartialReduce
+        made = kind(at, arrangement, logic, columns, shape, self._allocate, ranking)
+        arrangement.read_from(lambda: made.frontier)
+        made.moves_times = move_times(reduce.after)
+        if is_accumulated:
+            counts = counts_of(len(reduce.keys), wanted, columns, reduce.after, node.schema.names)
+            if counts is not None:
+                self.graph.counts[made] = counts
+        return made
+
+    def _accumulating(self, node: Node, reduce: Reduce, wanted: list[Wanted], given: pa.Schema) -> Arrangement:
+        source = self._unarranged(node.inputs[0])
+        # An aggregate that its record says nothing about has no word.
+        outputs = reduce.logic.outputs if isinstance(reduce.logic, Aggregates) else ()
+        values = [of for (_, _, of), aggregate in zip(outputs, wanted, strict=True) if not aggregate.is_counted]
+        names = [*reduce.keys, *values]
+        shape = compiled(reduce.before, self.plan.nodes[source].schema, names, self.domain, node.title)
+        keys = len(reduce.keys)
+        schema = pa.schema([*(given.field(name) for name in reduce.keys), ("slot", pa.int64())])
+
+        def slots(updates: Ints) -> Ints:
+            return exploded(shape(updates), keys, wanted, self.domain)
+
+        arrangement = self._arranged(node, source, keys, 1, slots, schema, adds_up=True)
+        arrangement.moves_times = move_times(reduce.before)
+        return arrangement
+
+    def _logic(self, node: Node, reduce: Reduce, given: pa.Schema, wanted: list[Wanted]) -> Logic:
+        values = _picked(given, reduce.values)
+        match reduce.logic:
+            case Distinct():
+                return distinct
+            case Threshold(function):
+                return threshold(function, node.title)
+            case Aggregates():
+                return multiset_aggregates(wanted, self.domain)
+            case TopK(count, _, skip, _, counted):
+                order = _order(reduce.logic, values)
+                return top_k(count, order, values.types, self.domain, skip=skip, counted=counted)
+            case Windowed(calls):
+                return windows(calls, values, self.domain)
+            case Folded(calls):
+                return folds(calls, values, self.domain)
+            case UserReduce(function, columns):
+                keys = _picked(given, reduce.keys)
+                return user_function(function, keys, values, columns, self.domain, node.title)
+
+    def _ranking(self, reduce: Reduce, given: pa.Schema, wanted: list[Wanted]) -> Ranking | None:
+        """Return how large groups are kept in order; None if they are always looked at as a whole."""
+        match reduce.logic:
+            case Aggregates():
+                return ranking_of_aggregates(wanted, self.domain)
+            case TopK(count, _, skip, _, counted):
+                values = _picked(given, reduce.values)
+                order = _order(reduce.logic, values)
+                return ranking_of_top(count, skip, order, values.types, self.domain, counted)
+            case Windowed(calls):
+                return ranking_of_windows(calls, _picked(given, reduce.values), self.domain)
+            case Folded(calls):
+                return ranking_of_folds(calls, _picked(given, reduce.values), self.domain)
+        return None
+
+
+def _order(top: TopK, values: pa.Schema) -> list[tuple[int, bool, bool]]:
+    """Return by which columns the records of a group are ordered, whether descending, and whether NULL comes first."""
+    return [
+        (values.get_field_index(name), down, name in top.nulls_first) for name, down in top.by if name in values.names
+    ]
+
+
+def joined_columns(schemas: Sequence[pa.Schema], join: Join) -> pa.Schema:
+    """Return the columns of a join before the stages after it."""
+    fields = list(schemas[0])
+    for schema, pairs in zip(schemas[1:], join.on, strict=True):
+        keys = {other for _, other in pairs}
+        fields += [column for column in schema if column.name not in keys]
+    return pa.schema(fields)
+
+
+def _picked(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    return pa.schema([schema.field(name) for name in names])
+
+
+def _logic_columns(reduce: Reduce, given: pa.Schema) -> list[pa.Field]:
+    from persist.compute.dataflow.operators.aggregates import result_type
+
+    match reduce.logic:
+        case Aggregates(outputs):
+            return [pa.field(name, result_type(kind, given.field(of).type, name)) for name, kind, of in outputs]
+        case TopK():
+            return [given.field(name) for name in reduce.values]
+        case Windowed(calls):
+            every = [given.field(name) for name in reduce.values]
+            return [*every, *(pa.field(call.name, call.result) for call in calls)]
+        case Folded(calls):
+            return [pa.field(call.name, call.result) for call in calls]
+        case UserReduce(_, columns):
+            return list(columns)
+    return []
+
+
+def _wanted(reduce: Reduce, given: pa.Schema, columns: pa.Schema) -> list[Wanted]:
+    if not isinstance(reduce.logic, Aggregates):
+        return []
+    constants = {}
+    for stage in reduce.before[-1:]:
+        if isinstance(stage, Map):
+            constants = {
+                name: term.value.as_py()
+                for name, term in stage.outputs
+                if isinstance(term, Lit) and type(term.value.as_py()) is int
+            }
+    return [
+        Wanted(name, kind, given.field(of).type, columns.field(name).type, constants.get(of))
+        for name, kind, of in reduce.logic.outputs
+    ]

@@ -1,0 +1,533 @@
+"""A running program: its operators, its inputs, the steps that keep its outputs up to date, and a report for people."""
+
+import threading
+import time as clock
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, fields
+from html import escape
+from os import PathLike
+from os.path import isdir
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persist.blob.errors import Indeterminate, InvalidUsage, Unavailable
+from persist.compute.dataflow.operators.loop import Loop
+from persist.compute.dataflow.operators.operators import Operator
+from persist.compute.dataflow.plan.draft import Draft
+from persist.compute.dataflow.plan.optimise import Statistics, optimised, statistics_of
+from persist.compute.dataflow.plan.origin import kept_apart
+from persist.compute.dataflow.plan.plan import Constant, Input, Plan, Source, Upper, passed_early
+from persist.compute.dataflow.ports.inputs import Gate, InputHandle
+from persist.compute.dataflow.ports.ports import Ports
+from persist.compute.dataflow.ports.sinks import Outputs
+from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
+from persist.compute.dataflow.running.graph import Builder
+from persist.compute.dataflow.running.resume import resumed
+from persist.compute.dataflow.state.spine import Spill
+from persist.compute.dataflow.updates.times import meet_of
+from persist.compute.dataflow.updates.words import Domain
+from persist.core.antichain import Antichain, Time
+from persist.core.closing import Closes
+from persist.core.progress import task
+from persist.core.rendering import html_rows, plain
+from persist.engine.compact import give_back
+from persist.engine.location.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorReport:
+    """One operator.
+
+    Attributes:
+        title, kind: how messages call it, and what it is, such as "join".
+        inputs: the places, in the list of all, of the operators that it reads.
+        updates, seconds: it gave out so many, and took so long, since the program was opened.
+        kept_updates, kept_bytes: its state.
+    """
+
+    title: str
+    kind: str
+    inputs: tuple[int, ...]
+    updates: int
+    seconds: float
+    kept_updates: int
+    kept_bytes: int
+
+    @property
+    def rate(self) -> float | None:
+        """Updates given out per second of its own work; None where there was none."""
+        works = self.updates and self.seconds > 0 and self.kind != "entry"
+        return self.updates / self.seconds if works else None
+
+
+POLL_S = 0.02
+CATCH_UP_UPDATES_MIN = 1 << 17  # Of a step that catches up, at least.
+UPDATE_BYTES = 1 << 10  # What an update takes at most on its way through usual programs.
+IDLE_S = 10.0  # How long `run_forever` waits at a time where nothing happens; `stop` wakes it.
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a program is run.
+
+    Attributes:
+        optimise: rewrite the plan first.
+        replace: of a changed program: at the first step, correct its outputs to what it now says, in one commit.
+        jump: go on at the latest time that the sources have sealed, after a failure that is over by then. The outputs
+            cannot be read at the times that are passed over.
+        memory_budget: bytes of arrangements that stay in memory; what is merged beyond that goes to mapped files.
+        spill_folder: where these are; None for the system's folder for temporary files.
+    """
+
+    optimise: bool = True
+    replace: bool = False
+    jump: bool = False
+    memory_budget: int = 4 << 30
+    spill_folder: str | PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("optimise", "replace", "jump"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidUsage(f"open: {name}={getattr(self, name)!r} is neither True nor False")
+        budget, folder = self.memory_budget, self.spill_folder
+        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
+            raise InvalidUsage(f"memory_budget={budget!r} is not a number of bytes: give a whole one from 0 on")
+        if folder is not None and not (isinstance(folder, str | PathLike) and isdir(folder)):
+            raise InvalidUsage(f"spill_folder={folder!r} is not a folder: make it, or leave it out")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Options":
+        """Return options that were given by name.
+
+        Raises:
+            InvalidUsage: there is no such option, or it cannot have this value.
+        """
+        names = [option.name for option in fields(cls)]
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise InvalidUsage(f"open: there is no option {unknown[0]!r}; there are {', '.join(names)}")
+        return cls(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step did.
+
+    Attributes:
+        updates: how many updates of inputs and sources it took in.
+        frontier: how far inputs and sources were complete for it.
+        seqno: of the commit of the outputs; None if there was none.
+    """
+
+    updates: int
+    frontier: Antichain
+    seqno: int | None
+
+
+class Running(Closes):
+    """A program that runs. Not for use from several threads at once, but for `stop`.
+
+    Attributes:
+        plan: as it is run.
+        first_seqno: of the first commit of the last `run`; None if there was none.
+    """
+
+    def __init__(
+        self,
+        program: Draft,
+        engine: Engine | None,
+        options: Options,
+        known: Mapping[int, Statistics] | None = None,
+    ) -> None:
+        """Open a program; known is what to take inputs and sources for, in place of what collections tell."""
+        self.program = program
+        self.plan: Plan = optimised(program.plan) if options.optimise else program.plan.without_unused()
+        self.first_seqno: int | None = None
+        self._options = options
+        self._stopped = threading.Event()
+        self._is_broken = False
+        self._is_closed = False
+        self._resumes = True
+        self._has_caught_up = False
+        self._complete: list[Antichain] | None = None  # How far inputs and sources were complete for the last pass.
+        self._domain = Domain()
+        self._spill = Spill(options.memory_budget, options.spill_folder)
+        kept = {number: name for number in kept_apart(self.plan) if (name := program.kept(number)) is not None}
+        known = statistics_of(engine, self.plan) if known is None else known
+        builder = Builder(self.plan, self._domain, program.captures, program.probes, self._spill.allocate, kept, known)
+        self._graph = builder.build()
+        self._words = _Sweep(self._domain, self._live)
+        self._gates: dict[int, Gate] = {}
+        self._inputs: dict[str, InputHandle] = {}
+        self._sources: list[SourceReader] = []
+        self._followed: list[Followed] = []
+        self._outputs: Outputs | None = None
+        self._open(engine)
+
+    def _open(self, engine: Engine | None) -> None:
+        dimensions = self.plan.dimensions
+        sources: list[tuple[Source, pa.Schema, Gate]] = []
+        uppers: list[tuple[str, Gate]] = []
+        early = passed_early(self.plan)
+        for number, entry in self._graph.entries.items():
+            node = self.plan.nodes[number]
+            gate = self._gates[number] = Gate(entry, len(node.schema), dimensions, is_early=number in early)
+            if isinstance(node.operator, Input):
+                schema = self.program.input_schemas[node.operator.name]
+                handle = InputHandle(node.operator.name, schema, gate, self._domain, dimensions)
+                self._inputs[node.operator.name] = handle
+            elif isinstance(node.operator, Constant):
+                table = node.operator.table
+                rows = [self._domain.encode(table[name]) for name in node.schema.names]
+                times = np.zeros((dimensions, table.num_rows), np.int64)
+                gate.add(np.array([*rows, *times, np.ones(table.num_rows, np.int64)], np.int64))
+                gate.frontier = Antichain()
+            elif isinstance(node.operator, Source):
+                sources.append((node.operator, node.schema, gate))
+            elif isinstance(node.operator, Upper):
+                uppers.append((node.operator.collection, gate))
+        if engine is None and (sources or uppers or self._graph.sinks):
+            raise InvalidUsage(
+                f"program {self.program.name!r} reads or writes persisted collections: open it with "
+                "program.open(client)"
+            )
+        if engine is None:
+            return
+        try:
+            conditions = [UpperReader(engine, *upper) for upper in uppers]
+            ports = Ports(
+                self.program,
+                engine,
+                sources,
+                self._graph.sinks,
+                self._graph.kept,
+                self._domain,
+                conditions=conditions,
+                replace=self._options.replace,
+                jump=self._options.jump,
+            )
+        except BaseException:
+            self.close()
+            raise
+        self._sources, self._outputs = ports.sources, ports.outputs
+        self._followed = [*self._sources, *conditions]
+        try:
+            for source in self._sources:
+                if source.operator.written:
+                    self._inputs[source.operator.collection] = source.opened()
+        except BaseException:
+            self.close()
+            raise
+
+    def __getitem__(self, name: str) -> InputHandle:
+        """Return the input of a name."""
+        if name not in self._inputs:
+            raise InvalidUsage(f"there is no input {name!r}; the program has {sorted(self._inputs)}")
+        return self._inputs[name]
+
+    @property
+    def sources(self) -> list[SourceReader]:
+        """The sources, each with where it begins."""
+        return list(self._sources)
+
+    @property
+    def frontier(self) -> Antichain:
+        """How far all inputs and sources are complete."""
+        return meet_of(gate.frontier for gate in self._gates.values())
+
+    def step(self, *, times: int | None = None, updates: int | None = None) -> Step:
+        """Take in what is complete, bring everything up to date, and commit all outputs at once.
+
+        Args:
+            times: take so many distinct times at most.
+            updates: take the first times only that have so many updates together, but at least one.
+
+        Raises:
+            OperatorFailed, NotConverging: the program failed; nothing was written, and it must be opened again.
+            SourceLost: a source cannot be read any more.
+            OutputConflict: somebody else writes an output.
+            Unavailable: the store did not answer; the step can be repeated.
+        """
+        self._check()
+        if self._outputs is not None and self._outputs.has_pending:
+            # The step before was computed, and its commit failed: that is what is left to do of it.
+            return Step(0, self.frontier, self._commit())
+        poll_all(self._followed, 0.0)
+        return self._stepped(self._limit(times, updates))
+
+    def _stepped(self, limit: int | None) -> Step:
+        count = self._resumed()
+        count += self._pass(limit, frozenset())
+        self._words.after(count)
+        seqno = self._commit()
+        self._give_back(count)
+        return Step(count, self.frontier, seqno)
+
+    def _resumed(self) -> int:
+        """Take in, once, what the sources of a program that goes on hold at the time that it goes on from."""
+        if not self._resumes:
+            return 0
+        at = None if self._outputs is None else self._outputs.goes_on_from
+        is_given = any(isinstance(node.operator, Input) for node in self.plan.nodes.values())
+        if at is None or is_given or any(gate.frontier.has_beyond((at,)) for gate in self._gates.values()):
+            self._resumes = False
+            return 0
+        assert self._outputs is not None
+        resting = resumed(self._graph.operators, self._graph.counts, self._outputs, at)
+        self._resumes = False  # Not before: to read what outputs hold may fail, and is repeated then.
+        return self._pass(at + 1, resting, with_early=False)  # Who rests would lose what comes early.
+
+    def _pass(self, limit: int | None, resting: Set[Operator], *, with_early: bool = True) -> int:
+        """Make one pass with what is complete up to a limit, and what comes early; return how many updates it took."""
+        count = sum(gate.open(limit, with_early=with_early) for gate in self._gates.values())
+        complete = [entry.frontier for entry in self._graph.entries.values()]
+        if not count and complete == self._complete:
+            return 0  # Nothing has come, and nothing that waits has become ready.
+        self._complete = complete
+        self._give_back(count)  # What reading them has freed.
+        try:
+            self._graph.run(resting)
+            for gate in self._gates.values():
+                gate.shut()
+            if self._outputs is not None:
+                self._outputs.take()
+            self._graph.forget()
+        except BaseException:
+            self._is_broken = True
+            raise
+        self._give_back(count)
+        return count
+
+    def _give_back(self, updates: int) -> None:
+        """After work on many updates, let allocators return what is free, before other work asks for as much."""
+        if updates >= CATCH_UP_UPDATES_MIN:
+            give_back()
+
+    def run(self, until: Time | None = None, *, timeout_s: float | None = None) -> None:
+        """Step until all times up to until, inclusive, are done; without until, until nothing more is complete.
+
+        Args:
+            timeout_s: how long to wait for the sources to be sealed that far; None waits without limit.
+
+        Raises:
+            InvalidUsage: an input was not advanced that far, so it would never be done; or the time is over.
+        """
+        deadline = None if timeout_s is None else clock.monotonic() + timeout_s
+        self.first_seqno = None
+        with task("refresh", self.program.name, unit="updates") as tell:
+            self._catch_up(tell)
+            while True:
+                done = self.step()
+                tell(done.updates)
+                if until is None:
+                    if not done.updates and not poll_all(self._followed, 0.0):
+                        return
+                elif not self.frontier.has_beyond(until) or self._stopped.is_set():
+                    return
+                else:
+                    self._wait(until, deadline)
+
+    def _catch_up(self, tell: Callable[[int], object]) -> None:
+        """Take in what the sources of a program that was just opened hold, some at a time, and commit after each.
+
+        So the past of a new output needs no more memory than the budget, besides its state, and what is sealed stays if
+        this is interrupted.
+        """
+        updates_max = max(CATCH_UP_UPDATES_MIN, self._options.memory_budget // UPDATE_BYTES)
+        while not self._has_caught_up:
+            self._check()
+            until = None if self._options.jump else some_until(self._sources, updates_max)
+            if until is None:
+                self._has_caught_up = True
+                return
+            if self._outputs is not None and self._outputs.has_pending:
+                self._commit()
+            poll_all(self._followed, 0.0, until=until)
+            tell(self._stepped(None).updates)
+
+    def run_forever(self, *, backoff_s: float = 0.1, backoff_max_s: float = 30.0) -> None:
+        """Step whenever something is complete, until `stop` is called; while the store does not answer, wait and retry.
+
+        A step whose commit is in doubt is retried, too: the outputs know by their upper whether it was done.
+        """
+        pause = backoff_s
+        while not self._stopped.is_set():
+            try:
+                self.step()
+                pause = backoff_s
+                self._poll(IDLE_S)
+            except (Unavailable, Indeterminate):
+                self._stopped.wait(pause)
+                pause = min(2 * pause, backoff_max_s)
+
+    def stop(self) -> None:
+        """Let `run_forever` or `run` return after the step that is under way; may be called from any thread."""
+        self._stopped.set()
+        wake(self._followed)
+
+    def state(self) -> list[tuple[str, int, int]]:
+        """Return what each operator keeps: its title, how many updates, and how many bytes they take."""
+        return [kept for operator in self._graph.operators for kept in operator.state()]
+
+    def operators(self) -> list[OperatorReport]:
+        """Return all operators, in the order in which they run, with what they read, keep and did so far."""
+        return reports_of(self._graph.operators)
+
+    def _repr_html_(self) -> str:
+        return shown(self.program.name, self.operators())
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the program holds: bytes of arrangements, of them spilled, interned values, and the bytes of
+        those that are texts or bytes (others are values of Python, whose bytes nobody counts)."""
+        return {
+            "state_bytes": sum(holder.bytes() for holder in self._graph.operators),
+            "spilled_bytes": self._spill.spilled_bytes,
+            "interned_values": sum(map(len, self._domain.interners.values())),
+            "text_bytes": sum(holder.size for holder in self._domain.interners.values()),
+        }
+
+    def close(self) -> None:
+        """Stop reading, and free what is held; idempotent. Outputs stay sealed where they are."""
+        self._is_closed = True
+        self._stopped.set()
+        for given in self._inputs.values():
+            given.stop()
+        for source in self._sources:
+            source.close()
+        self._spill.close()
+        self._sources, self._followed = [], []
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise InvalidUsage(f"program {self.program.name!r} was closed: open it again with program.open(…)")
+        if self._is_broken or any(source.has_lost for source in self._sources):
+            raise InvalidUsage(
+                f"program {self.program.name!r} failed in the middle of a step, so what it holds cannot be "
+                "believed: close "
+                "it, and open it again"
+            )
+
+    def _limit(self, times: int | None, updates: int | None) -> int | None:
+        """Return the time before which a step takes what is complete; None for all."""
+        if times is None and updates is None:
+            return None
+        for name, value in (("times", times), ("updates", updates)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidUsage(f"step: {name}={value!r} is not a number of at least 1")
+        if self.plan.dimensions != 1:
+            raise InvalidUsage(
+                "step: times of several dimensions have no first ones; take all, without times or updates"
+            )
+        complete = np.concatenate([gate.complete_times() for gate in self._gates.values()] or [np.empty(0, np.int64)])
+        distinct, counts = np.unique(complete, return_counts=True)
+        taken = len(distinct)
+        if times is not None:
+            taken = min(taken, times)
+        if updates is not None:
+            taken = min(taken, max(1, int(counts.cumsum().searchsorted(updates, side="right"))))
+        return None if taken == len(distinct) else int(distinct[taken - 1]) + 1
+
+    def _commit(self) -> int | None:
+        if self._outputs is None:
+            return None
+        seqno = self._outputs.commit()
+        self.first_seqno = seqno if self.first_seqno is None else self.first_seqno
+        for source in self._sources:
+            source.move_leased()
+        return seqno
+
+    def _wait(self, until: Time, deadline: float | None) -> None:
+        for name, handle in self._inputs.items():
+            if handle.frontier.has_beyond(until):
+                raise InvalidUsage(
+                    f"run(until={until!r}): input {name!r} was advanced to {handle.frontier} only, so this would "
+                    "never end"
+                )
+        if deadline is not None and clock.monotonic() > deadline:
+            raise InvalidUsage(
+                f"run(until={until!r}): after the timeout the sources are sealed up to "
+                f"{', '.join(map(str, self.frontier.elements))} only"
+            )
+        self._poll(POLL_S)
+
+    def _poll(self, timeout_s: float) -> None:
+        poll_all(self._followed, timeout_s, self._stopped.is_set)
+        if not self._followed:
+            self._stopped.wait(timeout_s)
+
+    def _live(self) -> list[tuple[Any, Any]]:
+        live = [typed_words for operator in self._graph.operators for typed_words in operator.live()]
+        for number, gate in self._gates.items():
+            live += [(words, self.plan.nodes[number].schema) for words in gate.words()]
+        if self._outputs is not None:
+            live += self._outputs.live()
+        return live
+
+
+class _Sweep:
+    """Forgets interned values that nothing refers to any more, when there are twice as many as after the last time."""
+
+    def __init__(self, domain: Domain, live: Callable[[], list[tuple[Any, Any]]]) -> None:
+        self._domain = domain
+        self._live = live
+        self._least = 1 << 16
+
+    def after(self, updates: int) -> None:
+        interners = self._domain.interners
+        if sum(map(len, interners.values())) < 2 * self._least:
+            return
+        held: dict[Any, list[Any]] = {kind: [] for kind in interners}
+        for words, schema in self._live():
+            for row, field in zip(words, schema, strict=True):
+                if field.type in held:
+                    held[field.type].append(row)
+        for kind, rows in held.items():
+            interners[kind].retain(np.concatenate(rows) if rows else np.empty(0, np.int64))
+        self._least = max(1 << 16, sum(map(len, interners.values())))
+
+
+def reports_of(operators: Sequence[Operator]) -> list[OperatorReport]:
+    """Return a report of each operator of the outermost scope; an iteration is one."""
+    places = {id(operator): place for place, operator in enumerate(operators)}
+    return [_report(operator, places) for operator in operators]
+
+
+def _report(operator: Operator, places: dict[int, int]) -> OperatorReport:
+    state = [*operator.state()]
+    return OperatorReport(
+        title=operator.title,
+        kind="iteration" if isinstance(operator, Loop) else type(operator).__name__.removesuffix("Operator").lower(),
+        inputs=tuple(dict.fromkeys(places[id(source)] for source in operator.inputs if id(source) in places)),
+        updates=operator.given_out,
+        seconds=operator.seconds,
+        kept_updates=sum(rows for _, rows, _ in state),
+        kept_bytes=sum(size for _, _, size in state),
+    )
+
+
+def depths(reports: Sequence[OperatorReport]) -> list[int]:
+    """Return how many steps each operator is from those that read nothing."""
+    steps: list[int] = []
+    for place, report in enumerate(reports):
+        steps.append(max((steps[i] + 1 for i in report.inputs if i < place), default=0))
+    return steps
+
+
+def shown(name: str, reports: Sequence[OperatorReport]) -> str:
+    """Return the operators as a table in HTML; nothing in names is interpreted."""
+    head = ("", "operator", "kind", "reads", "updates", "per second", "keeps")
+    rows = [
+        (
+            str(place),
+            report.title,
+            report.kind,
+            ", ".join(map(str, report.inputs)),
+            f"{report.updates:,}",
+            "" if report.rate is None else f"{report.rate:,.0f}",
+            f"{report.kept_updates:,} ({report.kept_bytes:,} B)" if report.kept_bytes else "",
+        )
+        for place, report in enumerate(reports)
+    ]
+    return f"<figure><figcaption>{escape(plain(name))}</figcaption>{html_rows(head, rows)}</figure>"

@@ -1,0 +1,277 @@
+"""A ranked multiset: records in an order, each with its multiplicity, in counted blocks.
+
+    block  = int64[words + 1, n]    records in order, and their multiplicities, which are not 0
+    firsts = the sort key of the first record of each block
+    counts = the sum of the positive multiplicities of each block
+
+The first, the last and the n-th record, and what a change does to them, are found by the counts and by binary searches.
+Only records of positive multiplicity are found; negative ones are kept, because others may make up for them.
+
+Cost of a change, and of finding a record: about log2(n) comparisons in Python, a copy of one block, and for a rank a
+sum of as many integers as there are blocks. Memory: 8 bytes for each word and multiplicity. A tree of blocks was not
+worth its code: ten million records are ten thousand blocks.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import total_ordering
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.codecs.errors import DiffOverflow
+from persist.codecs.types.arrow_types import is_text
+from persist.compute.dataflow.updates.batch import summed
+from persist.compute.dataflow.updates.times import Ints
+from persist.compute.dataflow.updates.words import NULL, Domain, directed, is_ordered
+
+BLOCK_ROWS = 1024  # Blocks are split when they have twice as many.
+
+Record: TypeAlias = tuple[int, ...]  # As words.
+SortKey: TypeAlias = tuple[Any, ...]
+
+
+@total_ordering
+class _Reversed:
+    """A value in the opposite order."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Reversed) and bool(self.value == other.value)
+
+    def __lt__(self, other: "_Reversed") -> bool:
+        return bool(other.value < self.value)
+
+
+def has_rank(kind: pa.DataType) -> bool:
+    """Return whether Python orders values of a type as Arrow does, so that records of it can be ranked."""
+    is_bytes = is_text(kind) or pat.is_fixed_size_binary(kind)
+    return is_ordered(kind) or is_bytes or pat.is_decimal(kind) or pat.is_uint64(kind)
+
+
+class Order:
+    """How records are ordered: by some of their words first, and by the others where those agree.
+
+    Args:
+        by: words, whether each is descending, and whether NULL comes first; every word once.
+        kinds: types of the words.
+    """
+
+    def __init__(self, by: Sequence[tuple[int, bool, bool]], kinds: Sequence[pa.DataType], domain: Domain) -> None:
+        assert sorted(at for at, *_ in by) == list(range(len(kinds)))
+        self._by = by
+        self._kinds = kinds
+        self._domain = domain
+        self._parts = [(at, self._part(kinds[at], down, first)) for at, down, first in by]
+
+    @property
+    def first(self) -> tuple[int, Callable[[int], Any]]:
+        """The word that decides first, and what makes of it what compares as its value does."""
+        return self._parts[0]
+
+    def key(self, record: Record) -> SortKey:
+        """Return a key that compares as the record does; equal for equal records only."""
+        return tuple(part(record[at]) for at, part in self._parts)
+
+    def sorted(self, records: Ints) -> Ints:
+        """Return the places of records, int64[words, n], in order."""
+        columns = [directed(self._domain, records[at], self._kinds[at], down, first) for at, down, first in self._by]
+        return np.lexsort(columns[::-1])
+
+    def _part(self, kind: pa.DataType, is_down: bool, has_null_first: bool) -> Callable[[int], Any]:
+        value: Callable[[int], Any] = int
+        if not is_ordered(kind):
+            value = self._domain.interner(kind).value
+
+        def part(word: int) -> Any:
+            is_null = word == NULL
+            if is_null:
+                return is_null != has_null_first, 0
+            rank = value(word)
+            if is_down:
+                rank = -rank if value is int else _Reversed(rank)
+            return is_null != has_null_first, rank
+
+        return part
+
+
+class Ranked:
+    """Records with multiplicities, in order.
+
+    Args:
+        records, diffs: int64[words, n] and int64[n]: what it holds at first, in any order, consolidated or not.
+    """
+
+    def __init__(self, order: Order, records: Ints, diffs: Ints) -> None:
+        self._order = order
+        self._width = len(records)
+        self._blocks: list[Ints] = []  # None of them is changed in place: see `blocks`.
+        self._firsts: list[SortKey] = []
+        self._counts: list[int] = []
+        self.rows = 0
+        rows = _consolidated(np.concatenate((records, diffs[None])).take(order.sorted(records), axis=1))
+        for first in range(0, rows.shape[1], BLOCK_ROWS):
+            self._put(len(self._blocks), rows[:, first : first + BLOCK_ROWS].copy())
+
+    @property
+    def bytes(self) -> int:
+        """How much memory the records take."""
+        return 8 * (self._width + 1) * self.rows
+
+    @property
+    def total(self) -> int:
+        """How many records there are, by multiplicity."""
+        return sum(self._counts)
+
+    def add(self, record: Record, diff: int) -> None:
+        """Change the multiplicity of a record.
+
+        Raises:
+            DiffOverflow: it does not fit int64.
+        """
+        key = self._order.key(record)
+        if not self._blocks:
+            self._put(0, np.array([*record, diff], np.int64)[:, None])
+            return
+        at = max(0, bisect_right(self._firsts, key) - 1)
+        block = self._blocks[at]
+        place = bisect_left(range(block.shape[1]), key, key=lambda row: self._key(block, row))
+        if place < block.shape[1] and tuple(block[:-1, place].tolist()) == record:
+            self._change(at, place, diff)
+        else:
+            new_block = np.empty((block.shape[0], block.shape[1] + 1), np.int64)
+            new_block[:, :place], new_block[:, place + 1 :] = block[:, :place], block[:, place:]
+            new_block[:-1, place], new_block[-1, place] = record, diff
+            self._replace(at, new_block)
+
+    @property
+    def blocks(self) -> list[Ints]:
+        """The blocks, which stay as they are whatever is added: what has not changed is the same array later."""
+        return self._blocks.copy()
+
+    def between(self, one: int, other: int) -> Ints:
+        """Return the records, with their multiplicities, whose first word in the order lies between two, or is one."""
+        column, part = self._order.first
+        low, high = sorted((part(one), part(other)))
+        at = max(0, bisect_left(self._firsts, low, key=itemgetter(0)) - 1)
+        pieces = [np.empty((self._width + 1, 0), np.int64)]
+        while at < len(self._blocks) and self._firsts[at][0] <= high:
+            words = self._blocks[at][column].tolist()
+            first, end = bisect_left(words, low, key=part), bisect_right(words, high, key=part)
+            pieces.append(self._blocks[at][:, first:end])
+            at += 1
+        return np.concatenate(pieces, axis=1)
+
+    def first(self) -> Record | None:
+        """Return the first record of positive multiplicity."""
+        return next((record for record, _ in self.taken(0, 1)), None)
+
+    def last(self) -> Record | None:
+        """Return the last record of positive multiplicity."""
+        for at in range(len(self._blocks) - 1, -1, -1):
+            if self._counts[at]:
+                block = self._blocks[at]
+                row = int(np.flatnonzero(block[-1] > 0)[-1])
+                return tuple(block[:-1, row].tolist())
+        return None
+
+    def middle(self) -> Record | None:
+        """Return the record in the middle, by multiplicity; the first if there are two."""
+        total = self.total
+        return next((record for record, _ in self.taken((total - 1) // 2, 1)), None) if total else None
+
+    def taken(self, skip: int, count: int) -> Iterator[tuple[Record, int]]:
+        """Yield the records behind the first skip, as many as count, by multiplicity: how many of each are taken."""
+        for at, inside in enumerate(self._counts):
+            if skip >= inside:
+                skip -= inside
+                continue
+            block = self._blocks[at]
+            rows = np.flatnonzero(block[-1] > 0)
+            diffs = block[-1].take(rows)
+            ends = (diffs if inside < 2**63 else diffs.astype(object)).cumsum()
+            for number in range(int(ends.searchsorted(skip, side="right")), len(rows)):
+                row = int(rows[number])
+                diff = int(block[-1, row])
+                copies = min(int(ends[number]) - skip, count)
+                yield tuple(block[:-1, row].tolist()), min(copies, diff)
+                count -= min(copies, diff)
+                skip = max(skip, int(ends[number]))
+                if not count:
+                    return
+            skip = 0
+
+    def _key(self, block: Ints, row: int) -> SortKey:
+        return self._order.key(tuple(block[:-1, row].tolist()))
+
+    def _change(self, at: int, place: int, diff: int) -> None:
+        """Change the multiplicity of a record that is there."""
+        block = self._blocks[at]
+        before = int(block[-1, place])
+        after = before + diff
+        if not -(2**63) <= after < 2**63:
+            raise DiffOverflow(f"a multiplicity became {after}, which does not fit int64: the diffs are too large")
+        if after:
+            self._blocks[at] = block = block.copy()
+            block[-1, place] = after
+            self._counts[at] += max(after, 0) - max(before, 0)
+            return
+        new_block = np.concatenate((block[:, :place], block[:, place + 1 :]), axis=1)
+        if new_block.shape[1] < BLOCK_ROWS // 4 and len(self._blocks) > 1:
+            # Few records are no block of their own: they go into a neighbour.
+            other = at - 1 if at else 1
+            pair = (self._blocks[other], new_block) if other < at else (new_block, self._blocks[other])
+            self._remove(max(at, other))
+            at, new_block = min(at, other), np.concatenate(pair, axis=1)
+        self._replace(at, new_block)
+
+    def _replace(self, at: int, block: Ints) -> None:
+        """Let a block hold other records; it is split if they are many, and goes if there are none."""
+        self._remove(at)
+        if block.shape[1] >= 2 * BLOCK_ROWS:
+            half = block.shape[1] // 2
+            self._put(at, block[:, half:].copy())
+            block = block[:, :half].copy()
+        if block.shape[1]:
+            self._put(at, block)
+
+    def _put(self, at: int, block: Ints) -> None:
+        self._blocks.insert(at, block)
+        self._firsts.insert(at, self._key(block, 0))
+        self._counts.insert(at, _sum_of_positive(block[-1]))
+        self.rows += block.shape[1]
+
+    def _remove(self, at: int) -> None:
+        self.rows -= self._blocks[at].shape[1]
+        del self._blocks[at], self._firsts[at], self._counts[at]
+
+
+def _sum_of_positive(diffs: Ints) -> int:
+    positive = np.maximum(diffs, 0)
+    if len(diffs) * int(positive.max()) < 2**63:
+        return int(positive.sum())
+    return sum(positive.tolist())
+
+
+def _consolidated(rows: Ints) -> Ints:
+    """Return sorted rows of [words …, diff] with those of equal words as one.
+
+    Raises:
+        DiffOverflow: a sum does not fit int64.
+    """
+    if not rows.shape[1]:
+        return rows
+    starts = np.ones(rows.shape[1], np.bool_)
+    starts[1:] = (rows[:-1, 1:] != rows[:-1, :-1]).any(axis=0)
+    firsts = starts.nonzero()[0]
+    sums = summed(rows[-1], firsts)
+    merged = rows.take(firsts, axis=1)
+    merged[-1] = sums
+    return merged[:, sums != 0]

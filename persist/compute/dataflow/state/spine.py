@@ -1,0 +1,270 @@
+"""A spine: the batches of one arrangement, in geometric sizes, with bounded work per step.
+
+A new batch is put behind the others. Two neighbours of similar size are merged, so there are about log2(n) of them.
+Small merges happen at once; a large one is done in pieces, of which each later insertion pays for so many rows that it
+is done before its result is needed. Until then its two sources are read. Merging also advances times to `since`, the
+frontier that all readers have reached, so what has become equal is summed up, and what has cancelled is gone.
+
+Cost: an insertion of n rows does O(n log N) work in total, and at most O(n + `FUEL`) at a time, for each merge under
+way. Memory: the rows, and for a merge under way its result.
+
+Large batches beyond the memory budget lie in mapped files, so what is spilled is what is touched least. The files have
+no name any more once they are mapped, so they are gone when nothing refers to them, whatever ends the process.
+"""
+
+import mmap
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from os import PathLike
+from typing import Protocol
+
+import numpy as np
+
+from persist.compute.dataflow.updates.batch import NONE, Layout, matches, settled
+from persist.compute.dataflow.updates.times import Flags, Ints, advanced_times
+from persist.core.antichain import Antichain
+
+SMALL_ROWS = 512  # The newest batches are joined up to here at once: one to search instead of many.
+AT_ONCE_ROWS = 8192  # A merge of up to so many rows is not worth being done in pieces.
+FUEL = 4096  # Rows that an insertion pays for, besides four for each row of its own.
+PIECE_ROWS = 65536
+
+
+class Allocate(Protocol):
+    """Gives out room for batches, or for one that is there already: then that itself, if it may stay where it is."""
+
+    def __call__(self, shape: tuple[int, int], batch: Ints | None = None) -> Ints: ...
+
+
+def in_memory(shape: tuple[int, int], batch: Ints | None = None) -> Ints:
+    """Return room for a batch."""
+    return np.empty(shape, np.int64) if batch is None else batch
+
+
+class Merge:
+    """Two batches that become one, piece by piece."""
+
+    def __init__(self, one: Ints, other: Ints, layout: Layout, since: Antichain, allocate: Allocate) -> None:
+        self.one = one
+        self.other = other
+        self.rows = one.shape[1] + other.shape[1]
+        self._layout = layout
+        self._since = since
+        self._room = allocate((layout.height, self.rows))
+        self._at = (0, 0)
+        self._filled = 0
+
+    def work(self, fuel: int) -> bool:
+        """Merge about fuel rows more; return whether all is done."""
+        while fuel > 0 and sum(self._at) < self.rows:
+            fuel -= self._piece(min(fuel, PIECE_ROWS))
+        return sum(self._at) == self.rows
+
+    def result(self) -> Ints:
+        """Return the merged batch, which is whole."""
+        if 2 * self._filled < self.rows:
+            return self._room[:, : self._filled].copy()
+        return self._room[:, : self._filled]
+
+    def _piece(self, rows: int) -> int:
+        (one_at, other_at), (one_end, other_end) = self._at, self._ends(rows)
+        parts = (self.one[:, one_at:one_end], self.other[:, other_at:other_end])
+        piece = advanced(np.concatenate(parts, axis=1), self._layout, self._since)
+        count = piece.shape[1]
+        self._room[:, self._filled : self._filled + count] = piece
+        self._filled += count
+        self._at = (one_end, other_end)
+        return one_end - one_at + other_end - other_at
+
+    def _ends(self, rows: int) -> tuple[int, int]:
+        """Return where a piece of about so many rows ends: no hash is on both sides of it."""
+        ends = []
+        for batch, at in zip((self.one[0], self.other[0]), self._at, strict=True):
+            if at + rows < len(batch):
+                ends.append(int(batch[at + rows]))
+        if not ends:
+            return self.one.shape[1], self.other.shape[1]
+        cut = min(ends)
+        places = (int(self.one[0].searchsorted(cut)), int(self.other[0].searchsorted(cut)))
+        if places == self._at:
+            places = (
+                int(self.one[0].searchsorted(cut, side="right")),
+                int(self.other[0].searchsorted(cut, side="right")),
+            )
+        return places
+
+
+def advanced(batch: Ints, layout: Layout, since: Antichain) -> Ints:
+    """Return a batch, which may be changed, with its times advanced to since, sorted and consolidated."""
+    if not since.is_empty:
+        dimensions = len(since.elements[0]) if isinstance(since.elements[0], tuple) else 1
+        outer = batch[1 + layout.words : 1 + layout.words + dimensions]
+        outer[:] = advanced_times(outer, since)
+    return settled(batch, layout)
+
+
+class Spine:
+    """The batches of an arrangement. `since` applies to the first dimensions of times, as many as it has."""
+
+    def __init__(self, layout: Layout, allocate: Allocate = in_memory) -> None:
+        self.layout = layout
+        self.since = Antichain()
+        self._allocate = allocate
+        self._entries: list[Ints | Merge] = []
+
+    @property
+    def rows(self) -> int:
+        """How many updates there are, with those that a merge has not consolidated yet."""
+        return sum(map(_rows, self._entries))
+
+    @property
+    def bytes(self) -> int:
+        """How much memory the updates take."""
+        return 8 * self.layout.height * self.rows
+
+    def batches(self) -> Iterator[Ints]:
+        """Yield all batches: together they are what was inserted."""
+        for entry in self._entries:
+            if isinstance(entry, Merge):
+                yield entry.one
+                yield entry.other
+            else:
+                yield entry
+
+    def insert(self, batch: Ints) -> None:
+        """Add a batch, and do a bounded amount of merging."""
+        rows = batch.shape[1]
+        if not rows:
+            return
+        self._work(4 * rows + FUEL)
+        last = self._entries[-1] if self._entries else None
+        if isinstance(last, np.ndarray) and last.shape[1] + rows <= SMALL_ROWS:
+            joined = self._merged(last, batch)
+            self._entries[-1:] = [joined] if joined.shape[1] else []
+        else:
+            self._entries.append(self._kept(batch))
+        if len(self._entries) > 1:
+            self._begin()
+
+    def advance(self, since: Antichain) -> None:
+        """Let times before since become indistinguishable; done when batches are merged."""
+        self.since = since
+
+    def compact(self) -> None:
+        """Merge everything into one batch, advanced to since. Cost: all of it."""
+        everything = list(self.batches())
+        if everything:
+            merge = Merge(everything[0], self.layout.empty(), self.layout, self.since, self._allocate)
+            for batch in everything[1:]:
+                merge.work(merge.rows)
+                merge = Merge(merge.result(), batch, self.layout, self.since, self._allocate)
+            merge.work(merge.rows)
+            self._entries = [merge.result()] if merge.result().shape[1] else []
+
+    def lookup(self, hashes: Ints, keys: Ints) -> tuple[Ints, Ints]:
+        """Return the updates of keys: for each the number of its key, and the rows as a batch in no order."""
+        numbers, rows = [], []
+        for batch in self.batches():
+            ones, others = matches(hashes, keys, batch)
+            if len(ones):
+                numbers.append(ones)
+                rows.append(batch.take(others, axis=1, mode="clip"))
+        if not rows:
+            return NONE, self.layout.empty()
+        if len(rows) == 1:
+            return numbers[0], rows[0]
+        return np.concatenate(numbers), np.concatenate(rows, axis=1)
+
+    def where(self, rows: Callable[[Ints], Flags]) -> Ints:
+        """Return the updates that a condition on batches selects. Cost: all of them."""
+        selected = [batch[:, rows(batch)] for batch in self.batches()]
+        return np.concatenate(selected, axis=1) if selected else self.layout.empty()
+
+    def _kept(self, batch: Ints) -> Ints:
+        """Return a large batch where there is room for it, which may be in a file."""
+        return batch if batch.shape[1] <= AT_ONCE_ROWS else self._allocate((batch.shape[0], batch.shape[1]), batch)
+
+    def _merged(self, one: Ints, other: Ints) -> Ints:
+        return advanced(np.concatenate((one, other), axis=1), self.layout, self.since)
+
+    def _work(self, fuel: int) -> None:
+        if Merge not in map(type, self._entries):
+            return
+        for at, entry in enumerate(self._entries):
+            if isinstance(entry, Merge) and entry.work(fuel):
+                self._entries[at] = entry.result()
+        self._entries = [entry for entry in self._entries if isinstance(entry, Merge) or entry.shape[1]]
+
+    def _begin(self) -> None:
+        """Merge neighbours until each is more than twice as large as the next.
+
+        What is still being merged takes part when it is done: to finish it at once would cost all of its rows.
+        """
+        at = len(self._entries) - 1
+        while at > 0:
+            one, other = self._entries[at - 1 : at + 1]
+            if isinstance(one, Merge) or isinstance(other, Merge) or one.shape[1] >= 2 * other.shape[1]:
+                at -= 1
+                continue
+            if one.shape[1] + other.shape[1] <= AT_ONCE_ROWS:
+                merged = self._merged(one, other)
+                self._entries[at - 1 : at + 1] = [merged] if merged.shape[1] else []
+            else:
+                self._entries[at - 1 : at + 1] = [Merge(one, other, self.layout, self.since, self._allocate)]
+            at = min(at, len(self._entries)) - 1
+
+
+def _rows(entry: Ints | Merge) -> int:
+    return entry.rows if isinstance(entry, Merge) else entry.shape[1]
+
+
+SPILL_BYTES_MIN = 1 << 20  # Smaller batches stay in memory.
+
+
+class Spill:
+    """Gives out room for batches.
+
+    Args:
+        budget: bytes that are given out in memory.
+        folder: where files are made; None for the system's folder for temporary files.
+    """
+
+    def __init__(self, budget: int, folder: str | PathLike[str] | None) -> None:
+        self._budget = budget
+        self._folder = folder
+        self._in_memory = 0
+        self.spilled_bytes = 0
+
+    def allocate(self, shape: tuple[int, int], batch: Ints | None = None) -> Ints:
+        """Return an array that need not be initialised, or a batch of this shape, there or in a file."""
+        size = 8 * shape[0] * shape[1]
+        if size < SPILL_BYTES_MIN:
+            return in_memory(shape, batch)
+        if self._in_memory + size <= self._budget:
+            room = in_memory(shape, batch)
+            self._in_memory += size
+            weakref.finalize(room, self._freed, size)
+            return room
+        room = self._mapped(shape, size)
+        if batch is not None:
+            room[:] = batch
+        return room
+
+    def close(self) -> None:
+        """Do nothing more: files end with what is mapped from them."""
+
+    def _mapped(self, shape: tuple[int, int], size: int) -> Ints:
+        with tempfile.TemporaryFile(dir=self._folder, prefix="persist-spill-") as file:
+            file.truncate(size)
+            mapped = mmap.mmap(file.fileno(), size)
+        room: Ints = np.frombuffer(mapped, np.int64).reshape(shape)
+        self.spilled_bytes += size
+        weakref.finalize(mapped, self._unspilled, size)
+        return room
+
+    def _freed(self, size: int) -> None:
+        self._in_memory -= size
+
+    def _unspilled(self, size: int) -> None:
+        self.spilled_bytes -= size

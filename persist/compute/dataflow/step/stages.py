@@ -1,0 +1,350 @@
+"""A plan cut into stages: what one task can do by itself with its share of some streams, and what is shuffled between.
+
+    source stage   reads a slice of a collection; what is linear in it is done there
+    keyed stage    has of each of its inputs all records of its keys: joins and reductions by these keys, and what is
+                   linear after them
+    exchange       the stream of a node, each record to the task that its key says
+
+A join or a reduction stays in the stage of an input that is shared out by its key already; so does an output, because
+equal records have equal keys. So there is one shuffle for each change of key. Past and new updates go the same way.
+
+Recursion, and what looks at time as data, has no form that keeps nothing; nor has what a running program shows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+
+import pyarrow as pa
+
+from persist.compute.dataflow.plan.optimise import read_by_all
+from persist.compute.dataflow.plan.origin import reads_time
+from persist.compute.dataflow.plan.plan import (
+    ROOT,
+    Arrange,
+    Concat,
+    Consolidate,
+    Constant,
+    Join,
+    Linear,
+    Node,
+    Persist,
+    Plan,
+    Reduce,
+    Source,
+    edges_into,
+)
+from persist.compute.dataflow.plan.stages import Delay, Explode, Filter, Map, Negate, TemporalFilter, Unnest
+from persist.compute.dataflow.plan.stages import Stage as LinearStage
+from persist.compute.dataflow.step.standing import Doubts
+from persist.core.errors import InvalidUsage
+from persist.core.expression.term import Col
+
+Keys = tuple[str, ...]
+
+
+class NoStages(InvalidUsage):
+    """A plan cannot be evaluated in stages; a program has to run."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The stream of a node on its way to a stage.
+
+    Attributes:
+        keys: the columns that say which task has a record; None if any may have it, () if one task has all.
+        columns: of the stream.
+    """
+
+    number: int
+    node: int
+    keys: Keys | None
+    columns: pa.Schema
+
+
+@dataclass
+class StagePlan:
+    """What the tasks of one stage do.
+
+    Attributes:
+        nodes: in the order in which they read each other; the source is none of them.
+        feeds: for each input of a node that comes from outside, (node, place) and the exchange that brings it.
+        source: the node that the stage reads, None of a keyed one.
+        sinks: nodes that are outputs.
+        keyed: by which columns of it each node is shared out among the tasks; None if that is lost.
+        holds: of the columns by which a node is shared out, for each the columns of it that hold the same, also where
+            they are called otherwise by then.
+        widths: of each join, how many columns are those of its left.
+        doubts: of reductions for which records stand, what these do not tell (`standing.py`).
+        told: inputs of joins, (node, place), of which the other input tells best which records are needed.
+    """
+
+    number: int
+    source: Node | None = None
+    nodes: list[Node] = field(default_factory=list)
+    reads: list[Exchange] = field(default_factory=list)
+    gives: list[Exchange] = field(default_factory=list)
+    feeds: dict[tuple[int, int], Exchange] = field(default_factory=dict)
+    sinks: list[Node] = field(default_factory=list)
+    keyed: dict[int, Keys | None] = field(default_factory=dict)
+    holds: dict[int, tuple[frozenset[str], ...]] = field(default_factory=dict)
+    widths: dict[int, int] = field(default_factory=dict)
+    doubts: dict[int, Doubts] = field(default_factory=dict)
+    told: set[tuple[int, int]] = field(default_factory=set)
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether it reads what others give, and nothing else."""
+        return self.source is None and bool(self.reads)
+
+    def __str__(self) -> str:
+        brought = [f"%{exchange.node} {_shared(exchange.keys)}" for exchange in self.reads]
+        source = [] if self.source is None else [f"reads %{self.source.number} {self.source.title}"]
+        done = [f"%{node.number} {node.title}" for node in self.nodes]
+        return f"stage {self.number}: {'; '.join([*source, *brought]) or 'begins'} -> {', '.join(done) or 'as it is'}"
+
+
+def _shared(keys: Keys | None) -> str:
+    if keys is None:
+        return "in any way"
+    return f"by {', '.join(keys)}" if keys else "all to one task"
+
+
+def outputs_after(stages: Sequence[StagePlan], stage: StagePlan) -> list[str]:
+    """Return the collections that are made of what a stage gives.
+
+    Args:
+        stages: each after those that it reads from.
+    """
+    given, outputs = set[int](), list[str]()
+    for other in stages:
+        if other is stage or any(exchange.number in given for exchange in other.reads):
+            given |= {exchange.number for exchange in other.gives}
+            outputs += [node.operator.collection for node in other.sinks if isinstance(node.operator, Persist)]
+    return outputs
+
+
+def why_not(plan: Plan) -> str | None:
+    """Say why a plan has no stages; None if it has."""
+    if plan.dimensions != 1:
+        return f"its times have {plan.dimensions} dimensions"
+    for node in plan.nodes.values():
+        if node.scope != ROOT:
+            return f"{node.title} is recursive"
+        if not isinstance(
+            node.operator, Source | Constant | Linear | Concat | Consolidate | Join | Reduce | Arrange | Persist
+        ):
+            return f"{node.title} lives in the program that runs it"
+        if isinstance(node.operator, Linear) and any(
+            isinstance(stage, TemporalFilter | Delay) for stage in node.operator.stages
+        ):
+            return f"{node.title} changes by itself as time goes on"
+    return "it looks at the times of updates" if reads_time(plan) else None
+
+
+def set_apart(plan: Plan) -> None:
+    """Give each part of a plan that shares nothing but sources with the others sources of its own, narrowed to what it
+    reads: so what one part needs of a source is not passed on to the others."""
+    sources = [node for node in plan.nodes.values() if isinstance(node.operator, Source)]
+    part_of: dict[int, int] = {}  # By node, the least number of its part.
+    neighbours = {node.number: {*node.inputs} for node in plan.nodes.values()}
+    for node in plan.nodes.values():
+        for number in node.inputs:
+            neighbours[number].add(node.number)
+    for source in sources:
+        neighbours.pop(source.number)
+    for number in neighbours:
+        left = [number] if number not in part_of else []
+        while left:
+            one = left.pop()
+            if one in neighbours and one not in part_of:
+                part_of[one] = number
+                left += neighbours[one]
+    readers = plan.consumers()
+    for source in sources:
+        by_part: dict[int, list[int]] = {}
+        for number in readers[source.number]:
+            by_part.setdefault(part_of[number], []).append(number)
+        for numbers in by_part.values() if len(by_part) > 1 else ():
+            read = read_by_all(plan, source, numbers)
+            schema = pa.schema([field for field in source.schema if field.name in read])
+            own = plan.add(source.operator, (), schema)
+            plan.change(own.number, name=source.name)
+            for number in numbers:
+                inputs = [own.number if one == source.number else one for one in plan.nodes[number].inputs]
+                plan.change(number, inputs=tuple(inputs))
+
+
+def cut(plan: Plan) -> list[StagePlan]:
+    """Return the stages of a plan, each after those that it reads from.
+
+    Args:
+        plan: not optimised; its joins are of two inputs.
+    """
+    return _Cutting(plan).stages()
+
+
+class _Cutting:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._stages: list[StagePlan] = []
+        self._at: dict[int, StagePlan] = {}
+        self._keyed: dict[int, Keys | None] = {}  # By which columns of it a node's stream is shared out.
+        self._exchanges = 0
+        self._consumers = plan.consumers()
+
+    def stages(self) -> list[StagePlan]:
+        order = TopologicalSorter({number: edges_into(node) for number, node in self._plan.nodes.items()})
+        for number in order.static_order():
+            self._place(self._plan.nodes[number])
+        after = {stage.number: {self._at[one.node].number for one in stage.reads} for stage in self._stages}
+        return [self._stages[number] for number in TopologicalSorter(after).static_order()]
+
+    def _place(self, node: Node) -> None:
+        match node.operator:
+            case Source():
+                stage = self._new()
+                stage.source = node
+                self._set(node, stage, None)
+            case Constant():
+                self._put(self._new(), node, None)
+            case Linear(stages):
+                self._put(self._at[node.inputs[0]], node, _through(self._keyed[node.inputs[0]], stages))
+            case Consolidate() | Arrange():
+                self._put(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
+            case Concat():
+                self._concat(node)
+            case Join((pairs,)):
+                self._keyed_by(node, [tuple(mine for mine, _ in pairs), tuple(its for _, its in pairs)])
+                self._at[node.number].widths[node.number] = len(self._plan.nodes[node.inputs[0]].schema)
+            case Reduce(keys):
+                self._reduce(node, keys)
+            case Persist(_, keys):
+                if self._keyed[node.inputs[0]] is None:
+                    self._keyed_by(node, [keys])
+                else:
+                    self._put(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
+                self._at[node.number].sinks.append(node)
+            case _:
+                raise NoStages(f"{node.title} has no form in stages")
+
+    def _concat(self, node: Node) -> None:
+        known = [(number, self._keyed[number]) for number in node.inputs if self._keyed[number] is not None]
+        for number, keys in reversed(known):
+            assert keys is not None
+            if self._fits(node, self._at[number], [keys] * len(node.inputs)):
+                self._feed(self._at[number], node, [keys] * len(node.inputs))
+                return
+        if len({self._at[number].number for number in node.inputs}) == 1:
+            self._put(self._at[node.inputs[0]], node, None)
+            return
+        keys = self._grouped_by(node)
+        self._feed(self._new(), node, [keys] * len(node.inputs))
+
+    def _grouped_by(self, node: Node) -> Keys | None:
+        """Return the keys by which the one node groups that reads this one; its stage can have both."""
+        if len(self._consumers[node.number]) == 1:
+            after = self._plan.nodes[self._consumers[node.number][0]].operator
+            if isinstance(after, Reduce) and not after.before and after.keys:
+                return after.keys
+        return None
+
+    def _reduce(self, node: Node, keys: Keys) -> None:
+        given = self._keyed[node.inputs[0]]
+        if given is not None and set(given) <= set(keys):
+            self._put(self._at[node.inputs[0]], node, given)
+        else:
+            self._feed(self._new(), node, [keys])
+
+    def _keyed_by(self, node: Node, wanted: Sequence[Keys]) -> None:
+        for number, keys in zip(node.inputs, wanted, strict=True):
+            if self._keyed[number] == keys and self._fits(node, self._at[number], wanted):
+                self._feed(self._at[number], node, wanted)
+                return
+        self._feed(self._new(), node, wanted)
+
+    def _fits(self, node: Node, stage: StagePlan, wanted: Sequence[Keys]) -> bool:
+        """Return whether a stage can have a node: no input that must come to it depends on it."""
+        for number, keys in zip(node.inputs, wanted, strict=True):
+            if self._at[number] is stage:
+                if self._keyed[number] != keys:
+                    return False
+            elif self._depends(self._at[number], stage):
+                return False
+        return True
+
+    def _depends(self, stage: StagePlan, on: StagePlan) -> bool:
+        return stage is on or any(self._depends(self._at[exchange.node], on) for exchange in stage.reads)
+
+    def _feed(self, stage: StagePlan, node: Node, wanted: Sequence[Keys | None]) -> None:
+        for place, (number, keys) in enumerate(zip(node.inputs, wanted, strict=True)):
+            if self._at[number] is not stage:
+                stage.feeds[node.number, place] = self._exchange(stage, number, keys)
+        self._put(stage, node, wanted[0])
+
+    def _exchange(self, to: StagePlan, number: int, keys: Keys | None) -> Exchange:
+        for exchange in to.reads:
+            if (exchange.node, exchange.keys) == (number, keys):
+                return exchange
+        new_exchange = Exchange(self._exchanges, number, keys, self._plan.nodes[number].schema)
+        self._exchanges += 1
+        to.reads.append(new_exchange)
+        self._at[number].gives.append(new_exchange)
+        return new_exchange
+
+    def _put(self, stage: StagePlan, node: Node, keys: Keys | None) -> None:
+        stage.nodes.append(node)
+        self._set(node, stage, keys)
+
+    def _set(self, node: Node, stage: StagePlan, keys: Keys | None) -> None:
+        self._at[node.number], self._keyed[node.number] = stage, keys
+        stage.keyed[node.number] = keys
+        if isinstance(node.operator, Linear) and node.inputs[0] in stage.holds:
+            stage.holds[node.number] = _held(stage.holds[node.inputs[0]], node.operator.stages)
+        else:
+            stage.holds[node.number] = tuple(frozenset([name]) for name in keys or ())
+
+    def _new(self) -> StagePlan:
+        self._stages.append(StagePlan(len(self._stages)))
+        return self._stages[-1]
+
+
+def _through(keys: Keys | None, stages: Sequence[LinearStage]) -> Keys | None:
+    """Return by which columns a stream is shared out after some linear stages; None if that is lost."""
+    for stage in stages:
+        if keys is None or isinstance(stage, Filter | Negate | Explode | Unnest | Delay):
+            continue
+        if not isinstance(stage, Map):
+            return None
+        names: dict[str, str] = {}
+        for name, term in stage.outputs:
+            if isinstance(term, Col):
+                names.setdefault(term.name, name)
+        if not set(keys) <= names.keys():
+            return None
+        keys = tuple(names[key] for key in keys)
+    return keys
+
+
+def _held(holds: tuple[frozenset[str], ...], stages: Sequence[LinearStage]) -> tuple[frozenset[str], ...]:
+    """Return which columns hold what some columns held before some linear stages; nothing where that is lost."""
+    for stage in stages:
+        if isinstance(stage, Map):
+            names: dict[str, set[str]] = {}
+            for name, term in stage.outputs:
+                if isinstance(term, Col):
+                    names.setdefault(term.name, set()).add(name)
+            holds = tuple(frozenset(name for one in columns for name in names.get(one, ())) for columns in holds)
+        elif not isinstance(stage, Filter | Negate | Explode | Unnest | Delay):
+            return (frozenset[str](),) * len(holds)
+    return holds
+
+
+def fed_by(stages: Sequence[StagePlan], exchange: int) -> Node:
+    """Return the first node that reads an exchange; several nodes of a stage may read it."""
+    return next(
+        node
+        for stage in stages
+        for node in stage.nodes
+        if any(number == node.number and fed.number == exchange for (number, _), fed in stage.feeds.items())
+    )

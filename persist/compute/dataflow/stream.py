@@ -1,0 +1,555 @@
+"""A stream: a collection in a program, and the operators on it. Each call adds a node to the plan and returns a stream.
+
+Mistakes in names and types are errors here, when the program is built. A stream of an outer scope that meets one of an
+inner scope enters it by itself.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, get_args
+
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import SchemaMismatch
+from persist.codecs.types.schema import TIME
+from persist.compute.dataflow.linear_logic import Function, LinearMethods, LinearStep, Logic
+from persist.compute.dataflow.operators.aggregates import result_type
+from persist.compute.dataflow.plan.draft import Captured, Draft, Probed
+from persist.compute.dataflow.plan.plan import (
+    ROOT,
+    Aggregates,
+    Arrange,
+    Capture,
+    Concat,
+    Consolidate,
+    Counted,
+    Distinct,
+    Enter,
+    Folded,
+    Inspect,
+    Join,
+    Linear,
+    Node,
+    Operator,
+    Persist,
+    Probe,
+    Reduce,
+    SealedWith,
+    Threshold,
+    TopK,
+    UserReduce,
+    Windowed,
+    WindowFunction,
+)
+from persist.compute.dataflow.plan.plan import Logic as ReduceLogic
+from persist.compute.dataflow.plan.stages import FlatMap, Map, Stage, check_function, record_schema, through
+from persist.compute.dataflow.plan.types import (
+    Columns,
+    On,
+    as_names,
+    as_on,
+    concatenated,
+    distinct_columns,
+    joined_schema,
+    pick,
+)
+from persist.compute.dataflow.updates.words import is_interned
+from persist.core.expression.term import Aggregate, Col, Expression, Lit, Term, col, columns_of, lit, term_of
+from persist.core.names import check_name
+
+
+class Stream(LinearMethods["Stream"]):
+    """A collection in a program: a multiset of records that changes over the program's times."""
+
+    def __init__(self, program: Draft, number: int) -> None:
+        self.program = program
+        self.number = number
+
+    @property
+    def node(self) -> Node:
+        """Its node in the plan."""
+        return self.program.plan.nodes[self.number]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns."""
+        return self.node.schema
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of its columns."""
+        return list(self.schema.names)
+
+    def named(self, name: str) -> "Stream":
+        """Give the operator a name, which errors and `explain` call it by."""
+        self.program.plan.change(self.number, name=name)
+        return self
+
+    # Linear operators; most are methods of `LinearMethods`.
+
+    def linear(self, logic: Logic) -> "Stream":
+        """Return what a logic makes of each record: `linear(one.followed_by(other))`. It is one operator of the plan.
+
+        Raises:
+            InvalidUsage, SchemaMismatch: it does not fit the columns.
+        """
+        if not isinstance(logic, Logic):
+            raise InvalidUsage(f"linear: {logic!r} is not a Logic; begin one with Logic()")
+        schema, stages = self.schema, list[Stage]()
+        for step in logic.steps:
+            self._check_dimension(step.operator, step.dimension)
+            stage = step.stage(schema)
+            stages.append(replace(stage, dimensions=self.program.dimensions) if isinstance(stage, FlatMap) else stage)
+            schema = self._through(stages[-1], schema, step.operator)
+        return self._add(Linear(tuple(stages)), [self], schema) if stages else self
+
+    def then(self, step: LinearStep) -> "Stream":
+        """Return this with a linear operator behind it."""
+        return self.linear(Logic(step))
+
+    def concat(self, *others: "Stream") -> "Stream":
+        """Return the records of this and of others: multiplicities add up."""
+        streams = self._together(others)
+        schema = concatenated([(stream.schema, stream.node.title) for stream in streams])
+        return self._add(Concat(), streams, schema)
+
+    def __add__(self, other: "Stream") -> "Stream":
+        return self.concat(other)
+
+    def __sub__(self, other: "Stream") -> "Stream":
+        return self.concat(other.negate())
+
+    def sealed_with(self, *others: "Stream | str") -> "Stream":
+        """Return the same records, complete only as far as other streams are, and as collections of a name are sealed.
+
+        An output made of it, say, seals a time only when the others are complete there, and holds what it would hold
+        anyway. If a collection is named, only its upper is read. Cost: what waits is kept.
+
+        Raises:
+            InvalidUsage: there are no others, or the program writes a collection of that name.
+        """
+        if not others:
+            raise InvalidUsage('sealed_with: name a stream or a collection to wait for: sealed_with("orders")')
+        streams = [self.program.upper_of(other) if isinstance(other, str) else other for other in others]
+        first, *conditions = self._together(streams)
+        return self._add(SealedWith(), [first, *conditions], self.schema)
+
+    # Operators that keep state.
+
+    def consolidate(self) -> "Stream":
+        """Return the same collection with its updates summed per record and time, once they are complete."""
+        return self._add(Consolidate(), [self], self.schema)
+
+    def arrange_by_key(self, *keys: str) -> "Stream":
+        """Keep an index by key, which every join and reduction by this key on the result shares."""
+        return self._add(Arrange(as_names("arrange_by_key", keys, self.schema)), [self], self.schema)
+
+    def join(self, other: "Stream", on: On, *, null_equals: bool = False) -> "Stream":
+        """Return the pairs of records that agree in key: this one's columns, then the other's that are not its key.
+
+        Args:
+            on: column names, or `{this one's: the other's}`.
+            null_equals: NULL equals NULL; else it equals nothing.
+        """
+        left, right = self._together([other])
+        pairs = as_on("join", on, left.schema, right.schema)
+        operator = Join((pairs,), null_equals=null_equals)
+        return self._add(operator, [left, right], joined_schema("join", left.schema, right.schema, pairs))
+
+    def cross(self, other: "Stream") -> "Stream":
+        """Return all pairs of records. Cost: each change meets all of the other side."""
+        left, right = self._together([other])
+        return self._add(Join(((),)), [left, right], joined_schema("cross", left.schema, right.schema, ()))
+
+    def semijoin(self, other: "Stream", on: On) -> "Stream":
+        """Return the records whose key the other one has, however often."""
+        left, right = self._together([other])
+        pairs = as_on("semijoin", on, left.schema, right.schema)
+        keys = right._mapped({mine: Col(its) for mine, its in pairs}).distinct()
+        return left.join(keys, [mine for mine, _ in pairs])
+
+    def antijoin(self, other: "Stream", on: On) -> "Stream":
+        """Return the records whose key the other one does not have; those with NULL in their key, too."""
+        return self - self.semijoin(other, on)
+
+    def left_join(self, other: "Stream", on: On) -> "Stream":
+        """Return what join returns, and the records without partner, with NULL for the other's columns."""
+        left, right = self._together([other])
+        pairs = as_on("left_join", on, left.schema, right.schema)
+        both = left.join(right, dict(pairs))
+        missing = [field for field in both.schema if field.name not in left.columns]
+        alone = left.antijoin(right, dict(pairs))
+        return both + alone.extend(**{column.name: Lit(pa.scalar(None, column.type)) for column in missing})
+
+    def group_by(self, *names: str, **keys: Any) -> "Grouped":
+        """Return the records by key: column names, and expressions under new names. Without any, all are one group."""
+        as_names("group_by", names, self.schema)
+        return Grouped(self, {name: Col(name) for name in names} | {name: term_of(key) for name, key in keys.items()})
+
+    def distinct(self) -> "Stream":
+        """Return each record of positive multiplicity once."""
+        return self._add(Reduce(tuple(self.columns), (), Distinct()), [self], self.schema)
+
+    def threshold(self, function: Callable[[int], int]) -> "Stream":
+        """Return each record as often as a function of its multiplicity, which is not 0, says."""
+        check_function(function, "threshold")
+        return self._add(Reduce(tuple(self.columns), (), Threshold(function)), [self], self.schema)
+
+    def upsert(
+        self, key: str | Sequence[str], *, order_by: str | Sequence[str], tombstone: str | None = None
+    ) -> "Stream":
+        """Return of each key the last record in an order, unless it is deleted: this stream is a log of events.
+
+        An event that comes late changes nothing if a later one is there, and does not bring back what was deleted.
+
+        Args:
+            order_by: columns; what they leave undecided, the other columns decide.
+            tombstone: a boolean column; where it is true the key is deleted.
+        """
+        keys = as_names("upsert", tuple([key] if isinstance(key, str) else key), self.schema)
+        if tombstone is not None:
+            as_names("upsert", (tombstone,), self.schema)
+        last = self.group_by(*keys).top_k(1, order_by, descending=True)
+        # Several copies of the last event are one value.
+        last = last.distinct().project(*self.columns)
+        if tombstone is None:
+            return last
+        return last.filter(~col(tombstone).coalesce(False)).project(*(n for n in self.columns if n != tombstone))
+
+    def machine(
+        self,
+        key: str | Sequence[str],
+        function: Function,
+        *,
+        order_by: str | Sequence[str],
+        schema: Columns,
+        initial: Any = None,
+    ) -> "Stream":
+        """Return what a state machine of each key gives for its events, in an order.
+
+        Args:
+            function: `function(state, event)` returns the next state and the records that it gives for this event; an
+                event of multiplicity n is one that comes n times.
+            order_by: columns of the events; what they leave undecided, the other columns decide.
+            schema: the columns of what it gives, behind those of the key.
+            initial: the state of a key before its first event. It is copied for each key.
+        """
+        check_function(function, "machine")
+        keys = as_names("machine", tuple([key] if isinstance(key, str) else key), self.schema)
+        order = as_names("machine", tuple([order_by] if isinstance(order_by, str) else order_by), self.schema)
+        ordered = [*order, *(name for name in self.columns if name not in order and name not in keys)]
+        places = [[n for n in self.columns if n not in keys].index(name) for name in ordered if name not in keys]
+
+        def reduce(_: Any, events: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
+            state, given = deepcopy(initial), []
+            for event, count in sorted(events, key=lambda item: [(item[0][at] is None, item[0][at]) for at in places]):
+                for _ in range(count):
+                    state, records = function(state, event)
+                    given += [(record, 1) for record in records]
+            return given
+
+        reduce.__qualname__ = f"machine {getattr(function, '__qualname__', function)}"
+        return self.group_by(*keys).reduce(reduce, schema=schema)
+
+    # Iteration.
+
+    def scope(self, name: str = "scope", *, limit: int = 1000) -> Any:
+        """Return a new `Scope` of iteration where this stream is."""
+        return self.program.scope(name, limit=limit, inside=self.node.scope)
+
+    def iterate(self, body: Callable[["Stream"], "Stream"], *, limit: int = 1000, name: str = "") -> "Stream":
+        """Return the fixed point of body, from this collection on.
+
+        Body is called once, with the collection of an iteration, and returns that of the next; streams from outside
+        enter by themselves. After limit iterations without a fixed point it raises `NotConverging`.
+        """
+        check_function(body, "iterate")
+        plan = self.program.plan
+        nodes, scopes = dict(plan.nodes), dict(plan.scopes)
+        try:
+            scope = self.program.scope(name or "iterate", limit=limit, inside=self.node.scope)
+            variable = scope.variable("x", scope.enter(self))
+            result = body(variable)
+            if not isinstance(result, Stream):
+                raise InvalidUsage(
+                    f"iterate: the body returned {result!r}, and must return the stream of the next iteration"
+                )
+            result = scope.enter(result)
+            variable.set(result)
+            left: Stream = scope.leave(result)
+        except BaseException:
+            # A loop that is not whole would keep the program from being opened ever after.
+            plan.nodes, plan.scopes = nodes, scopes
+            raise
+        return left
+
+    # Ends.
+
+    def inspect(self, function: Callable[[pa.Table], object]) -> "Stream":
+        """Call a function with each table of updates that passes (columns, `_time` or `_times`, `_diff`)."""
+        check_function(function, "inspect")
+        return self._add(Inspect(function), [self], self.schema)
+
+    def probe(self) -> Probed:
+        """Return what tells how far this stream is complete in the running program."""
+        self._check_root("probe")
+        return self.program.add_probe(self._add(Probe("probe"), [self], self.schema).number)
+
+    def capture(self) -> Captured:
+        """Return what holds the complete updates of this stream while the program runs. Memory: all of them."""
+        self._check_root("capture")
+        return self.program.add_capture(self._add(Capture("capture"), [self], self.schema).number)
+
+    def early(self) -> Captured:
+        """Return what holds the complete updates of this stream, and shows those that came before their time was.
+
+        Its tables have one column more, `_early`. Where that is true, the time was not complete when the last step
+        ended: more may come of that time, and what is there may be taken back. Operators without state pass records on
+        at once; others give what is complete, and what only comes later. Memory: all of it.
+        """
+        self._check_root("early")
+        return self.program.add_capture(self._add(Capture("early", early=True), [self], self.schema).number, early=True)
+
+    def persist(self, collection: str, *, key: Sequence[str]) -> "Stream":
+        """Keep a collection of that name, with these columns for a key, equal to this stream at every time."""
+        self._check_root("persist")
+        if self.program.dimensions != 1:
+            raise InvalidUsage(
+                f"persist: times of this program have {self.program.dimensions} dimensions, and those of a "
+                "collection one. Take the updates of capture(), and write them with columns for the coordinates"
+            )
+        keys = as_names("persist", tuple([key] if isinstance(key, str) else key), self.schema)
+        check_name(collection)
+        self.program.check_output(collection)
+        self._add(Persist(collection, keys), [self], self.schema)
+        return self
+
+    # Inside.
+
+    def _mapped(self, outputs: Mapping[str, Term]) -> "Stream":
+        """Return what expressions give, which may be of no columns."""
+        return self.then(LinearStep("map", lambda _: Map(tuple(outputs.items()))))
+
+    def _through(self, stage: Stage, given: pa.Schema, operator: str) -> pa.Schema:
+        schema = through((stage,), given, operator, has_time=self.program.dimensions == 1)
+        distinct_columns(operator, schema)
+        return schema
+
+    def _add(self, operator: Operator, streams: Iterable["Stream"], schema: pa.Schema) -> "Stream":
+        inputs = list(streams)
+        numbers = tuple(stream.number for stream in inputs)
+        return Stream(self.program, self.program.plan.add(operator, numbers, schema, inputs[0].node.scope).number)
+
+    def _together(self, others: Iterable["Stream"]) -> list["Stream"]:
+        """Return this and others in the innermost of their scopes."""
+        streams = [self, *others]
+        for stream in streams:
+            if not isinstance(stream, Stream):
+                raise InvalidUsage(f"{stream!r} is not a stream of this program")
+            if stream.program is not self.program:
+                raise InvalidUsage(
+                    f"{stream.node.title} belongs to program {stream.program.name!r}, and this is "
+                    f"{self.program.name!r}: persist it there, and read it as a source here"
+                )
+        scopes = self.program.plan.scopes
+        inner = max((stream.node.scope for stream in streams), key=lambda number: scopes[number].depth)
+        return [stream.entered(inner) for stream in streams]
+
+    def entered(self, scope: int) -> "Stream":
+        """Return this stream inside a scope: itself, or entered from one outside of it.
+
+        Raises:
+            InvalidUsage: its own scope is not around that one.
+        """
+        scopes, path, at = self.program.plan.scopes, list[int](), scope
+        while at != self.node.scope:
+            if at == ROOT:
+                raise InvalidUsage(
+                    f"{self.node.title} is in scope {scopes[self.node.scope].name!r}, which is not around "
+                    f"{scopes[scope].name!r}: let it leave its scope first"
+                )
+            path.append(at)
+            at = scopes[at].parent
+        stream = self
+        for inner_scope in reversed(path):
+            number = self.program.plan.add(Enter(), (stream.number,), self.schema, inner_scope).number
+            stream = Stream(self.program, number)
+        return stream
+
+    def entered_at(self, scope: int, expression: Expression) -> "Stream":
+        """Return this stream inside a scope that is directly in its own, each record from an iteration on.
+
+        Raises:
+            InvalidUsage: the scope is another one, or the expression does not give whole numbers, or reads the time.
+        """
+        if self.program.plan.scopes[scope].parent != self.node.scope:
+            raise InvalidUsage(
+                f"enter_at: {self.node.title} is not in the scope around {self.program.plan.scopes[scope].name!r}; "
+                "enter the scopes in between first"
+            )
+        rounds = "_round"
+        while rounds in self.columns:
+            rounds += "_"
+        if TIME in columns_of(term_of(expression)):
+            raise InvalidUsage(
+                f"enter_at: {expression} reads {TIME}. A record has to be taken away where it entered, so use its own "
+                "columns"
+            )
+        numbered = self.extend(**{rounds: expression})
+        kind = numbered.schema.field(rounds).type
+        if not pa.types.is_integer(kind) or is_interned(kind):
+            raise InvalidUsage(
+                f"enter_at: {expression} gives {kind}, and an iteration is a whole number of up to 63 bits: cast it"
+            )
+        number = self.program.plan.add(Enter(rounds), (numbered.number,), self.schema, scope).number
+        return Stream(self.program, number)
+
+    def _check_root(self, operator: str) -> None:
+        if self.node.scope != ROOT:
+            raise InvalidUsage(f"{operator}: {self.node.title} is inside an iteration; let it leave its scope first")
+
+    def _check_dimension(self, operator: str, dimension: int) -> None:
+        if (
+            isinstance(dimension, bool)
+            or not isinstance(dimension, int)
+            or not 0 <= dimension < self.program.dimensions
+        ):
+            raise InvalidUsage(
+                f"{operator}: dimension={dimension!r} is not one of the {self.program.dimensions} of this program's "
+                "times"
+            )
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.node.title} of program {self.program.name!r}: {', '.join(self.columns)}>"
+
+
+class Grouped:
+    """The records of a stream by key; see `Stream.group_by`. A group that empties yields nothing, not a zero."""
+
+    def __init__(self, stream: Stream, keys: dict[str, Term]) -> None:
+        self._stream = stream
+        self._keys = keys
+        for name in keys:
+            if name in (TIME, "_diff"):
+                raise SchemaMismatch(f"group_by: a column cannot be called {name!r}: choose another name")
+
+    def agg(self, **aggregates: Aggregate) -> Stream:
+        """Return a record per key with aggregates: `agg(n=lit(1).sum(), worst=col("delay").max())`.
+
+        NULLs are left out. A group is there while the sum of its multiplicities is not zero. A change costs what it
+        touches if there are only count, sum and mean; with min, max or median, about the logarithm of its group.
+        """
+        return self.aggregated(aggregates)
+
+    def aggregated(self, aggregates: Mapping[str, Aggregate], *, is_complete: bool = False) -> Stream:
+        """Return what `agg` does; or, of counts and totals, complete ones, see `persist.compute.dataflow.plan`."""
+        if not aggregates:
+            raise InvalidUsage('agg() needs what to aggregate: agg(total=col("amount").sum())')
+        values: dict[str, Term] = {}
+        outputs = []
+        for name, aggregate in aggregates.items():
+            if not isinstance(aggregate, Aggregate):
+                raise InvalidUsage(f"agg: {name}={aggregate} is no aggregate: end it with .sum(), .count(), .max() …")
+            if name in self._keys:
+                raise SchemaMismatch(f"agg: {name!r} is a column of the key already; choose another name")
+            column = self._free_name(len(values))
+            values[column] = aggregate.of
+            outputs.append((name, aggregate.kind, column))
+        mapped = self._mapped(values)
+        kinds = [(name, result_type(kind, mapped.schema.field(of).type, name)) for name, kind, of in outputs]
+        return self._reduce(mapped, tuple(values), Aggregates(tuple(outputs), is_complete), pa.schema(kinds))
+
+    def count(self, name: str = "count") -> Stream:
+        """Return a record per key with the number of its records."""
+        return self.agg(**{name: lit(1).count()})
+
+    def top_k(
+        self,
+        count: int,
+        by: str | Sequence[str],
+        *,
+        descending: bool | Sequence[bool] = False,
+        skip: int = 0,
+        nulls_first: Sequence[str] = (),
+        counted: Counted = "row_number",
+    ) -> Stream:
+        """Return of each key the first records in the order of some columns; ties are broken by the other columns.
+
+        Args:
+            skip: how many records are passed over first.
+            nulls_first: those of the columns of which NULL comes first, whatever the direction; else it comes last.
+            counted: what count is the number of: "rank" and "dense_rank" give all records with up to that number by the
+                function of SQL, so records that agree in the columns are in or out together; nothing is skipped then.
+        """
+        if counted not in get_args(Counted) or (skip and counted != "row_number"):
+            allowed = ", ".join(map(repr, get_args(Counted)))
+            raise InvalidUsage(
+                f"top_k: counted={counted!r}, skip={skip!r}: give one of {allowed}, and skip with the first"
+            )
+        if isinstance(skip, bool) or not isinstance(skip, int) or skip < 0:
+            raise InvalidUsage(f"top_k: skip={skip!r} is not a whole number of at least 0")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InvalidUsage(f"top_k: count={count!r} is not a whole number of at least 1")
+        names = as_names("top_k", tuple([by] if isinstance(by, str) else by), self._stream.schema)
+        down = [descending] * len(names) if isinstance(descending, bool) else list(descending)
+        if len(down) != len(names):
+            raise InvalidUsage(
+                f"top_k: {len(down)} directions for {len(names)} columns: give one for each, or one for all"
+            )
+        mapped, values = self._whole()
+        return self._reduce(
+            mapped,
+            values,
+            TopK(count, tuple(zip(names, down, strict=True)), skip, tuple(nulls_first), counted),
+            pick(mapped.schema, values),
+        )
+
+    def windows(self, calls: Sequence[WindowFunction]) -> Stream:
+        """Return the records, each with what window functions say of it among those of its key."""
+        mapped, values = self._whole()
+        added = [pa.field(call.name, call.result) for call in calls]
+        columns = pa.schema([*pick(mapped.schema, values), *added])
+        return self._reduce(mapped, values, Windowed(tuple(calls)), columns)
+
+    def fold(self, calls: Sequence[WindowFunction]) -> Stream:
+        """Return a record per key with aggregates of its records in an order."""
+        mapped, values = self._whole()
+        columns = pa.schema([pa.field(call.name, call.result) for call in calls])
+        return self._reduce(mapped, values, Folded(tuple(calls)), columns)
+
+    def reduce(self, function: Function, *, schema: Columns) -> Stream:
+        """Return what a function makes of each group that is not empty.
+
+        It is called with the key and a list of pairs (record, multiplicity), and returns pairs of a record with the
+        columns of schema and its multiplicity. It must give the same for the same multiset, in whatever order.
+        """
+        check_function(function, "reduce")
+        columns = record_schema(schema, "reduce")
+        mapped, values = self._whole()
+        return self._reduce(mapped, values, UserReduce(function, columns), columns)
+
+    def distinct(self) -> Stream:
+        """Return each key of records with positive multiplicity in sum, once."""
+        return self._mapped({}).distinct()
+
+    def _free_name(self, number: int) -> str:
+        """Return a name for a column that is aggregated, which no column of the key has."""
+        name = f"_{number}"
+        while name in self._keys:
+            name = f"_{name}"
+        return name
+
+    def _whole(self) -> tuple[Stream, tuple[str, ...]]:
+        values: dict[str, Term] = {name: Col(name) for name in self._stream.columns if name not in self._keys}
+        return self._mapped(values), tuple(values)
+
+    def _mapped(self, values: dict[str, Term]) -> Stream:
+        return self._stream._mapped({**self._keys, **values})
+
+    def _reduce(self, mapped: Stream, values: tuple[str, ...], logic: ReduceLogic, columns: pa.Schema) -> Stream:
+        keys = tuple(self._keys)
+        schema = pa.schema([*(mapped.schema.field(name) for name in keys), *columns])
+        distinct_columns("reduce", schema)
+        return mapped._add(Reduce(keys, values, logic), [mapped], schema)

@@ -1,0 +1,428 @@
+"""Batches: many updates as one int64 matrix, sorted by a hash of the key and of the value, and consolidated.
+
+    updates = int64[words + dimensions + 1, n]      the words of the records, the times, the diffs; in any order
+    batch   = int64[1 + words + dimensions + 1, n]  the same with the key's words first, under a row of hashes
+
+The upper half of the hash comes from the key's words, the lower half from the value's. So one sort of one row brings
+equal keys together, and equal records within them; a look-up is a binary search of one row. Hashes only order:
+whatever is found by them is compared by its words. One matrix rather than an array per column was preferred, because
+on small steps what counts is how often numpy is called.
+
+The hash has a version, and is the same on every machine: programs that are run again do the same in the same order.
+Batches live in one process, or in its spill, and never reach storage.
+
+numpy's sort takes most of the time of a bulk load, so many updates are not sorted at once. A hash is sorted together
+with its place, which takes the bits that n places need, in place of the lowest ones of the hash: numpy sorts plain
+integers several times as fast as it finds their order, and with a place in it the sort is stable. What the upper bits
+leave undecided is sorted once more. Pieces that are sorted already are merged by numpy's stable sort, which is linear
+then.
+
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from persist.codecs.errors import DiffOverflow
+from persist.compute.dataflow.updates.times import Flags, Ints
+
+HASH_VERSION = 1  # Of `mixed`; another hash is another version.
+_LOW = np.int64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(29)
+NONE: Ints = np.empty(0, np.int64)  # No rows.
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many words the key and the value have, and how many dimensions the times.
+
+    Attributes:
+        words: of key and value together.
+        height: rows of a batch.
+    """
+
+    keys: int
+    values: int
+    dimensions: int
+
+    @property
+    def words(self) -> int:
+        return self.keys + self.values
+
+    @property
+    def height(self) -> int:
+        return self.words + self.dimensions + 2
+
+    def empty(self) -> Ints:
+        """Return a batch without updates."""
+        return np.empty((self.height, 0), np.int64)
+
+    def key_rows(self, batch: Ints) -> Ints:
+        return batch[1 : 1 + self.keys]
+
+    def value_rows(self, batch: Ints) -> Ints:
+        return batch[1 + self.keys : 1 + self.words]
+
+    def times(self, batch: Ints) -> Ints:
+        return batch[1 + self.words : -1]
+
+
+def mixed(rows: Ints) -> Any:
+    """Return a hash, uint64[n], of the columns of rows. Every bit of the input reaches the upper half.
+
+    Multiplicative mixing, as in splitmix64 and Fibonacci hashing: by 2**64 over the golden ratio, with shifts between.
+    """
+    hashes = rows[0].view(np.uint64) * _MULTIPLIER
+    for row in rows[1:]:
+        hashes ^= hashes >> _SHIFT
+        hashes += row.view(np.uint64)
+        hashes *= _MULTIPLIER
+    hashes ^= hashes >> _HALF
+    hashes *= _MULTIPLIER
+    return hashes
+
+
+def key_hashes(keys: Ints) -> Ints:
+    """Return for each key the least hash that a record of it may have; those up to `| 0xFFFFFFFF` are its."""
+    if not len(keys):
+        return np.zeros(keys.shape[1], np.int64)
+    hashes: Ints = mixed(keys).view(np.int64)
+    return hashes & ~_LOW
+
+
+def to_batch(updates: Ints, layout: Layout) -> Ints:
+    """Return updates whose key words come first as a batch."""
+    if not updates.shape[1]:
+        return layout.empty()
+    hashes = key_hashes(updates[: layout.keys])
+    if layout.values:
+        hashes |= (mixed(updates[layout.keys : layout.words]) >> _HALF).view(np.int64)
+    batch = np.empty((layout.height, updates.shape[1]), np.int64)
+    order = _order(hashes)
+    if order is None:
+        batch[0] = hashes
+        batch[1:] = updates
+    else:
+        hashes.take(order, out=batch[0], mode="clip")
+        reordered(updates, order, batch[1:])
+    return _consolidated(batch, layout, is_own=True)
+
+
+def uncancelled(updates: Ints) -> Flags:
+    """Return which updates are of records whose diffs at their time do not sum up to zero.
+
+    Cost: a hash for each update; only those that may equal a retraction are sorted.
+    """
+    is_kept = np.ones(updates.shape[1], np.bool_)
+    is_negative = updates[-1] < 0
+    if not is_negative.any():
+        return is_kept
+    hashes = mixed(updates[:-1])
+    retracted = np.unique(hashes[is_negative])
+    places = np.minimum(retracted.searchsorted(hashes), len(retracted) - 1)
+    rows = np.flatnonzero(retracted[places] == hashes)
+    _, groups = np.unique(updates[:-1, rows], axis=1, return_inverse=True)
+    sums = np.zeros(len(rows), np.int64)
+    np.add.at(sums, groups.reshape(-1), updates[-1, rows])
+    is_kept[rows] = sums[groups.reshape(-1)] != 0
+    return is_kept
+
+
+def settled(batch: Ints, layout: Layout) -> Ints:
+    """Sort and consolidate a batch whose hashes are set.
+
+    Raises:
+        DiffOverflow: a sum of diffs does not fit int64.
+    """
+    order = _order(batch[0])
+    if order is not None:
+        ordered = np.empty_like(batch)
+        reordered(batch, order, ordered)
+        batch = ordered
+    return _consolidated(batch, layout, is_own=order is not None)
+
+
+def _order(hashes: Ints) -> Ints | None:
+    """Return the order of hashes, or None if they are in order."""
+    if len(hashes) < 2:
+        return None
+    descents = hashes[1:] < hashes[:-1]
+    return order_of(hashes, descents) if descents.any() else None
+
+
+def _consolidated(batch: Ints, layout: Layout, *, is_own: bool) -> Ints:
+    """Consolidate a batch in the order of its hashes, which may be changed in place if nobody else has it."""
+    if batch.shape[1] < 2:
+        return without_zeros(batch)
+    hashes = batch[0]
+    tied = (hashes[1:] == hashes[:-1]).nonzero()[0]
+    if len(tied):
+        return _with_ties(batch, layout, tied, is_own)
+    return without_zeros(batch)
+
+
+def check_sum(diff: int) -> None:
+    """Raise DiffOverflow if a sum of diffs does not fit int64."""
+    if not -(2**63) <= diff < 2**63:
+        raise DiffOverflow(f"a multiplicity became {diff}, which does not fit int64: the diffs are too large")
+
+
+def without_zeros(updates: Ints) -> Ints:
+    """Return updates without those of diff 0."""
+    diffs = updates[-1]
+    return updates if diffs.all() else updates[:, diffs != 0]
+
+
+def _with_ties(batch: Ints, layout: Layout, tied: Ints, is_own: bool) -> Ints:
+    """Consolidate a batch sorted by hash, where row tied[i] + 1 has the hash of row tied[i]."""
+    differ = _differs(batch, tied)
+    if differ.any() and not _is_in_order(batch, layout, tied):
+        batch = batch if is_own else batch.copy()
+        _put_in_order(batch, tied[_in_mixed_runs(tied, differ)])
+        differ = _differs(batch, tied)
+    rows = batch.shape[1]
+    starts = np.ones(rows, np.bool_)
+    starts[tied[~differ] + 1] = False
+    firsts = starts.nonzero()[0]
+    if len(firsts) == rows:
+        return without_zeros(batch)
+    sums = summed(batch[-1], firsts)
+    keep = sums != 0
+    if not keep.all():
+        firsts, sums = firsts[keep], sums[keep]
+    batch = batch.take(firsts, axis=1, mode="clip")
+    batch[-1] = sums
+    return batch
+
+
+def _differs(batch: Ints, rows: Ints) -> Flags:
+    """Return where a row and the one after it differ in word or time."""
+    if 2 * len(rows) > batch.shape[1]:
+        every = batch[1:-1]
+        return np.asarray((every[:, 1:] != every[:, :-1]).any(axis=0).take(rows))
+    every = batch[1:-1].take(rows, axis=1, mode="clip")
+    return np.asarray((every != batch[1:-1].take(rows + 1, axis=1)).any(axis=0))
+
+
+def _is_in_order(batch: Ints, layout: Layout, tied: Ints) -> bool:
+    """Return whether rows of one hash are of one record and in the order of their times, as when what came later stood
+    behind what was there before; False if that takes longer to tell."""
+    if layout.dimensions != 1 or (batch[-2].take(tied) > batch[-2].take(tied + 1)).any():
+        return False
+    words = batch[1:-2]
+    return all((word.take(tied) == word.take(tied + 1)).all() for word in words)
+
+
+def _in_mixed_runs(tied: Ints, differ: Flags) -> Flags:
+    """Return which of tied belong to a run of equal hashes in which not all rows are equal."""
+    # A row is tied with the one behind it, so rows of a run follow each other without gaps.
+    starts = np.ones(len(tied), np.bool_)
+    starts[1:] = tied[1:] != tied[:-1] + 1
+    firsts = starts.nonzero()[0]
+    flags: Flags = np.logical_or.reduceat(differ, firsts).take(starts.cumsum() - 1)
+    return flags
+
+
+def _put_in_order(batch: Ints, tied: Ints) -> None:
+    """Sort each run of equal hashes by words and time, in place."""
+    member = np.zeros(batch.shape[1], np.bool_)
+    member[tied] = True
+    member[tied + 1] = True
+    places = member.nonzero()[0]
+    runs = batch.take(places, axis=1, mode="clip")
+    # Words of one record mostly agree, so its times decide most often; but equal records must come together.
+    order = np.lexsort((*runs[-2:0:-1], runs[0]))
+    batch[:, places] = runs.take(order, axis=1, mode="clip")
+
+
+def summed(diffs: Ints, firsts: Ints) -> Ints:
+    """Return the sums of diffs from each of firsts up to the next.
+
+    Raises:
+        DiffOverflow: one does not fit int64.
+    """
+    if len(diffs) and len(diffs) * max(int(diffs.max()), -int(diffs.min())) >= 2**63:
+        exact = np.add.reduceat(diffs.astype(object), firsts)
+        for total in exact:
+            check_sum(total)
+    return np.add.reduceat(diffs, firsts)
+
+
+def products(ones: Ints, others: Ints) -> Ints:
+    """Return the products of diffs.
+
+    Raises:
+        DiffOverflow: one does not fit int64.
+    """
+    product = ones * others
+    if len(ones) == 1 and product.item(0) == ones.item(0) * others.item(0):
+        return product
+    if len(ones) and largest(ones) * largest(others) >= 2**63:
+        exact = ones.astype(object) * others.astype(object)
+        if (exact != product).any():
+            raise DiffOverflow(f"a product of multiplicities is up to {abs(exact).max()}, which does not fit int64")
+    return product
+
+
+def negated(diffs: Ints) -> Ints:
+    """Return the opposite diffs.
+
+    Raises:
+        DiffOverflow: one does not fit int64.
+    """
+    if len(diffs) and diffs.min() == -(2**63):
+        raise DiffOverflow(f"the opposite of the multiplicity {-(2**63)} does not fit int64: the diffs are too large")
+    return -diffs
+
+
+def largest(diffs: Ints) -> int:
+    """Return the greatest magnitude of diffs, exactly: `np.abs` gives -2**63 for itself."""
+    return max(int(diffs.max()), -int(diffs.min()))
+
+
+def starts_of(*columns: Ints) -> Ints:
+    """Return where the runs of rows begin that agree in all columns, one at least."""
+    if len(columns[0]) < 2:
+        return np.zeros(len(columns[0]), np.int64)
+    differs = columns[0][1:] != columns[0][:-1]
+    for column in columns[1:]:
+        differs |= column[1:] != column[:-1]
+    return np.concatenate(([0], np.flatnonzero(differs) + 1))
+
+
+def matches(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
+    """Return all pairs `(i, j)` for which key i is the key of row j of a batch.
+
+    Args:
+        hashes: `key_hashes(keys)`, ascending for speed.
+        keys: int64[k, n].
+    """
+    every = batch[0]
+    # Hashes of rows have that of the key in their upper half, so the rows of a key lie from its hash to hash | _LOW.
+    lower = every.searchsorted(hashes)
+    if len(hashes) == 1:
+        first, greatest = lower[0], hashes[0] | _LOW
+        if first == len(every) or every[first] > greatest:
+            return NONE, NONE
+        last = first + 1
+        if last < len(every) and every[last] <= greatest:
+            last = every.searchsorted(greatest, side="right")
+        others = np.arange(first, last)
+        ones = np.zeros(len(others), np.int64)
+    else:
+        upper = every.searchsorted(hashes | _LOW, side="right")
+        counts = upper - lower
+        ends = counts.cumsum()
+        if not len(ends) or not ends[-1]:
+            return NONE, NONE
+        # Key i with each of the rows lower[i], lower[i] + 1, … below upper[i].
+        ones = np.arange(len(hashes)).repeat(counts)
+        others = np.arange(ends[-1]) + (lower - ends + counts).take(ones)
+    # Different keys may have one hash.
+    if len(keys):
+        same = (keys.take(ones, axis=1, mode="clip") == batch[1 : 1 + len(keys)].take(others, axis=1)).all(axis=0)
+        if not same.all():
+            ones, others = ones[same], others[same]
+    return ones, others
+
+
+def distinct_keys(batch: Ints, layout: Layout) -> tuple[Ints, Ints, Ints]:
+    """Return the distinct keys of a batch, their hashes, and for each row the number of its key."""
+    rows = batch.shape[1]
+    hashes = batch[0] & ~_LOW
+    keys = layout.key_rows(batch)
+    if rows <= 1:
+        return keys, hashes, np.zeros(rows, np.int64)
+    # Rows of one key mostly follow each other: a key begins where it differs from the row before.
+    starts = np.ones(rows, np.bool_)
+    starts[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
+    firsts = starts.nonzero()[0]
+    distinct, marks = keys.take(firsts, axis=1, mode="clip"), hashes.take(firsts)
+    numbers = starts.cumsum() - 1
+    tied = marks[1:] == marks[:-1]
+    if not tied.any():
+        return distinct, marks, numbers
+    # Keys of one hash may take turns, so a key may have been found more than once.
+    order = np.lexsort((*distinct, marks))
+    distinct, marks = distinct.take(order, axis=1, mode="clip"), marks.take(order)
+    news = np.ones(len(marks), np.bool_)
+    news[1:] = (marks[1:] != marks[:-1]) | (distinct[:, 1:] != distinct[:, :-1]).any(axis=0)
+    places = np.empty(len(marks), np.int64)
+    places[order] = news.cumsum() - 1
+    return distinct[:, news], marks[news], places.take(numbers)
+
+
+PACKED_ROWS = 1024  # From so many hashes on, a sort together with places pays.
+PREFIX_SHARE = 16  # If more than one in so many is in the wrong place by its upper bits, all are sorted by halves.
+PIECES = 16  # Up to so many sorted pieces are merged.
+_PLACE_BITS_MAX = 31  # Bits of a place beside half a hash.
+
+
+def order_of(hashes: Ints, descents: Flags) -> Ints:
+    """Return the stable order of hashes, given where one is less than the one before it."""
+    count = len(hashes)
+    bits = count.bit_length()
+    if count < PACKED_ROWS or np.count_nonzero(descents) < PIECES or bits > _PLACE_BITS_MAX:
+        return hashes.argsort(kind="stable")
+    mask = (1 << bits) - 1
+    order = _sorted_places(hashes & ~mask, mask)
+    sorted_hashes = hashes.take(order)
+    wrong = np.count_nonzero(sorted_hashes[1:] < sorted_hashes[:-1])
+    if not wrong:
+        return order
+    if wrong * PREFIX_SHARE > count:
+        # The upper bits say little: of few keys with many values each. Halves do fit beside a place.
+        order = _sorted_places((hashes & 0xFFFFFFFF) << bits, mask)
+        return order.take(_sorted_places((hashes >> 32).take(order) << bits, mask))
+    tied = (sorted_hashes[1:] ^ sorted_hashes[:-1]) <= mask
+    member = np.zeros(count, np.bool_)
+    member[1:] = tied
+    member[:-1] |= tied
+    places = order[member]
+    order[member] = places.take(hashes.take(places).argsort(kind="stable"))
+    return order
+
+
+def order_by(columns: Sequence[Ints]) -> Ints:
+    """Return an order of rows by columns, the first one above all; of rows that are equal in all, any comes first.
+
+    Columns that together need 63 bits are sorted as one number, which numpy does ten times as fast as `lexsort`.
+    """
+    if not len(columns[0]):
+        return np.empty(0, np.int64)
+    marks, end = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        least = int(column.min())
+        span = int(column.max()) - least + 1
+        end *= span
+        if end >= 2**63:
+            return np.lexsort(columns[::-1])
+        marks *= span
+        marks += column
+        marks -= least
+    return marks.argsort()
+
+
+def reordered(rows: Ints, order: Ints, out: Ints) -> None:
+    """Write rows into out, their columns in another order. One that is the same throughout, as the time and the diff of
+    a bulk mostly are, is not looked at place by place."""
+    if len(order) < PACKED_ROWS:
+        rows.take(order, axis=1, out=out, mode="clip")
+        return
+    for row, target in zip(rows, out, strict=True):
+        if row[0] == row[-1] and (row == row[0]).all():
+            target.fill(row[0])
+        else:
+            row.take(order, out=target, mode="clip")
+
+
+def _sorted_places(marks: Ints, mask: int) -> Ints:
+    """Return the order of marks, which are changed, and whose bits of mask are 0; equal ones by their places."""
+    marks |= np.arange(len(marks))
+    marks.sort()
+    marks &= mask
+    return marks

@@ -1,0 +1,425 @@
+"""Values as words: every column of a record is one int64 inside operators, and Arrow again where it is used.
+
+- Integers up to 64 bits, booleans, dates, times of day, timestamps and durations are their own number.
+- Decimals of up to 18 digits are whole numbers of their last digit.
+- Decimals of 19 to 38 digits are the same if the number is small enough; other values of these types are interned.
+- Floats are their bits, put in the order of their values; -0.0 is 0.0, and NaN is one value, the greatest.
+- All other values (text, bytes, decimals of 256 bits, uint64, lists, structs, maps) are *interned*: equal values have
+  one number, which the dataflow's `Domain` gives. Texts and bytes are kept in columns (`updates.texts`), others as
+  Python objects.
+- NULL is `NULL`, the least int64. So a column cannot hold -2**63 as a number, and such a value is refused.
+
+Two words of a column are equal exactly when the values are. `is_ordered` says whether the words of a type are in the
+order of its values, too. Words are numbers that a table gives, and not hashes: two values can have the same hash, so
+each comparison of hashes would need the values as well.
+"""
+
+from collections.abc import Sequence
+from decimal import Context
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.order.arrays import int64_values
+from persist.codecs.order.ordering import canonical, combined, order_keys
+from persist.codecs.types.arrow_types import is_text
+from persist.compute.dataflow.updates.texts import FEW, Texts
+from persist.compute.dataflow.updates.times import Ints
+from persist.core.expression.sql_numbers import of_unscaled, unscaled
+
+NULL = -(2**63)
+FIRST_WIDE = 2**62
+_EXACT = Context(prec=76)
+_MAGNITUDE = np.int64(2**63 - 1)
+_NAN = np.array([np.nan]).view(np.int64)[0]
+
+
+def is_ordered(kind: pa.DataType) -> bool:
+    """Return whether words of this type are in the order of the values."""
+    return not is_interned(kind)
+
+
+def is_interned(kind: pa.DataType) -> bool:
+    """Return whether words of this type are numbers that its values were given."""
+    is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind)
+    if is_narrow(kind):
+        return False
+    return not (is_number or pat.is_temporal(kind)) or pat.is_uint64(kind)
+
+
+def is_narrow(kind: pa.DataType) -> bool:
+    """Return whether values of this type are decimals that fit a word."""
+    return bool(pat.is_decimal128(kind) and kind.precision <= 18)
+
+
+class Interner:
+    """Numbers for the values of one type. Memory: the values as Python objects, once each."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self.kind = kind
+        self._is_nested = pat.is_nested(kind)
+        self._plain = _without_moments(kind)
+        self._numbers: dict[Any, int] = {}
+        self._values: npt.NDArray[np.object_] = np.empty(16, object)
+        self._free: list[int] = []
+        self._pinned: set[int] = set()
+        self._end = 0
+
+    @property
+    def size(self) -> int:
+        """How much memory the values take, as far as that is known: 0 for values of Python."""
+        return 0
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def encode(self, array: pa.Array) -> Ints:
+        """Return the numbers of values, new ones for those not seen before."""
+        if len(array) > 64 and not self._is_nested:
+            coded = array.dictionary_encode()
+            if len(coded.dictionary) < len(array):
+                words = self.numbers_of(coded.dictionary.to_pylist())
+                # A NULL row points one past the dictionary, where NULL is appended to the words.
+                at = coded.indices.fill_null(len(words)).to_numpy()
+                return np.append(words, NULL).take(at)
+        if self._is_nested:  # Values that are equal have one number, so they must look the same, too.
+            array = combined(canonical(pa.table({"values": array}))["values"])
+        return self.numbers_of((array if self._plain == self.kind else array.cast(self._plain)).to_pylist())
+
+    def numbers_of(self, values: list[Any]) -> Ints:
+        """Return the numbers of values in Python, as Arrow gives them."""
+        keys = [_frozen(value) for value in values] if self._is_nested else values
+        numbers = self._numbers
+        words = list(map(numbers.get, keys))
+        for row, number in enumerate(words) if None in words else ():
+            if number is None:
+                key = keys[row]
+                # An earlier row may have added the same value, so it is looked up again.
+                words[row] = NULL if key is None else numbers.get(key)
+                if words[row] is None:
+                    words[row] = self._add(key, values[row])
+        return np.array(words, np.int64)
+
+    def _add(self, key: Any, value: Any) -> int:
+        if self._free:
+            number = self._free.pop()
+        else:
+            number, self._end = self._end, self._end + 1
+            if number == len(self._values):
+                self._values = np.append(self._values, np.empty(number, object))
+        self._numbers[key] = number
+        self._values[number] = value
+        return number
+
+    def decode(self, words: Ints) -> pa.Array:
+        """Return the values of numbers."""
+        if len(words) > 64 and not self._is_nested:
+            # One Arrow value for each distinct word: the rest is a gather.
+            is_null = words == NULL
+            distinct, at = np.unique(words[~is_null] if is_null.any() else words, return_inverse=True)
+            if 2 * len(distinct) < len(words):
+                values = pa.array(self._values.take(distinct), self.kind, from_pandas=False)
+                if len(at) == len(words):
+                    return values.take(pa.array(at))
+                rows = np.zeros(len(words), np.int64)
+                rows[~is_null] = at  # `at` has no places for the NULLs; the mask below makes those rows NULL.
+                return values.take(pa.array(rows, mask=is_null))
+        if len(words) and words.min() == NULL:
+            is_null = words == NULL
+            objects: Any = self._values.take(np.where(is_null, 0, words))
+            objects[is_null] = None
+        else:
+            objects = self._values.take(words)
+        array = pa.array(objects.tolist(), self._plain, from_pandas=False)
+        return array if self._plain == self.kind else array.cast(self.kind)
+
+    def value(self, number: int) -> Any:
+        """Return the value of a number, in Python."""
+        return self._values[number]
+
+    def pin(self, number: int) -> None:
+        """Keep a value for ever: the constants of a program stand in its operators, and in no update that is live."""
+        if number != NULL:
+            self._pinned.add(number)
+
+    def retain(self, live: Ints) -> None:
+        """Forget all values but those whose numbers are in live, and those that are pinned. Numbers keep their
+        meaning."""
+        keep = np.zeros(self._end, np.bool_)
+        keep[live[live != NULL]] = True
+        keep[list(self._pinned)] = True
+        for key in [key for key, number in self._numbers.items() if not keep[number]]:
+            number = self._numbers.pop(key)
+            self._values[number] = None
+            self._free.append(number)
+
+
+class TextInterner(Interner):
+    """Numbers for texts and bytes, which are looked up in columns."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        super().__init__(kind)
+        self._texts = Texts()
+        self._is_utf8 = pat.is_string(kind) or pat.is_large_string(kind)
+
+    @property
+    def size(self) -> int:
+        return self._texts.size
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def encode(self, array: pa.Array) -> Ints:
+        if not array.null_count:
+            return self._texts.numbers(array)
+        there = array.is_valid().to_numpy(zero_copy_only=False).nonzero()[0]
+        words = np.full(len(array), NULL)
+        words[there] = self._texts.numbers(array.drop_null())
+        return words
+
+    def numbers_of(self, values: list[Any]) -> Ints:
+        number = self._texts.number
+        if len(values) > FEW:
+            return self.encode(pa.array(values, self.kind))
+        words = [NULL if v is None else number(v.encode() if self._is_utf8 else v) for v in values]
+        return np.array(words, np.int64)
+
+    def decode(self, words: Ints) -> pa.Array:
+        if len(words) <= FEW:
+            return pa.array([None if word == NULL else self.value(word) for word in words.tolist()], self.kind)
+        return self._texts.array(words, self.kind, words == NULL if words.min() == NULL else None)
+
+    def value(self, number: int) -> Any:
+        text = self._texts.text(number)
+        return text.decode() if self._is_utf8 else text
+
+    def retain(self, live: Ints) -> None:
+        keep = np.zeros(self._texts.end, np.bool_)
+        keep[live[live != NULL]] = True
+        keep[list(self._pinned)] = True
+        self._texts.retain(keep)
+
+
+class WideDecimals(Interner):
+    """Words of decimals of more than 18 digits: those that fit are whole numbers of their last digit.
+
+    Sums and products have types of up to 38 digits, but most of their values have few. So hardly any value is interned,
+    and a whole column is converted at once, in both directions. Words from `FIRST_WIDE` on stand for interned values.
+    """
+
+    def encode(self, array: pa.Array) -> Ints:
+        if not len(array):
+            return np.empty(0, np.int64)
+        raw = np.frombuffer(array.buffers()[1], np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
+        words, high = raw[::2], raw[1::2]
+        # A value of 128 bits fits its low word if the high word only repeats the sign.
+        is_large = (high != words >> 63) | (words >= FIRST_WIDE) | (words < -FIRST_WIDE)
+        if array.null_count:
+            is_null = array.is_null().to_numpy(zero_copy_only=False)
+            words, is_large = np.where(is_null, NULL, words), is_large & ~is_null
+        if is_large.any():
+            places = is_large.nonzero()[0]
+            words = words.copy()
+            words[places] = super().encode(array.take(pa.array(places))) + FIRST_WIDE
+        return words
+
+    def decode(self, words: Ints) -> pa.Array:
+        is_large = words >= FIRST_WIDE
+        if is_large.any():
+            values = super().decode(words[is_large] - FIRST_WIDE)
+            small = self.decode(words[~is_large])
+            # `order` says for each row where its value lies in the large values followed by the small ones.
+            order = np.empty(len(words), np.int64)
+            order[np.concatenate((is_large.nonzero()[0], (~is_large).nonzero()[0]))] = np.arange(len(words))
+            return pa.concat_arrays([values, small]).take(pa.array(order))
+        is_null = words == NULL
+        return of_unscaled(words, self.kind, is_null if is_null.any() else None)
+
+    def value(self, number: int) -> Any:
+        if number >= FIRST_WIDE:
+            return super().value(number - FIRST_WIDE)
+        return _EXACT.scaleb(_EXACT.create_decimal(number), -self.kind.scale)
+
+    def pin(self, number: int) -> None:
+        if number >= FIRST_WIDE:
+            super().pin(number - FIRST_WIDE)
+
+    def retain(self, live: Ints) -> None:
+        super().retain(live[live >= FIRST_WIDE] - FIRST_WIDE)
+
+
+def _without_moments(kind: pa.DataType) -> pa.DataType:
+    """Return a type with integers in place of moments, inside nested types, too: Python lacks some of Arrow's."""
+    if pat.is_list(kind):
+        return pa.list_(_plain_field(kind.value_field))
+    if pat.is_large_list(kind):
+        return pa.large_list(_plain_field(kind.value_field))
+    if pat.is_fixed_size_list(kind):
+        return pa.list_(_plain_field(kind.value_field), kind.list_size)
+    if pat.is_struct(kind):
+        return pa.struct([_plain_field(kind.field(at)) for at in range(kind.num_fields)])
+    if pat.is_map(kind):
+        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), keys_sorted=kind.keys_sorted)
+    if pat.is_date32(kind):
+        return pa.int32()
+    is_moment = pat.is_date64(kind) or pat.is_time64(kind) or pat.is_timestamp(kind) or pat.is_duration(kind)
+    return pa.int64() if is_moment else kind
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_without_moments(field.type))
+
+
+def _frozen(value: Any) -> Any:
+    """Return a nested value as one that can be hashed, and that equals itself when it holds NaN."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return tuple((key, _frozen(item)) for key, item in value.items())
+    return "NaN" if isinstance(value, float) and value != value else value
+
+
+class Domain:
+    """What the words of one dataflow mean. Dataflows that share arrangements share it."""
+
+    def __init__(self) -> None:
+        self.interners: dict[pa.DataType, Interner] = {}
+
+    def interner(self, kind: pa.DataType) -> Interner:
+        """Return the interner of a type."""
+        kind_interner = self.interners.get(kind)
+        if kind_interner is None:
+            is_wide = pat.is_decimal128(kind)
+            made = TextInterner if is_text(kind) else WideDecimals if is_wide else Interner
+            kind_interner = self.interners[kind] = made(kind)
+        return kind_interner
+
+    def encode(self, column: pa.Array | pa.ChunkedArray) -> Ints:
+        """Return the words of a column.
+
+        Raises:
+            InvalidUsage: an integer is -2**63, which stands for NULL.
+        """
+        array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        if isinstance(array, pa.ChunkedArray):  # It has no chunks, or more bytes than one buffer holds.
+            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        if is_interned(array.type):
+            return self.interner(array.type).encode(array)
+        if pat.is_floating(array.type):
+            return _of_floats(array)
+        if is_narrow(array.type):
+            words = unscaled(array)
+            return np.where(array.is_null().to_numpy(zero_copy_only=False), NULL, words) if array.null_count else words
+        words = _numbers(array)
+        if not array.null_count and len(words) and words.min() == NULL:
+            raise InvalidUsage(
+                f"the value -2**63 of a column of {array.type} cannot pass through a dataflow, where that number "
+                "stands "
+                "for NULL. Filter it out of the source, or replace it there."
+            )
+        return words
+
+    def constant(self, value: pa.Scalar) -> int:
+        """Return the word of a constant of the program, which keeps its meaning whatever is forgotten."""
+        word = int(self.encode(pa.repeat(value, 1))[0])
+        if is_interned(value.type):
+            self.interner(value.type).pin(word)
+        return word
+
+    def of_digits(self, values: Sequence[int | None], kind: pa.DataType) -> Ints:
+        """Return the words of decimals of a type, given as whole numbers of their last digit."""
+        is_small = all(value is None or -FIRST_WIDE <= value < FIRST_WIDE for value in values)
+        if is_small and pat.is_decimal128(kind):
+            return np.array([NULL if value is None else value for value in values], np.int64)
+        digits = [None if value is None else _EXACT.create_decimal(value) for value in values]
+        scaled = [None if value is None else _EXACT.scaleb(value, -kind.scale) for value in digits]
+        return self.encode(pa.array(scaled, kind))
+
+    def decode(self, words: Ints, kind: pa.DataType) -> pa.Array:
+        """Return the values of words, of a type."""
+        if is_interned(kind):
+            return self.interner(kind).decode(words)
+        mask = None
+        if len(words) and words.min() == NULL:
+            mask = words == NULL
+            words = np.where(mask, 0, words)
+        if is_narrow(kind):
+            return of_unscaled(words, kind, mask)
+        if pat.is_floating(kind):
+            # The inverse of `_of_floats`: flipping the bits of negative words twice gives the bits back.
+            values = (words ^ ((words >> 63) & _MAGNITUDE)).view(np.float64)
+            return pa.array(values, mask=mask).cast(kind)
+        array = pa.array(words, mask=mask)
+        if kind == array.type:
+            return array
+        if pat.is_boolean(kind) or pat.is_integer(kind):
+            return array.cast(kind)
+        return array.cast(pa.int32()).view(kind) if kind.bit_width == 32 else array.view(kind)
+
+
+def _numbers(array: pa.Array) -> Ints:
+    kind = array.type
+    if not pat.is_integer(kind):
+        if pat.is_boolean(kind):
+            array = array.cast(pa.int8())
+        else:
+            array = array.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    if array.null_count:
+        wide = array.cast(pa.int64())
+        words: Ints = wide.fill_null(0).to_numpy()
+        if len(words) and words.min() == NULL:
+            raise InvalidUsage(
+                f"the value -2**63 of a column of {kind} cannot pass through a dataflow: it is NULL there"
+            )
+        return np.where(array.is_null().to_numpy(zero_copy_only=False), NULL, words)
+    values = array.to_numpy(zero_copy_only=False)
+    return np.asarray(values, np.int64)
+
+
+def _of_floats(array: pa.Array) -> Ints:
+    values = (array.fill_null(0.0) if array.null_count else array).to_numpy(zero_copy_only=False)
+    bits = (values.astype(np.float64) + 0.0).view(np.int64)  # Adding 0.0 makes -0.0 the same as 0.0.
+    is_nan = np.isnan(values)
+    if is_nan.any():
+        bits = np.where(is_nan, _NAN, bits)
+    # Bits of positive floats grow with the value. Those of negative ones shrink, so all but the sign are flipped.
+    words = bits ^ ((bits >> 63) & _MAGNITUDE)
+    if array.null_count:
+        words = np.where(array.is_null().to_numpy(zero_copy_only=False), NULL, words)
+    return words
+
+
+def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
+    """Return numbers that are in the order of the values that words stand for; NULL comes last.
+
+    Nested values are in the order of `persist.codecs.order.ordering`, which is that of the rows of collections.
+    """
+    if is_ordered(kind) and (not len(words) or words.max() < _MAGNITUDE):
+        return np.where(words == NULL, _MAGNITUDE, words)
+    if pat.is_decimal128(kind) and (not len(words) or words.max() < FIRST_WIDE):
+        return np.where(words == NULL, _MAGNITUDE, words)
+    distinct, at = np.unique(words, return_inverse=True)
+    if is_ordered(kind):  # NULL is the least word, and the greatest rank.
+        return np.where(words == NULL, len(distinct), at)
+    if pat.is_nested(kind):
+        table = canonical(pa.table({"values": domain.decode(distinct, kind)}))
+        return int64_values(order_keys(table, ["values"])[0]).take(at)
+    order = pc.array_sort_indices(domain.decode(distinct, kind), null_placement="at_end").to_numpy()
+    places = np.empty(len(distinct), np.int64)
+    places[order] = np.arange(len(distinct))
+    return places.take(at)
+
+
+def directed(domain: Domain, words: Ints, kind: pa.DataType, descending: bool, nulls_first: bool) -> Ints:
+    """Return numbers in the order of values, or against it; NULL comes first or last, whatever the direction."""
+    places = ranks(domain, words, kind)
+    if descending:
+        places = ~places
+    if not len(words) or words.min() != NULL:
+        return places
+    return np.where(words == NULL, NULL if nulls_first else 2**63 - 1, places)

@@ -1,0 +1,243 @@
+"""What an index is, and how it comes and goes.
+
+    index = a plain collection of the library's own
+        name    .index.<id of the collection>.<ids of the indexed columns>
+        key     the indexed columns
+        value   all other columns of the collection, those of its key first
+        view    { version, number, inputs: [id], index: [ids of the columns as the index has them] }
+
+It holds the whole value and not only keys. Facts that touch a dimension lie anywhere in the order of their own key:
+with keys alone, a thousand of them would be looked up in nearly all row groups of a collection of ten million. In the
+index they lie side by side. So an index takes as much room as what it indexes.
+
+Its contents count as of one time alone, its last sealed one, so its history is given up at once. The contents of the
+collection at any other time are those of the index plus the changes of the collection between, or minus them: diffs are
+a group. So an index never has to be as new as what is read, and whoever refreshes it does so when it pays.
+
+A permanent hold keeps the changes of the collection after that time. It also keeps the indexed columns from being
+dropped. Columns are known by their ids, so one that is renamed carries over. Where columns were added, dropped or
+widened, what the index holds does not cancel with what comes: the next refresh makes the index anew.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from persist.codecs.types.arrow_types import is_flat
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.errors import CollectionNotFound, InvalidUsage
+from persist.core.log import kinds
+from persist.core.names import INDEX_PREFIX, OWN_PREFIX, index_hold, index_name
+from persist.core.state.contents import CollectionState, last_sealed
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.write.commit_future import CommitFuture
+from persist.engine.write.operations import Step
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index as it is known here.
+
+    Attributes:
+        handle: the collection that it is.
+        contents: of that collection.
+        ids: of the columns of the indexed collection, in the order in which the index has them.
+    """
+
+    handle: CollectionHandle
+    contents: CollectionState
+    ids: tuple[int, ...]
+
+    @property
+    def as_of(self) -> int:
+        """The time as of which it holds what its collection held; -1 if none is sealed yet."""
+        return last_sealed(self.contents)
+
+    @property
+    def indexed(self) -> tuple[int, ...]:
+        """The ids of the columns that it is an order of."""
+        return self.ids[: len(self.handle.schema.key_names)]
+
+    def names_in(self, schema: CollectionSchema) -> dict[str, str]:
+        """Return the columns of a version of the collection's schema that it holds as they are, with its own names."""
+        own = {
+            id_: (name, kind)
+            for id_, name, kind in zip(self.ids, self.handle.schema.names, self.handle.schema.types, strict=False)
+        }
+        return {
+            name: own[id_][0]
+            for id_, name, kind in zip(schema.ids, schema.names, schema.types, strict=False)
+            if id_ in own and own[id_][1] == kind
+        }
+
+    def columns_in(self, schema: CollectionSchema) -> tuple[str, ...] | None:
+        """Return what the columns that it is an order of are called in a version of the schema; None if not all are."""
+        names = {own: name for name, own in self.names_in(schema).items()}
+        columns = tuple(names.get(own, "") for own in self.handle.schema.key_names)
+        return columns if all(columns) else None
+
+    def fits(self, schema: CollectionSchema) -> bool:
+        """Whether it holds all columns of the newest schema as they are, and no others."""
+        return len(self.names_in(schema)) == len(schema.names) == len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexInfo:
+    """An index as users see it.
+
+    Attributes:
+        columns: by which it finds records, as they are called now.
+        as_of: the time as of which it holds what its collection held; -1 if nothing is sealed yet.
+        rows: how many it has, those of updates that cancel included.
+        bytes: that it takes in the store.
+    """
+
+    columns: tuple[str, ...]
+    as_of: int
+    rows: int
+    bytes: int
+
+    @classmethod
+    def of(cls, index: Index, handle: CollectionHandle) -> "IndexInfo":
+        """Return what is known of an index of a collection."""
+        schema = handle.known().schema
+        names = dict(zip(schema.ids, schema.names, strict=True))
+        parts = index.contents.parts
+        columns = tuple(names.get(id_, "?") for id_ in index.indexed)
+        return cls(columns, index.as_of, sum(part.rows for part in parts), sum(part.bytes for part in parts))
+
+
+def indexes_of(handle: CollectionHandle) -> list[Index]:
+    """Return the indexes of a collection, as far as this client knows."""
+    prefix = f"{INDEX_PREFIX}{handle.id}."
+    ids = handle.engine.follower.over_all(lambda state: [*state.ids.starting_with(prefix)])
+    return [index for _, id_ in ids if (index := index_at(handle.engine, id_)) is not None]
+
+
+def indexes_by_collection(engine: Engine) -> dict[str, list[str]]:
+    """Return the ids of all indexes that this client knows of, by the ids of their collections."""
+    known: dict[str, list[str]] = {}
+    for name, id_ in engine.follower.over_all(lambda state: [*state.ids.starting_with(INDEX_PREFIX)]):
+        known.setdefault(name.removeprefix(INDEX_PREFIX).partition(".")[0], []).append(id_)
+    return known
+
+
+def index_at(engine: Engine, id_: str) -> Index | None:
+    """Return the index of an id; None if it is gone."""
+    try:
+        contents = engine.follower.known(id_, id_)
+    except CollectionNotFound:
+        return None
+    ids = definition_of(contents)
+    return None if ids is None else Index(CollectionHandle(engine, id_, contents.name, contents.schema), contents, ids)
+
+
+def definition_of(contents: CollectionState) -> tuple[int, ...] | None:
+    """Return the ids of the columns that an index holds; None of a collection that is none, or of a later version."""
+    stored = contents.view or {}
+    return tuple(stored["index"]) if stored.get("version") == VERSION and "index" in stored else None
+
+
+def checked_columns(handle: CollectionHandle, schema: CollectionSchema, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns of an index, checked.
+
+    Raises:
+        SchemaMismatch: one is unknown, or there twice.
+        InvalidUsage: no index can be in their order, or none is needed.
+    """
+    names = schema.distinct("columns", columns)
+    if not names:
+        raise InvalidUsage(
+            'index() was given no column: name those that are looked up by, such as index("customer_id")'
+        )
+    if handle.name.startswith(OWN_PREFIX):
+        raise InvalidUsage(f"collection {handle.name!r} is the library's own, and gets no index")
+    for name in names:
+        if not is_flat(schema.arrow.field(name).type):
+            raise InvalidUsage(
+                f"column {name!r} is of type {schema.arrow.field(name).type}, which has no order that is looked up by: "
+                "index columns of numbers, texts, bytes, dates or times"
+            )
+    if names == schema.key_names:
+        raise InvalidUsage(f"collection {handle.name!r} is in the order of {list(names)} itself, so it needs no index")
+    return names
+
+
+def draft(handle: CollectionHandle, schema: CollectionSchema, wanted: Sequence[int]) -> tuple[Index, kinds.Create]:
+    """Return an index that is not there yet, and the step that creates it.
+
+    Args:
+        schema: the newest of its collection.
+        wanted: the ids of the columns that it is to be an order of.
+    """
+    fields = dict(zip(schema.ids, (schema.declared.field(name) for name in schema.names), strict=True))
+    ids = (*wanted, *(id_ for id_ in schema.ids if id_ not in wanted))
+    sides = [pa.schema([fields[id_] for id_ in side]) for side in (wanted, ids[len(wanted) :])]
+    own = CollectionSchema.of(sides[0], sides[1] if len(sides[1]) else None, schema.timeline)
+    id_, name = uuid.uuid4().hex, index_name(handle.id, wanted)
+    view: dict[str, Any] = {"version": VERSION, "number": 1, "inputs": [handle.id], "index": [*ids]}
+    contents = CollectionState(id_, name, own.to_json(), view=view)
+    return Index(CollectionHandle(handle.engine, id_, name, own), contents, ids), kinds.Create(
+        id_, name, own.to_json(), view=view
+    )
+
+
+def drop_index(handle: CollectionHandle, columns: Sequence[str]) -> CommitFuture:
+    """Remove the index of a collection by some columns; see `Collection.drop_index`.
+
+    Raises:
+        SchemaMismatch: a column is unknown.
+        InvalidUsage: there is no such index.
+    """
+    handle.engine.writer("drop_index")
+    contents = handle.contents()
+    schema = contents.schema
+    names = schema.distinct("columns", columns)
+    known = indexes_of(handle)
+    for index in known:
+        if index.columns_in(schema) == names or ids_of(schema, names) == index.indexed:
+            return handle.engine.submit("drop_index", steps_to_drop(handle, [index]), _names(handle, [index]))
+    there = [list(index.columns_in(schema) or ()) for index in known]
+    raise InvalidUsage(
+        f"collection {handle.name!r} has no index by {list(names)}; it has {there or 'none'}: name the columns of one"
+    )
+
+
+def steps_to_drop(handle: CollectionHandle, indexes: Sequence[Index]) -> list[Step]:
+    """Return what removes indexes of a collection, which stays."""
+    return [
+        step
+        for index in indexes
+        for step in (kinds.Destroy(index.handle.id), kinds.ReleaseHold(handle.id, index_hold(index.handle.id)))
+    ]
+
+
+def steps_to_empty(handle: CollectionHandle, indexes: Sequence[Index]) -> tuple[list[Step], dict[str, str]]:
+    """Return what puts empty indexes in the place of those of a collection, and the names of all of them by id.
+
+    Reads do not use them before a refresh has filled them. An index whose columns are not all there is removed.
+    """
+    contents = handle.contents()
+    steps, names = steps_to_drop(handle, indexes), _names(handle, indexes)
+    for index in indexes if contents.since.time is not None else ():
+        if set(index.indexed) <= {*contents.schema.ids}:
+            empty, create = draft(handle, contents.schema, index.indexed)
+            hold, at = index_hold(empty.handle.id), contents.since.time or 0
+            steps += [create, kinds.SetHold(handle.id, hold, at, columns=index.indexed)]
+            names[empty.handle.id] = empty.handle.name
+    return steps, names
+
+
+def _names(handle: CollectionHandle, indexes: Sequence[Index]) -> dict[str, str]:
+    return {handle.id: handle.name, **{index.handle.id: index.handle.name for index in indexes}}
+
+
+def ids_of(schema: CollectionSchema, names: Sequence[str]) -> tuple[int, ...]:
+    ids = dict(zip(schema.names, schema.ids, strict=True))
+    return tuple(ids[name] for name in names)

@@ -1,0 +1,286 @@
+"""Records found by an index: what it holds of some keys, and what has changed between its time and the one wanted.
+
+Steps ask for keys (`Path.records`). Reads ask for what passes a filter (`found_by_index`). An index is cut into ranges
+of its keys, and Arrow is asked whether the filter may be true between the least and the greatest key of each. So any
+filter narrows: by `=`, `in`, bounds, prefixes of several columns, or all that is joined of these by `and` and `or`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pyarrow as pa
+
+from persist.blob.errors import MissingBlob
+from persist.codecs.order.ordering import sort_indices
+from persist.codecs.order.search import SortedKeys
+from persist.codecs.order.sums import consolidate
+from persist.codecs.part.decoding import filtered
+from persist.codecs.part.filters import columns_of, ranges_that_may_match
+from persist.codecs.part.key_range import KeyRange
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import CollectionSchema, Side
+from persist.compute.index.indexes import indexes_of
+from persist.core.names import index_hold
+from persist.core.state.contents import CollectionState
+from persist.core.state.erasures import erasure_number
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.read.following.changes import read_changes
+from persist.engine.read.lookups.lookup import Lookup
+from persist.engine.read.results.snapshot import Snapshot
+from persist.engine.read.scanning.merging import Form, read_snapshot, repeated
+from persist.engine.read.scanning.plan import changes_scan, snapshot_scan
+from persist.engine.read.scanning.reader import PartReader, collected
+from persist.engine.read.scanning.scan import Scan, narrowed_scan, negated
+
+PAYS = 2  # An index is used if it reads so many times less.
+LEAST_BYTES = 128 << 10  # Of less, nobody notices that an index was used.
+PIECES = 32  # An index is cut into so many at a time to see which of them a filter passes.
+
+
+@dataclass(frozen=True)
+class Path:
+    """How records of a collection as of a time are found by some of its columns. It can be sent to other processes.
+
+    Attributes:
+        columns: of the collection, by which they are found, in the order of the index's key.
+        names: of the columns that are read.
+        own: what the index calls them.
+        contents: of the index.
+        changes: of the collection, between the time of the index and the one that is wanted.
+        is_ahead: whether the index is the later one.
+    """
+
+    columns: tuple[str, ...]
+    names: tuple[str, ...]
+    own: tuple[str, ...]
+    contents: Scan
+    changes: Scan | None
+    is_ahead: bool
+
+    def bytes_of(self, keys: pa.Table) -> tuple[int, int]:
+        """Return about how many bytes, decoded, and of how many parts, looking up some keys reads. No I/O."""
+        lookup = Lookup(self.contents)
+        size, parts = lookup.bytes_of(lookup.wanted(self._own_keys(keys)))
+        if self.changes is not None:
+            size, parts = size + self.changes.memory, parts + len(self.changes.all_parts)
+        return size, parts
+
+    def records(self, keys: pa.Table, reader: PartReader) -> pa.Table:
+        """Return the records with one of some keys, with their multiplicities as `_diff`.
+
+        Raises:
+            LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
+        """
+        try:
+            return self._records(keys, reader)
+        except MissingBlob as error:
+            raise collected(error) from error
+
+    def _records(self, keys: pa.Table, reader: PartReader) -> pa.Table:
+        lookup = Lookup(self.contents)
+        table = lookup.contents(lookup.wanted(self._own_keys(keys)), "diff", reader)
+        table = table.select([*self.own, "_diff"]).rename_columns([*self.names, "_diff"])
+        if self.changes is None:
+            return table
+        new = among(read_changes(self.changes, reader), keys)
+        if not len(new):
+            return table
+        new = (negated(new) if self.is_ahead else new).select(table.column_names).cast(table.schema)
+        return consolidate(pa.concat_tables([table, new]), [*self.names])
+
+    def _own_keys(self, keys: pa.Table) -> pa.Table:
+        return keys.select([*self.columns]).rename_columns([*self.contents.schema.key_names])
+
+
+def own_path(contents: Scan, count: int) -> Path | None:
+    """Return how records of a collection are found by its first key columns, so many of them; None if that cannot be.
+
+    Its parts are in the order of these, too: they are read as those of a collection that has no more key columns.
+    """
+    schema = contents.schema
+    by = schema.key_names[:count]
+    is_plain = schema.key.codec_name is None and schema.value.codec_name is None and not schema.known
+    if not (0 < count < len(schema.key_names) and is_plain and {*by} <= {*contents.columns}):
+        return None
+    fields = schema.key.fields
+    shorter = replace(schema, key=Side(fields[:count]), value=Side((*fields[count:], *schema.value.fields)))
+    names = tuple(contents.columns)
+    return Path(by, names, names, replace(contents, schema=shorter), None, False)
+
+
+def among(table: pa.Table, keys: pa.Table, *, others: bool = False) -> pa.Table:
+    """Return the rows that have one of some keys in the columns of these; or the others."""
+    names = keys.column_names
+    wanted = SortedKeys.of(keys, names)
+    inside, outside = wanted.split(table.take(sort_indices(table, names)))
+    return outside if others else inside
+
+
+def paths_of(
+    handle: CollectionHandle,
+    contents: CollectionState,
+    schema: CollectionSchema,
+    as_of: int,
+    columns: Sequence[str],
+    *,
+    adds_key: bool = False,
+) -> list[Path]:
+    """Return how records of a collection as of a time are found by its indexes. No I/O but what is known of these.
+
+    Args:
+        schema: the version by which the collection is read.
+        columns: that are wanted of it, among which those by which an index finds have to be.
+        adds_key: want these in any case.
+    """
+    paths = []
+    for index in indexes_of(handle):
+        own, by = index.names_in(schema), index.columns_in(schema)
+        wanted = [*columns, *(name for name in by or () if adds_key and name not in columns)]
+        if index.as_of < 0 or by is None or not {*by} <= {*wanted} <= own.keys():
+            continue
+        first, last = sorted((index.as_of, as_of))
+        if not (contents.since.has_beyond(first) and not contents.upper.has_beyond(last)):
+            continue
+        held = snapshot_scan(index.contents, index.handle.schema, index.as_of, [own[name] for name in wanted])
+        new = changes_scan(contents, schema, first + 1, last + 1, wanted) if first < last else None
+        paths.append(
+            Path(
+                by,
+                tuple(wanted),
+                held.columns,
+                held,
+                new if new is not None and new.parts else None,
+                index.as_of > as_of,
+            )
+        )
+    return paths
+
+
+@dataclass(frozen=True)
+class FoundByIndex:
+    """What a scan asks for, found in an index where the filter lets it be. It can be sent to other processes.
+
+    Attributes:
+        scan: what is asked for.
+        path: the index.
+        ranges: of what the index holds, that may pass the filter.
+        changes: of the collection, that may.
+    """
+
+    scan: Scan
+    path: Path
+    ranges: tuple[Scan, ...]
+    changes: Scan | None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those by which it is found."""
+        return self.path.columns
+
+    @property
+    def memory(self) -> int:
+        """About how many bytes all that is read takes when decoded."""
+        return sum(scan.memory for scan in self.all_scans)
+
+    @property
+    def all_scans(self) -> tuple[Scan, ...]:
+        """What is read of the index and of the collection."""
+        return (*self.ranges, *(() if self.changes is None else (self.changes,)))
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """Those of all that is read."""
+        return tuple(part for scan in self.all_scans for part in scan.all_parts)
+
+    @property
+    def schema(self) -> CollectionSchema:
+        """What is given out."""
+        return self.scan.schema
+
+    def tables(self, form: Form, reader: PartReader) -> Iterator[pa.Table]:
+        """Yield what `read_snapshot` does of the scan; it is in memory then.
+
+        Raises:
+            LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
+        """
+        try:
+            table = self._matching_rows(reader)
+        except MissingBlob as error:
+            raise collected(error) from error
+        return iter([table]) if form == "diff" else repeated(table, self.scan)
+
+    def _matching_rows(self, reader: PartReader) -> pa.Table:
+        path, scan = self.path, self.scan
+        names, kinds = [*path.names, "_diff"], scan.empty([*path.names, "_diff"]).schema
+        tables = [kinds.empty_table()]
+        for piece in self.ranges:
+            for table in read_snapshot(piece, "diff", reader):
+                table = table.select([*path.own, "_diff"]).rename_columns(names).cast(kinds)
+                tables.append(filtered(table, scan.filter, names, scan.schema.arrow))
+        if self.changes is not None:
+            new = read_changes(self.changes, reader)
+            tables.append((negated(new) if path.is_ahead else new).select(names).cast(kinds))
+        return consolidate(pa.concat_tables(tables), [*scan.columns]).select([*scan.columns, "_diff"])
+
+
+def found_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max: int) -> FoundByIndex | None:
+    """Return what finds the rows that a scan of a collection asks for by an index; None if that is not much less.
+
+    No I/O but what is known of the indexes.
+
+    Args:
+        erasures: `erasure_number` of the contents that the scan is of: nothing is found that they did not have.
+        bytes_max: what is found is in memory at once, so more is not found by an index.
+    """
+    least = PAYS * LEAST_BYTES
+    if scan.filter is None or not scan.columns or scan.narrow is not None or scan.memory < least:
+        return None
+    known = handle.known()
+    if not any(name.startswith(index_hold("")) for name in known.holds):
+        return None
+    rows = pa.schema([scan.schema.arrow.field(name) for name in scan.schema.names])
+    wanted = [*scan.columns, *columns_of(scan.filter, rows, scan.columns)]
+    paths = paths_of(handle, handle.folded(known), scan.schema, scan.as_of, wanted, adds_key=True)
+    if erasure_number(handle.known()) != erasures:
+        return None
+    candidates = [candidate for path in paths if (candidate := _found_by(path, scan)) is not None]
+    best = min(candidates, key=lambda candidate: candidate.memory, default=None)
+    return None if best is None or best.memory > bytes_max or PAYS * best.memory > scan.memory else best
+
+
+def indexed(handle: CollectionHandle, snapshot: Snapshot) -> Snapshot:
+    """Let a snapshot of a collection read by its indexes what passes a filter, where that is much less; return it."""
+    snapshot.find_by_index = partial(found_by_index, handle)
+    return snapshot
+
+
+def _found_by(path: Path, scan: Scan) -> FoundByIndex | None:
+    """Return what an index finds of a scan."""
+    changes = path.changes if path.changes is None else narrowed_scan(path.changes, scan.filter)
+    if path.changes is not None and changes is None:
+        return None
+    pieces = _pieces(path, scan, [path.contents])
+    while 0 < len(pieces) <= PIECES:
+        finer = [piece for coarse in pieces for piece in coarse.slices(PIECES)]
+        if len(finer) == len(pieces):
+            break
+        pieces = _pieces(path, scan, finer)
+    return FoundByIndex(scan, path, tuple(_joined(path.contents, pieces)), changes)
+
+
+def _pieces(path: Path, scan: Scan, pieces: Sequence[Scan]) -> list[Scan]:
+    """Return those slices of an index that may have rows which pass the filter of a scan, without other parts."""
+    bounds = [(piece.keys.lower, piece.keys.upper) for piece in pieces]
+    return [pieces[at] for at in ranges_that_may_match(bounds, scan.filter, scan.schema, path.columns)]
+
+
+def _joined(whole: Scan, pieces: Sequence[Scan]) -> Iterator[Scan]:
+    """Yield slices in order, those that follow each other as one."""
+    at = 0
+    while at < len(pieces):
+        first = at
+        while at + 1 < len(pieces) and pieces[at].keys.upper == pieces[at + 1].keys.lower:
+            at += 1
+        yield replace(whole, keys=KeyRange(pieces[first].keys.lower, pieces[at].keys.upper)).pruned()
+        at += 1

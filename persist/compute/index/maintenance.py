@@ -1,0 +1,238 @@
+"""Indexes made and brought up to date: what changed in a collection goes to all of its indexes, in one commit.
+
+A refresh reads the changes since the index's last time, puts their columns in its order, and writes them at the times
+that they have, with the seal and the hold that follows. Of two that refresh at once, one is refused, and has nothing
+left to do. What cannot go on from where it is, because columns or history are gone, is made anew in the commit that
+removes the old one.
+
+Whoever refreshes a view refreshes the indexes of what it reads, after its own commit, and so does a client in the
+background, once so much has changed that reading it costs more than a commit. Writers do not: each write would be made
+twice before it is acknowledged, and readers find what an index lacks among the changes.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.codecs.updates.inputs import TableStream
+from persist.compute.index.indexes import (
+    Index,
+    checked_columns,
+    definition_of,
+    draft,
+    ids_of,
+    index_at,
+    indexes_by_collection,
+    indexes_of,
+    steps_to_drop,
+)
+from persist.core.antichain import Antichain
+from persist.core.errors import (
+    CollectionExists,
+    CollectionNotFound,
+    HoldMoved,
+    HoldNotFound,
+    Superseded,
+    UpdatesBeyondUpper,
+    UpperMismatch,
+    ViewRedefined,
+)
+from persist.core.log import kinds
+from persist.core.names import INDEX_HOLD, index_hold
+from persist.core.state.collection_rules import ExpectDefinition, ExpectErasures, ExpectUpper
+from persist.core.state.contents import CollectionState
+from persist.core.state.erasures import erasure_number
+from persist.engine.collection.commit import Commit
+from persist.engine.collection.reads import snapshot
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import handle_on, loaded_by_id
+from persist.engine.read.following.changes import read_changes
+from persist.engine.read.results.snapshot import Snapshot
+from persist.engine.read.scanning.plan import changes_scan
+from persist.engine.write.operations import Step
+
+LAG_ROWS = 10_000  # Of changes that an index lacks, before a client refreshes it in the background.
+LAG_PARTS = 16
+TRIES = 5  # While others do the same.
+CAME_BETWEEN = (UpperMismatch, UpdatesBeyondUpper, HoldMoved, HoldNotFound, CollectionExists, Superseded, ViewRedefined)
+
+
+def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
+    """Return the index of a collection by some columns, which is made if there is none; see `Collection.index`."""
+    handle.engine.writer("index")
+    handle.engine.settle()  # What was written before is in it.
+    for left in reversed(range(TRIES)):
+        contents = handle.contents()
+        schema = contents.schema
+        names = checked_columns(handle, schema, columns)
+        wanted = [*ids_of(schema, names)]
+        present = next((index for index in indexes_of(handle) if [*index.indexed] == wanted), None)
+        if present is not None:
+            bring_up(handle)
+            return index_at(handle.engine, present.handle.id) or present
+        try:
+            return made(handle, wanted)
+        except (CollectionExists, Superseded):
+            if not left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def made(handle: CollectionHandle, wanted: Sequence[int], old: Index | None = None) -> Index:
+    """Make the index of a collection by the columns of some ids, as of the last sealed time, in one commit.
+
+    Args:
+        old: what it takes the place of.
+
+    Raises:
+        CollectionExists: somebody else has made it.
+    """
+    gone = [] if old is None else steps_to_drop(handle, [old])
+    contents = handle.contents()
+    if contents.upper == Antichain(0):
+        index, create = draft(handle, contents.schema, wanted)
+        _make(handle, index, [*gone, create], None, contents.since.time or 0, wanted, erasure_number(contents))
+        return index
+    with snapshot(handle.newest(), form="diff") as held:
+        index, create = draft(handle, held.scan.given, wanted)
+        _make(handle, index, [*gone, create], held, held.as_of, wanted, erasure_number(contents))
+    return index_at(handle.engine, index.handle.id) or index
+
+
+def _make(
+    handle: CollectionHandle,
+    index: Index,
+    steps: Sequence[Step],
+    held: Snapshot | None,
+    as_of: int,
+    wanted: Sequence[int],
+    erasures: int,
+) -> None:
+    # The hold of an old index is given up last, or since could go on between the two, beyond what the new one keeps.
+    late = [step for step in steps if isinstance(step, kinds.ReleaseHold)]
+    with Commit(handle.engine) as commit:
+        commit.add(handle, [ExpectErasures(handle.id, erasures)])
+        commit.add(index.handle, [step for step in steps if step not in late])
+        if held is not None:
+            commit.add(index.handle, _written(index, _contents(held, as_of), index.names_in(held.scan.given)))
+            commit.add(index.handle, _sealed(index, as_of))
+        hold = kinds.SetHold(handle.id, index_hold(index.handle.id), as_of, columns=tuple(wanted))
+        commit.add(handle, [hold, *late])
+
+
+def _written(index: Index, tables: Iterable[pa.Table], names: dict[str, str]) -> list[Step]:
+    """Return what adds updates of a collection to its index; names are those that columns have there."""
+    own = {own: name for name, own in names.items()}
+    schema = index.handle.schema
+
+    def updates(_: CollectionSchema | None) -> Iterator[pa.Table]:
+        for table in tables:
+            columns = [table[own[name]] for name in schema.names]
+            yield pa.Table.from_arrays([*columns, table["_time"], table["_diff"]], names=schema.arrow.names)
+
+    return index.handle.write_steps(TableStream(updates))
+
+
+def _contents(held: Snapshot, as_of: int) -> Iterator[pa.Table]:
+    for batch in held.to_batches():
+        times = pa.repeat(pa.scalar(as_of, pa.int64()), len(batch))
+        yield pa.Table.from_batches([batch]).append_column("_time", times)
+
+
+def _sealed(index: Index, as_of: int) -> list[Step]:
+    upper = Antichain() if as_of >= TIME_MAX else Antichain(as_of + 1)
+    return [kinds.Seal(index.handle.id, upper.elements), kinds.AllowCompaction(index.handle.id, (as_of,))]
+
+
+def refresh_indexes(engine: Engine, collections: Iterable[str]) -> None:
+    """Refresh the indexes of some collections, by their ids, that are far enough behind; a client that only reads may
+    not. Cost: nothing if none is, as far as this client knows, and otherwise one commit for each collection.
+    """
+    known = indexes_by_collection(engine)
+    for id_ in collections:
+        if id_ in known:
+            handle = loaded_by_id(engine, id_, id_)
+            bring_up(handle, least_rows=LAG_ROWS)
+
+
+def bring_up(handle: CollectionHandle, *, least_rows: int = 0) -> None:
+    """Bring the indexes of a collection up to what it has sealed. Cost: one commit, if one of them is behind.
+
+    Args:
+        least_rows: leave those alone that lack fewer changes, in few parts.
+    """
+    for left in reversed(range(TRIES)):
+        try:
+            _bring_up(handle, least_rows)
+            return
+        except (*CAME_BETWEEN, CollectionNotFound):
+            handle.contents()  # Raises if the collection itself is gone; of an index, another look says so.
+            if not left:
+                raise
+
+
+def _bring_up(handle: CollectionHandle, least_rows: int) -> None:
+    contents = handle.contents()
+    schema = handle.schema_in(contents, None)
+    behind = [index for index in indexes_of(handle) if _is_due(index, contents, least_rows)]
+    going_on = [index for index in behind if index.fits(schema) and _can_go_on(index, contents)]
+    for index in behind:
+        if index not in going_on:
+            made(handle, index.indexed, index)
+    if going_on:
+        with Commit(handle.engine) as commit:
+            for index in going_on:
+                _go_on(commit, handle.newest(), contents, index)
+
+
+def _is_due(index: Index, contents: CollectionState, least_rows: int) -> bool:
+    if not index.contents.upper < contents.upper:
+        return not index.fits(contents.schema)
+    new = [part for part in contents.history_parts if part.time_max > index.as_of]
+    return len(new) > LAG_PARTS or sum(part.rows for part in new) >= least_rows or not index.fits(contents.schema)
+
+
+def _can_go_on(index: Index, contents: CollectionState) -> bool:
+    return index_hold(index.handle.id) in contents.holds and contents.since.has_beyond(max(index.as_of, 0))
+
+
+def _go_on(commit: Commit, handle: CollectionHandle, contents: CollectionState, index: Index) -> None:
+    id_, own = handle.id, index.handle.id
+    until = TIME_MAX + 1 if contents.upper.time is None else contents.upper.time
+    schema = handle.schema_in(contents, None)
+    names = index.names_in(schema)
+    commit.add(handle, [ExpectErasures(id_, erasure_number(contents))])
+    commit.add(index.handle, [ExpectDefinition(own, 1), ExpectUpper(own, index.contents.upper_times)])
+    scan = changes_scan(handle.folded(contents), schema, index.as_of + 1, until, None)
+    reader = handle.engine.reader()
+    changed = (read_changes(piece, reader) for piece in scan.slices_within(reader.slice_bytes))
+    commit.add(index.handle, _written(index, changed, names))
+    commit.add(index.handle, _sealed(index, until - 1))
+    hold = index_hold(own)
+    commit.add(handle, [kinds.SetHold(id_, hold, until - 1, None, contents.holds[hold].time)])
+
+
+def keep_indexes_current(engine: Engine) -> None:
+    """Let a client that writes refresh indexes that are far behind, in the collections that it looks after."""
+    held = weakref.ref(engine)  # The thread that does so must not keep the client alive.
+
+    def look_after(contents: CollectionState) -> bool:
+        alive = held()
+        return alive is not None and _keep(alive, contents)
+
+    engine.writer("index").compaction.also.append(look_after)
+
+
+def _keep(engine: Engine, contents: CollectionState) -> bool:
+    """Do what is due in a collection; return whether it is an index, which goes when the other collection does."""
+    if definition_of(contents) is not None and contents.view is not None:
+        (collection,) = contents.view["inputs"]
+        if engine.follower.entry(collection) is None:  # Somebody dropped it, and left its index behind.
+            engine.submit("drop_index", [kinds.Destroy(contents.id)], {contents.id: contents.name}).result()
+        return True
+    if any(hold.startswith(INDEX_HOLD) for hold in contents.holds):
+        bring_up(handle_on(engine, contents, contents.schema), least_rows=LAG_ROWS)
+    return False

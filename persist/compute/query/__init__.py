@@ -1,0 +1,12 @@
+"""SQL over collections by DuckDB: queries that read, and statements that change one collection.
+
+Promise to those above: a query reads each collection as of one time, all at one point of the log; a statement changes
+one collection in one commit, on exactly the contents that it has read. Whoever gives the text gets at collections, and
+at nothing else that its user may read. Views, which are kept up to date, are in `persist.sql`.
+"""
+
+from persist.compute.query.result import QUERY_LIMITS, AsOf, Queries, QueryLimits, QueryResult
+from persist.compute.query.statement_text import is_statement
+from persist.compute.query.statements import Outcome, execute
+from persist.compute.query.tables import TimedTable, add_functions, collection_of, quoted, with_times, words_of
+from persist.compute.query.time_windows import arguments_of, check_lengths, is_time_window, windowed_table

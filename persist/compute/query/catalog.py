@@ -1,0 +1,109 @@
+"""What there is to be asked: the collections of a location, as DuckDB's own tables tell of them.
+
+`SHOW TABLES`, `information_schema` and the like tell of what DuckDB has. So for a query that asks them, each collection
+is an empty table, or a view, with its columns.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from persist.codecs.types.sql_names import check_sql_names
+from persist.compute.query.parsing import every_node
+from persist.compute.query.tables import MAIN, TableAt, path_of, quoted, told_apart
+from persist.core.state.contents import CollectionState
+from persist.engine.location.engine import Engine
+
+_SCHEMAS = ("information_schema", "pg_catalog")
+_BEGINNINGS = ("duckdb_", "pg_", "pragma_", "sqlite_")
+
+
+@dataclass(frozen=True, slots=True)
+class TableAbout:
+    """What a collection is as a table of SQL.
+
+    Attributes:
+        schema: the part of its name before the last dot; "main" if there is none.
+        table: the rest of its name.
+        is_view: whether it follows a query.
+        key: the columns of which each combination has one row at most; empty if there are none.
+        columns: their names and types.
+    """
+
+    schema: str
+    table: str
+    is_view: bool
+    key: tuple[str, ...]
+    columns: pa.Schema
+
+    @property
+    def name(self) -> str:
+        """The name of the collection."""
+        return self.table if self.schema == MAIN else f"{self.schema}.{self.table}"
+
+
+def contents_of(engine: Engine) -> list[CollectionState]:
+    """Return the state of each collection, all at one point of the log."""
+    names, ids = engine.names(""), engine.follower.state.ids
+    return engine.follower.known_at_once([(ids[name], name) for name in names if name in ids])[1]
+
+
+def tables_there(engine: Engine) -> list[TableAbout]:
+    """Return all collections, by schema and table."""
+    tables = []
+    for contents in contents_of(engine):
+        schema, _, table = contents.name.rpartition(".")
+        known = contents.schema
+        columns = pa.schema([known.arrow.field(name) for name in known.columns])
+        key = () if contents.keyed is None else known.key_names
+        tables.append(TableAbout(schema or MAIN, table, contents.view is not None, key, columns))
+    return sorted(tables, key=lambda about: (about.schema, about.table))
+
+
+def asks_what_there_is(parsed: Any) -> bool:
+    """Return whether a parsed query asks for tables, columns or the like."""
+    for node in every_node(parsed):
+        kind, name = node.get("type"), str(node.get("table_name") or "")
+        if kind == "TABLE_FUNCTION":
+            name = str(node["function"]["function_name"])
+        is_table = kind in ("BASE_TABLE", "TABLE_FUNCTION") and name.lower().startswith(_BEGINNINGS)
+        if is_table or node.get("show_type") in ("SHOW_SPECIAL", "SHOW_FROM"):
+            return True
+        if kind == "BASE_TABLE" and str(node.get("schema_name")).lower() in _SCHEMAS:
+            return True
+    return False
+
+
+def declare(connection: Any, tables: Sequence[TableAbout], known: Collection[str]) -> None:
+    """Make all tables of a connection, without rows.
+
+    Args:
+        known: the names of collections that are there already.
+
+    Raises:
+        InvalidUsage: SQL would take two of them, or two columns of one, for one.
+    """
+    told_apart({(about.schema, about.table): TableAt(about.name) for about in tables})
+    for about in tables:
+        if about.name in known:
+            continue
+        check_sql_names(about.name, about.columns)
+        path = path_of((about.schema, about.table))
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(about.schema)}")
+        kinds = {field.name: _type_of(connection, field.type) for field in about.columns}
+        if about.is_view:
+            shown = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in kinds.items())
+            connection.execute(f"CREATE VIEW {path} AS SELECT {shown} WHERE false")
+        else:
+            shown = ", ".join(f"{quoted(name)} {kind}" for name, kind in kinds.items())
+            connection.execute(f"CREATE TABLE {path} ({shown})")
+
+
+def _type_of(connection: Any, kind: pa.DataType) -> str:
+    """Return what DuckDB calls a type; VARIANT of one that it does not have."""
+    try:
+        return str(connection.from_arrow(pa.schema({"x": kind}).empty_table()).types[0])
+    except Exception:  # It has errors of several kinds for that.
+        return "VARIANT"

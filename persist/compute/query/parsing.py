@@ -1,0 +1,75 @@
+"""A query as DuckDB parses it; what is none is refused with the call that does it."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from persist.compute.query.tables import why_refused
+from persist.core.errors import InvalidUsage
+
+# By the kind of a statement, or by its first word where the kind has several.
+_INSTEAD = {
+    "CREATE": "make a collection with client.write(name, rows, key=[…]) or client.create_or_load(…), and a view with "
+    "client.create_view(name, query)",
+    "DROP": "drop a collection or a view with client.drop(name)",
+    "ALTER": "change the columns of a collection with its evolve(…), and its name with rename(…)",
+    "TRUNCATE": "write DELETE FROM and the name of the collection",
+    "EXPLAIN": "ask client.sql(query).explain(), which tells what is read",
+    "MULTI": "PIVOT needs its values in the query: write PIVOT … ON column IN (1, 2) USING …",
+    "COPY": "take the answer of a query with to_arrow(), to_pandas() or `persist sql --format`",
+    "EXPORT": "copy a location with backup, or publish its collections",
+    "SET": "DuckDB's settings are those of persist",
+    "PRAGMA": "ask SHOW TABLES, DESCRIBE or information_schema",
+    "CALL": "ask SHOW TABLES, DESCRIBE or information_schema",
+    "LOAD": "extensions of DuckDB are not loaded, unless files=True needs one",
+    "ATTACH": "read another location with a client of its own",
+    "DETACH": "read another location with a client of its own",
+    "TRANSACTION": "each statement is one commit; several together are client.multi_write()",
+    "VACUUM": "compact a collection with its compact(), and clear away with client.gc()",
+    **dict.fromkeys(
+        ("INSERT", "UPDATE", "DELETE", "MERGE_INTO"),
+        "begin with it and the name of the collection, and put WITH behind that: INSERT INTO orders WITH … SELECT …",
+    ),
+}
+
+
+def parsed_query(query: str, connection: Any) -> Any:
+    """Return the one statement of a text, which is a query, as DuckDB parses it.
+
+    Raises:
+        InvalidUsage: it is not one query.
+    """
+    try:
+        statements = connection.extract_statements(query)
+    except Exception as error:  # DuckDB has errors of several kinds for that.
+        raise InvalidUsage(
+            f"this is not one query that begins with SELECT, FROM or WITH: {why_refused(error)}"
+        ) from error
+    kinds = [statement.type.name for statement in statements]
+    if len(kinds) != 1:
+        raise InvalidUsage(
+            f"this is not one query that begins with SELECT, FROM or WITH: there are {len(kinds)} of them"
+        )
+    if kinds != ["SELECT"]:
+        word = (query.split() or [""])[0].upper()
+        word = word if word in _INSTEAD else kinds[0]
+        shown = {"MULTI": "PIVOT", "MERGE_INTO": "MERGE"}.get(word, word)
+        instead = _INSTEAD.get(word, "ask a query, or change a collection")
+        raise InvalidUsage(f"{shown} is no query, and no statement that changes the rows of a collection: {instead}")
+    with connection.cursor() as parser:
+        parsed = json.loads(parser.execute("SELECT json_serialize_sql($1)", [query]).fetchone()[0])
+    if parsed["error"]:
+        raise InvalidUsage(
+            f"this is not one query that begins with SELECT, FROM or WITH: {parsed.get('error_message')}"
+        )
+    return parsed
+
+
+def every_node(parsed: Any) -> Iterator[dict[str, Any]]:
+    """Yield all parts of a parsed query."""
+    left = [parsed]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            yield node
+        left += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()

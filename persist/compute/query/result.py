@@ -1,0 +1,376 @@
+"""Queries of DuckDB over collections, each as of one time, all at one point of the log.
+
+A table of a query is a collection, by its name: `orders`, or `sales.orders` for the collection of that name. With a
+catalog before its schema, it is the collection as of a time: `latest.main.orders`, `"@2026-11-23T12:00Z".sales.orders`,
+and `"quarter-end".main.orders` for a tag. The schema `main` is that of names without a dot. `orders VERSION AS OF
+7` and its like (`persist.compute.query.tables`) mean `"@7".main.orders`.
+
+`Queries` are those of others, whom a server of SQL answers within limits; it also tells what there is to be asked.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from persist.codecs.errors import did_you_mean
+from persist.compute.index import indexed
+from persist.compute.query.catalog import TableAbout, asks_what_there_is, contents_of, declare, tables_there
+from persist.compute.query.parsing import every_node, parsed_query
+from persist.compute.query.statement_text import is_statement
+from persist.compute.query.tables import (
+    DUCKDB,
+    SEALED_OFF,
+    Path,
+    TableAt,
+    add_functions,
+    path_of,
+    register,
+    table_at,
+    told_apart,
+    why_refused,
+    with_catalogs,
+)
+from persist.compute.query.time_windows import windowed_table
+from persist.core.errors import InvalidUsage, PersistError
+from persist.core.rendering import some_of
+from persist.core.timeline import Moment
+from persist.engine.collection.reads import snapshots_together
+from persist.engine.location.collection_handle import LATEST, CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded_together
+from persist.engine.read.results.result import ArrowResult, required
+from persist.engine.read.results.snapshot import Snapshot
+
+BATCH_ROWS = 100_000
+MEMORY_BYTES_MIN = 16 << 20
+INTERRUPT_AGAIN_S = 0.05
+
+_WITH_FILES = {"python_enable_replacements": "false"}
+
+AsOf = int | Moment | Mapping[str, int | Moment] | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLimits:
+    """What a query of somebody else may take.
+
+    Attributes:
+        memory_bytes: for what DuckDB keeps. Nothing is spilled to disk.
+        timeout_s: from the first row that is asked for to the last one.
+        rows_max: of the answer.
+    """
+
+    memory_bytes: int = 1 << 30
+    timeout_s: float = 300.0
+    rows_max: int = 100_000_000
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("memory_bytes", self.memory_bytes, MEMORY_BYTES_MIN),
+            ("timeout_s", self.timeout_s, 0.001),
+            ("rows_max", self.rows_max, 1),
+        ):
+            kinds = (int, float) if name == "timeout_s" else (int,)
+            if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < 2**62:
+                raise InvalidUsage(f"sql_{name}={value!r} is not a number of at least {least:,}")
+
+
+QUERY_LIMITS = QueryLimits()
+
+
+class QueryResult(ArrowResult):
+    """The answer of a query: read it as Arrow, pandas, Polars or batches, as often as wanted, until it is closed.
+
+    Attributes:
+        sql: the query.
+        names: the collections that it reads as of the common time, and not as of one that it says itself.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        sql: str,
+        as_of: AsOf,
+        *,
+        files: bool = False,
+        limits: QueryLimits | None = None,
+        parameters: Sequence[Any] = (),
+        times: Mapping[Path, int] | None = None,
+    ) -> None:
+        """Bind a query to snapshots of all collections that it reads.
+
+        Args:
+            as_of: a time for all collections, or times by their names; "" is the name of all others. The latest sealed
+                time if nothing is said.
+            files: let it read files and URLs, too, and load what DuckDB needs for that.
+            limits: what it may take; None for no limits.
+            parameters: what stands for `?` or `$1` in it.
+            times: the `times` of another result, to read the same.
+
+        Raises:
+            InvalidUsage: DuckDB is not installed, or refuses the query; or a time is given for what it does not read.
+            AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
+        """
+        duckdb = required(DUCKDB)
+        self.sql = sql
+        self.times: dict[Path, int] = {}
+        self._limits = limits
+        self._parameters = [*parameters]
+        self._interrupted = ""
+        self._busy = threading.Lock()
+        self._refusals = (duckdb.Error, pa.ArrowException, OSError)
+        self._collections = engine.names("")
+        self._failed: list[PersistError] = []
+        self._reads: list[str] | None = None  # What `explain` tells, while it reads.
+        self._stack = ExitStack()
+        config: dict[str, str] = {**(_WITH_FILES if files else SEALED_OFF)}
+        if limits is not None:
+            config |= {"memory_limit": f"{limits.memory_bytes // 1024}KiB", "temp_directory": ""}
+        with ExitStack() as opening:
+            self._connection = opening.enter_context(duckdb.connect(config=config))
+            add_functions(self._connection, sql)
+            self._text, timed = with_catalogs(sql)
+            parsed = parsed_query(self._text, self._connection)
+            tables = _tables_of(parsed)
+            collections = {path: table_at(path, self._collections) for path in tables}
+            read = told_apart({path: table for path, table in collections.items() if table is not None})
+            self.names = tuple(sorted({table.name for table in read.values() if table.as_of is None}))
+            for path in timed.keys() - {path for path, table in collections.items() if table is not None}:
+                raise timed[path].refused(self._collections)
+            bound = _bound(engine, read, as_of, times or {})
+            for path, result in zip(bound, snapshots_together([*bound.values()]), strict=True):
+                opening.enter_context(indexed(bound[path][0], result))
+                self.times[path] = result.as_of
+                register(self._connection, path, self._dataset(path, result))
+            if asks_what_there_is(parsed):
+                declare(self._connection, tables_there(engine), {table.name for table in read.values()})
+            try:
+                # Only its types are asked for: what an answer is made of is read when it is.
+                relation = self._relation()
+                types = relation.limit(0).to_arrow_table().schema.types
+            except self._refusals as error:
+                self._refuse(error)
+            self._schema = pa.schema([*zip(relation.columns, types, strict=True)])
+            self._stack = opening.pop_all()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the answer."""
+        return self._schema
+
+    def close(self) -> None:
+        """Let go of what the query reads; idempotent, for any thread. Reading it again is an error."""
+        self.interrupt("its answer was closed")
+        with self._busy:
+            self._stack.close()
+
+    def interrupt(self, why: str) -> None:
+        """Let whoever reads the answer fail with InvalidUsage, which says why."""
+        self._interrupted = self._interrupted or why
+        with suppress(self._refusals[0]):  # It may be closed already.
+            self._connection.interrupt()
+        if self._busy.locked():
+            # DuckDB forgets an interruption that comes just before it begins.
+            _later(INTERRUPT_AGAIN_S, self.interrupt, why)
+
+    def explain(self) -> str:
+        """Read the answer, and return how each collection was read for it, with what DuckDB asked for: `print` it.
+
+        A part of it is for each read, as `Snapshot.explain` has it. DuckDB says when it reads which columns it needs,
+        and by which filters; so the query is run for that.
+        """
+        reads: list[str] = []
+        self._reads = reads
+        try:
+            rows = len(self)
+        finally:
+            self._reads = None
+        return "\n".join([f"{rows:,} rows of", *sorted(reads)])
+
+    def _dataset(self, path: Path, result: Snapshot) -> Any:
+        """Return a snapshot as a dataset that notes what is read of it, and why reading failed.
+
+        DuckDB tells only by a text of its own why it failed.
+        """
+        from persist.engine.read.results.dataset import ResultDataset
+
+        def narrowed(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
+            names = result.schema.names if columns is None else columns
+            if self._reads is not None:
+                self._reads.append(f"{path_of(path)}: {result.explain_narrowed(names, filter)}")
+            try:
+                yield from result.narrowed(names, filter)
+            except PersistError as error:
+                self._failed.append(error)
+                raise
+
+        return ResultDataset(result.schema, narrowed)
+
+    def _relation(self) -> Any:
+        return self._connection.sql(self._text, params=self._parameters or None)
+
+    def _tables(self) -> Generator[pa.Table, None, None]:
+        with ExitStack() as stack:
+            if self._limits is not None:
+                timeout_s = self._limits.timeout_s
+                stack.callback(_later(timeout_s, self.interrupt, f"it took longer than {timeout_s:g} s").cancel)
+            rows, reader = 0, None
+
+            def read() -> pa.RecordBatch | None:
+                nonlocal reader
+                # A connection does one thing at a time, and nobody may close it meanwhile.
+                with self._busy:
+                    self._check_open()
+                    try:
+                        reader = self._relation().to_arrow_reader(BATCH_ROWS) if reader is None else reader
+                        return next(reader, None)
+                    except self._refusals as error:
+                        self._refuse(error)
+
+            # The main thread runs handlers of signals, and not before DuckDB returns: so another one waits for it.
+            is_main = threading.current_thread() is threading.main_thread()
+            thread = stack.enter_context(ThreadPoolExecutor(1, "persist-query")) if is_main else None
+            context = copy_context()
+            while True:
+                batch = read() if thread is None else self._ended_by_signals(thread.submit(context.run, read))
+                if batch is None:
+                    return
+                rows += batch.num_rows
+                if self._limits is not None and rows > self._limits.rows_max:
+                    raise InvalidUsage(f"the answer has more than {self._limits.rows_max:,} rows: narrow the query")
+                yield pa.Table.from_batches([batch])
+
+    def _ended_by_signals(self, reading: "Future[pa.RecordBatch | None]") -> pa.RecordBatch | None:
+        """Wait for a batch; where that is interrupted, as by Ctrl-C, end the query first."""
+        try:
+            return reading.result()
+        except KeyboardInterrupt:
+            self.interrupt("it was interrupted")
+            wait([reading])
+            raise
+
+    def _check_open(self) -> None:
+        if self._interrupted:
+            raise InvalidUsage(f"the query was ended: {self._interrupted}")
+
+    def _refuse(self, error: Exception) -> NoReturn:
+        """Raise what a refusal by DuckDB means here."""
+        if self._interrupted:
+            raise InvalidUsage(f"the query was ended: {self._interrupted}") from error
+        if self._failed:
+            raise self._failed[0] from error
+        if type(error).__module__.partition(".")[0] != "_duckdb" and "duckdb" not in type(error).__module__:
+            raise error
+        if type(error).__name__ == "OutOfMemoryException" and self._limits is not None:
+            raise InvalidUsage(
+                f"the query needs more than {self._limits.memory_bytes:,} bytes of memory: narrow it"
+            ) from error
+        if type(error).__name__ == "PermissionException":
+            way = "" if self._limits else ". Give files=True to let it read files and URLs with your rights"
+            raise InvalidUsage(f"the query reads something that is no collection: {error}{way}") from error
+        # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
+        why = re.sub(r'\s*Did you mean "[^"]*"\?', "", why_refused(error)).rstrip(" .!\n")
+        raise InvalidUsage(
+            f"DuckDB refuses the query: {why}. The collections are {some_of(self._collections)}"
+        ) from error
+
+    def __repr__(self) -> str:
+        return f"<Answer of {self.sql:.100}>"
+
+
+def _later(after_s: float, do: Callable[[str], object], argument: str) -> threading.Timer:
+    timer = threading.Timer(after_s, do, [argument])
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _bound(
+    engine: Engine, read: Mapping[Path, TableAt], as_of: AsOf, known: Mapping[Path, int]
+) -> dict[Path, tuple[CollectionHandle, int | Moment | None]]:
+    """Return for each table its collection and the time to read it at, None for the latest."""
+    times = as_of if isinstance(as_of, Mapping) else {"": as_of}
+    names = [*dict.fromkeys(table.name for table in read.values())]
+    for name in times:
+        if name and name not in names:
+            hint = did_you_mean(name, names) or ","
+            raise InvalidUsage(f"as_of={name}=…: the query does not read {name!r}{hint} it reads {names}")
+    handles = dict(zip(read, loaded_together(engine, [table.name for table in read.values()]), strict=True))
+    bound = {}
+    for path, handle in handles.items():
+        time: int | Moment | None = known.get(path, read[path].as_of)
+        bound[path] = (handle, times.get(read[path].name, times.get("")) if time is None else time)
+    return bound
+
+
+def _tables_of(parsed: Any) -> list[Path]:
+    """Return each table that a parsed query reads once, named subqueries, too."""
+    tables: dict[Path, None] = {}
+    for node in every_node(parsed):
+        if node.get("type") == "BASE_TABLE":
+            parts = (node["catalog_name"], node["schema_name"], node["table_name"])
+            tables[tuple(part for part in parts if part)] = None
+        elif node.get("show_type") == "SHOW":
+            tables[tuple(node["qualified_name"]["path"])] = None
+        elif windowed := windowed_table(node):
+            tables[windowed] = None
+    return [*tables]
+
+
+class Queries:
+    """The queries of a server of SQL.
+
+    Args:
+        limits: of each query.
+    """
+
+    def __init__(self, engine: Engine, limits: QueryLimits) -> None:
+        required(DUCKDB)
+        self._engine = engine
+        self._limits = limits
+
+    def ask(self, sql: str, parameters: Sequence[Any] = (), times: Mapping[Path, int] | None = None) -> QueryResult:
+        """Return the answer of a query, which is read when it is asked for its batches; see `QueryResult`."""
+        _check_reads(sql)
+        return QueryResult(self._engine, sql, None, limits=self._limits, parameters=parameters, times=times)
+
+    def parameters(self, sql: str) -> int:
+        """Return how many parameters a query has.
+
+        Raises:
+            InvalidUsage: DuckDB cannot read it, or its parameters have names.
+        """
+        _check_reads(sql)
+        duckdb = required(DUCKDB)
+        with duckdb.connect(config=SEALED_OFF) as connection:
+            try:
+                statements = connection.extract_statements(with_catalogs(sql)[0])
+            except duckdb.Error as error:
+                raise InvalidUsage(f"DuckDB refuses the query: {why_refused(error)}") from error
+        names = set().union(*(statement.named_parameters for statement in statements))
+        if not all(name.isdecimal() for name in names):
+            raise InvalidUsage(f"the parameters {sorted(names)} have names: write ? or $1 for each")
+        return max(map(int, names), default=0)
+
+    def catalogs(self) -> list[str]:
+        """Return the times that have a name: the latest, and the tags of all collections."""
+        tags = {tag for contents in contents_of(self._engine) for tag in contents.tags}
+        return [LATEST, *sorted(tags - {LATEST})]
+
+    def tables(self) -> list[TableAbout]:
+        """Return all collections, by schema and table."""
+        return tables_there(self._engine)
+
+
+def _check_reads(sql: str) -> None:
+    if is_statement(sql):
+        raise InvalidUsage(
+            "this server only reads. Change collections with client.sql() or `persist sql`, where the location is"
+        )

@@ -1,0 +1,268 @@
+"""Statements that change a collection: UPDATE, DELETE, INSERT and MERGE INTO, each done as one commit.
+
+DuckDB carries a statement out on a table that holds the contents of its collection. What the table holds then becomes
+the contents, by the difference, so records that it left alone are not written. Other collections of the statement are
+read as of their last sealed times. If somebody else changes the collection meanwhile, the statement is carried out
+again on what is there then; with a time given, it is refused if the collection is not keyed. If it is, events that wait
+at times up to that of the commit are resolved first. Cost: reading the whole collection. Memory: as much.
+
+A statement that would change one row for several rows of its source is refused, as is an INSERT … ON CONFLICT of
+several rows of one key.
+"""
+
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.codecs.errors import did_you_mean
+from persist.codecs.types.sql_names import check_sql_names, sql_name
+from persist.compute.query.statement_text import StatementText, statement_text
+from persist.compute.query.tables import (
+    DUCKDB,
+    MAIN,
+    SEALED_OFF,
+    Path,
+    TableAt,
+    add_functions,
+    collection_of,
+    make_schema,
+    path_of,
+    paths_in,
+    quoted,
+    register,
+    table_at,
+    told_apart,
+    whole_path,
+    why_refused,
+    with_catalogs,
+)
+from persist.core.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, PersistError
+from persist.core.rendering import some_of
+from persist.core.timeline import Moment
+from persist.engine.collection.plain_rows import rewrite
+from persist.engine.collection.reads import snapshot
+from persist.engine.location.collection_handle import LATEST, CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded
+from persist.engine.read.results.result import ArrowResult, required
+
+_CONTENTS, _NEW_ROWS = "the contents", "the new rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a statement has done.
+
+    Attributes:
+        collection: the name of the collection that it changed.
+        rows: how many rows it touched, as DuckDB counts them.
+        seqno: of its commit; of the state that it left as it was if it touched none.
+        time: at which its changes are; None if it touched no row, or the time was given.
+    """
+
+    collection: str
+    rows: int
+    seqno: int
+    time: int | None
+
+
+class Outcome(ArrowResult):
+    """What a statement has done, as one row."""
+
+    def __init__(self, changed: Changed) -> None:
+        types = {"collection": pa.string(), "rows": pa.int64(), "seqno": pa.int64(), "time": pa.int64()}
+        self._table = pa.table({name: pa.array([getattr(changed, name)], kind) for name, kind in types.items()})
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns `collection`, `rows`, `seqno` and `time`, as of `Changed`."""
+        return self._table.schema
+
+    def close(self) -> None:
+        """Do nothing: it holds nothing that is to be let go of."""
+
+    def explain(self) -> str:
+        """Return that there is nothing to explain."""
+        return "one row, of a statement that is done"
+
+    def _tables(self) -> Generator[pa.Table, None, None]:
+        yield self._table
+
+
+def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Changed:
+    """Carry a statement out, durably.
+
+    Args:
+        time: of its changes, which is sealed with them; that of the commit if it is left out.
+
+    Raises:
+        InvalidUsage: it is none, names what is not there, or DuckDB refuses it; or its collection is a view, or has a
+            column that does not come back from DuckDB as it was.
+        DuplicateKeys: it would give a key of a keyed collection several rows.
+        UpdatesBeyondUpper: the collection is not keyed, and somebody has written to it what is not sealed.
+    """
+    duckdb = required(DUCKDB)
+    engine.writer("sql")
+    sql, _ = with_catalogs(sql)
+    statement = statement_text(sql)
+    if statement is None:
+        raise InvalidUsage(
+            f"{sql!r:.100} is no statement that changes a collection: begin with UPDATE, DELETE FROM, INSERT INTO or "
+            "MERGE INTO, and the name of the collection"
+        )
+    names = engine.names("")
+    handle = loaded(engine, _named(statement.table, names))
+    if handle.contents().view is not None:
+        raise InvalidUsage(
+            f"{handle.name!r} is a view: it holds what its query gives, and no statement changes it. Change the "
+            "collections that it reads, then refresh it"
+        )
+    if handle.contents().upper.is_empty:
+        raise InvalidUsage(f"{handle.name!r} is complete for ever: nothing can change it any more")
+    if statement.is_upsert and handle.keyed is None:
+        raise InvalidUsage(
+            f"{handle.name!r} is not keyed, so it may hold several rows of a key, and none is in the way of another: "
+            "leave ON CONFLICT and OR REPLACE out, or use MERGE INTO, or make it with keyed=persist.Keyed()"
+        )
+    others = _others(sql, statement.table, handle.name, names)
+    count = 0
+
+    def rewritten(contents: Iterator[pa.Table]) -> pa.Table | None:
+        nonlocal count
+        failed: list[PersistError] = []
+        with ExitStack() as stack, duckdb.connect(config=SEALED_OFF) as connection:
+            try:
+                _fill(connection, statement, handle, contents, failed)
+                for path, table in others.items():
+                    _add(connection, path, table, statement.table, handle, stack)
+                add_functions(connection, sql)
+                connection.extract_statements(sql)  # Which is SQL, before its parts are looked at.
+                _check_each_row_once(connection, statement, handle)
+                connection.execute(sql)
+                (count,) = map(int, connection.fetchone())
+                return _contents_of(connection, statement.table, handle) if count else None
+            except duckdb.Error as error:
+                if failed:
+                    raise failed[0] from error
+                raise InvalidUsage(
+                    f"DuckDB refuses the statement: {why_refused(error)}. The collections are {some_of(names)}"
+                ) from error
+
+    committed = rewrite(handle, rewritten, time).committed()
+    return Changed(handle.name, count, committed.seqno, committed.times.get(handle.id))
+
+
+def _named(path: Path, names: list[str]) -> str:
+    table = table_at(path, names)
+    if table is None:
+        wanted = ".".join(path)
+        hint = did_you_mean(wanted, names) or ":"
+        raise InvalidUsage(f"the statement changes {wanted!r}, which is no collection here{hint} there are {names}")
+    if table.as_of not in (None, LATEST):
+        raise InvalidUsage(f"{path_of(path)} is {table.name!r} as of a time: a statement changes what is there now")
+    return table.name
+
+
+def _others(sql: str, target: Path, name: str, names: list[str]) -> dict[Path, TableAt]:
+    """Return the other tables that a statement may read. Some of them may be columns of the same name.
+
+    Args:
+        name: of the collection that it changes.
+    """
+    tables = {target: TableAt(name)}
+    for path in paths_in(sql):
+        # A path of two parts may be a column of a table: so it is no tag, and its table.
+        is_table = len(path) != 2 or path[0].startswith("@") or sql_name(path[0]) in (MAIN, LATEST)
+        is_table = is_table or collection_of(path, names) is not None
+        table = table_at(path, names) if is_table else None
+        if table is not None:
+            tables[path] = table
+    tables = told_apart(tables)
+    return {path: table for path, table in tables.items() if whole_path(path) != whole_path(target)}
+
+
+def _add(connection: Any, path: Path, table: TableAt, target: Path, handle: CollectionHandle, stack: ExitStack) -> None:
+    """Make a table of a collection that a statement reads, if that is sealed."""
+    if table == TableAt(handle.name):
+        make_schema(connection, path)
+        connection.execute(f"CREATE VIEW {path_of(path)} AS FROM {path_of(target)}")
+        return
+    with suppress(AsOfNotSealed, CollectionNotFound):  # DuckDB refuses it then, if it is a table.
+        other = snapshot(loaded(handle.engine, table.name), table.as_of, timeout_s=0.0)
+        register(connection, path, stack.enter_context(other).dataset())
+
+
+def _check_each_row_once(connection: Any, statement: StatementText, handle: CollectionHandle) -> None:
+    """Raise InvalidUsage if a statement changes one row for several rows of its source, or inserts a key twice."""
+    key, columns = handle.schema.key_names, handle.schema.names
+    if statement.is_upsert:
+        connection.execute(f"CREATE TABLE {quoted(_NEW_ROWS)} AS FROM {path_of(statement.table)} LIMIT 0")
+        connection.execute(statement.new_rows(_NEW_ROWS))
+        names = ", ".join(map(quoted, key))
+        query: str | None = f"SELECT {names} FROM {quoted(_NEW_ROWS)} GROUP BY {names} HAVING count(*) > 1 LIMIT 1"
+    else:
+        query = statement.repeats(key, columns)
+    repeated = None if query is None else connection.execute(query).fetchone()
+    if repeated is not None:
+        shown = ", ".join(f"{name}={value!r:.80}" for name, value in zip(key, repeated, strict=True))
+        raise InvalidUsage(
+            f"the statement has several rows for the one with {shown} of {handle.name!r}, and any of them might count: "
+            "let its source have one row for each, by GROUP BY, DISTINCT or QUALIFY row_number() OVER (…) = 1"
+        )
+
+
+def _fill(
+    connection: Any,
+    statement: StatementText,
+    handle: CollectionHandle,
+    contents: Iterator[pa.Table],
+    failed: list[PersistError],
+) -> None:
+    """Make the table that the statement changes, of contents; note why reading them failed, if it did."""
+    schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        try:
+            for table in contents:
+                yield from pa.Table.from_arrays(table.columns, schema=schema).to_batches()
+        except PersistError as error:  # DuckDB tells of it by a text of its own only.
+            failed.append(error)
+            raise
+
+    check_sql_names(handle.name, schema)
+    table = path_of(statement.table)
+    dataset = pa.RecordBatchReader.from_batches(schema, batches())
+    make_schema(connection, statement.table)
+    connection.register(_CONTENTS, dataset)
+    connection.execute(f"CREATE TABLE {table} AS FROM {quoted(_CONTENTS)}")
+    connection.unregister(_CONTENTS)
+    if statement.is_upsert:
+        keys = ", ".join(map(quoted, handle.schema.key_names))
+        connection.execute(f"CREATE UNIQUE INDEX the_key ON {table} ({keys})")
+    kept = connection.sql(f"FROM {table} LIMIT 0").to_arrow_table().schema
+    for field, back in zip(schema, kept, strict=True):
+        if not _is_same(field.type, back.type):
+            raise InvalidUsage(
+                f"column {field.name!r} of type {field.type} comes back from DuckDB as {back.type}, so no statement "
+                f"can change {handle.name!r}: use overwrite() or delete()"
+            )
+
+
+def _is_same(kind: pa.DataType, back: pa.DataType) -> bool:
+    """Return whether a type of DuckDB holds all values of a column; texts and time zones may be called otherwise."""
+    if pat.is_timestamp(kind) and pat.is_timestamp(back):
+        return kind.unit == back.unit and (kind.tz is None) == (back.tz is None)
+    for same in ((pat.is_large_string, pat.is_string, pat.is_string_view), (pat.is_large_binary, pat.is_binary)):
+        if any(is_kind(kind) for is_kind in same) and any(is_kind(back) for is_kind in same):
+            return True
+    return bool(kind == back)
+
+
+def _contents_of(connection: Any, path: Path, handle: CollectionHandle) -> pa.Table:
+    schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
+    table = connection.sql(f"FROM {path_of(path)}").to_arrow_table()
+    return table.cast(pa.schema([field.with_nullable(True) for field in schema]))

@@ -1,0 +1,270 @@
+"""Collections as tables of a query: their names, how DuckDB gets them, and those with a time of their own.
+
+    FROM orders FOR SYSTEM_TIME AS OF '2026-11-21'      SQL of 2011; SYSTEM_VERSION and VERSION mean the same
+    FROM orders VERSION AS OF 7                         Spark and Delta
+    FROM orders TIMESTAMP AS OF TIMESTAMP '2026-11-21'
+
+Neither DuckDB nor Spark's views can read so. Each such table gets another name in the text, and stays known by the old
+one to the rest of the query.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from persist.codecs.errors import did_you_mean
+from persist.codecs.types.sql_names import check_sql_names, sql_name
+from persist.compute.query.time_windows import add_time_windows
+from persist.core.errors import InvalidUsage
+from persist.core.expression.python_functions import functions_of_python
+from persist.engine.location.collection_handle import LATEST
+
+# What is run may be somebody else's text: it may read the collections, and nothing else that its user may read.
+SEALED_OFF = {
+    "enable_external_access": "false",
+    "autoload_known_extensions": "false",
+    "autoinstall_known_extensions": "false",
+    "python_enable_replacements": "false",
+    "lock_configuration": "true",
+}
+DUCKDB = "duckdb>=2.0,<2.1"
+MAIN = "main"  # The schema of names without a dot.
+
+Path = tuple[str, ...]  # Of a table in a query: its catalog and its schema, as far as they are there, and its name.
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL has it, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def path_of(parts: Sequence[str]) -> str:
+    """Return the name of a table in SQL, with that of its schema if there is one."""
+    return ".".join(map(quoted, parts))
+
+
+def collection_of(parts: Sequence[str], names: Sequence[str]) -> str | None:
+    """Return the collection that a table is; None if there is none. Case tells names apart only if it must.
+
+    Raises:
+        InvalidUsage: it may be several, and is written like none of them.
+    """
+    wanted = ".".join(parts)
+    alike = [wanted] if wanted in names else [name for name in names if sql_name(name) == sql_name(wanted)]
+    if len(alike) > 1:
+        raise InvalidUsage(f"table {wanted!r} may be any of the collections {alike}: write one of them, in any quotes")
+    return alike[0] if alike else None
+
+
+@dataclass(frozen=True, slots=True)
+class TableAt:
+    """A table of a query: which collection it is, and which time its catalog names."""
+
+    name: str
+    as_of: int | str | None = None
+
+
+def table_at(path: Path, names: Sequence[str]) -> TableAt | None:
+    """Return what a table of a query is; None if it is no collection, as a named subquery is none."""
+    *qualifiers, table = path
+    name = collection_of(path, names)
+    if name is not None or not qualifiers:
+        return None if name is None else TableAt(name)
+    catalog, *schemas = qualifiers
+    schema = schemas[0] if schemas else MAIN
+    name = collection_of([table] if sql_name(schema) == MAIN else [schema, table], names)
+    if name is None:
+        return None
+    if not schemas and sql_name(catalog) == MAIN:
+        return TableAt(name)
+    if not catalog.startswith("@"):
+        return TableAt(name, LATEST if sql_name(catalog) == LATEST else catalog)  # Or else it is a tag.
+    time = catalog.removeprefix("@")
+    return TableAt(name, int(time) if time.isdecimal() else time)
+
+
+def told_apart(tables: Mapping[Path, TableAt]) -> dict[Path, TableAt]:
+    """Return the tables of a query, each once for SQL, which does not look at case.
+
+    Raises:
+        InvalidUsage: SQL would take two of them for one.
+    """
+    read: dict[Path, Path] = {}
+    for path, table in tables.items():
+        other = read.setdefault(whole_path(path), path)
+        if tables[other] != table:
+            raise InvalidUsage(
+                f"the query reads {path_of(other)} and {path_of(path)}, which differ by case only, and SQL takes them "
+                f"for one: write {path_of((LATEST, MAIN, table.name))} for one of them, or a view of it"
+            )
+    every: dict[Path, Path] = {}
+    for path in tables:
+        every.setdefault(tuple(map(sql_name, path)), path)
+    return {path: tables[path] for path in every.values()}
+
+
+def whole_path(path: Path) -> Path:
+    """Return the path of a table with its schema, and without the case that SQL does not look at."""
+    return tuple(map(sql_name, (MAIN, *path) if len(path) == 1 else path))
+
+
+def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
+    """Make a dataset a table of a connection: in a schema if it has two parts, and in a catalog if it has three.
+
+    Raises:
+        InvalidUsage: SQL would take two of its columns for one.
+    """
+    check_sql_names(".".join(parts), dataset.schema)
+    name = path_of(parts) if len(parts) > 1 else parts[0]
+    connection.register(name, dataset)
+    make_schema(connection, parts)
+    if len(parts) > 1:
+        connection.execute(f"CREATE VIEW {path_of(parts)} AS FROM {quoted(name)}")
+
+
+def make_schema(connection: Any, parts: Sequence[str]) -> None:
+    """Make the catalog and the schema of a table, as far as its name has them."""
+    if len(parts) > 2:
+        connection.execute(f"ATTACH IF NOT EXISTS ':memory:' AS {quoted(parts[0])}")
+    if len(parts) > 1:
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {path_of(parts[:-1])}")
+
+
+def add_functions(connection: Any, sql: str, late_by: str | None = None) -> None:
+    """Let a query call those functions of Python, and those windows of time, that it names.
+
+    Args:
+        late_by: as for `add_time_windows`.
+
+    Raises:
+        InvalidUsage: DuckDB does not have the types of one.
+    """
+    add_time_windows(connection, map(sql_name, words_of(sql)), late_by)
+    for function in functions_of_python():
+        if re.search(rf"(?<!\w){function.name}(?!\w)", sql, re.IGNORECASE):
+            kinds = [*function.arguments, function.returns]
+            try:
+                none = pa.schema([(f"x{at}", kind) for at, kind in enumerate(kinds)]).empty_table()
+                *arguments, returns = connection.from_arrow(none).types
+                how = {"type": "arrow", "null_handling": "special"}
+                connection.create_function(function.name, function.of_as_many(), arguments, returns, **how)
+            except Exception as error:  # DuckDB has errors of several kinds for types that it does not have.
+                raise InvalidUsage(f"DuckDB cannot call {function}: {why_refused(error)}") from error
+
+
+def why_refused(error: Exception) -> str:
+    """Return DuckDB's reason, without the part of the text that it shows below it."""
+    return str(error).partition("\n\nLINE ")[0].rstrip(" .!\n")
+
+
+# What is text, a name or a comment is passed over as a whole: what it says is not SQL.
+_NAME = r'(?:"(?:[^"]|"")+"|`(?:[^`]|``)+`|[^\W\d][\w$-]*)'
+_SKIPPED = r"(?P<skipped>'(?:[^']|'')*'|\$\$.*?\$\$|--[^\n]*|/\*.*?\*/)"
+_TOKEN = re.compile(
+    rf"{_SKIPPED}"
+    rf"|(?P<table>{_NAME}(?:\s*\.\s*{_NAME})*)"
+    r"(?P<asked>\s+(?P<for>FOR\s+)?(?:SYSTEM_TIME|SYSTEM_VERSION|TIMESTAMP|VERSION)\s+AS\s+OF\b\s*)"
+    r"(?P<time>(?:TIMESTAMP\s*|DATE\s*)?'(?:[^']|'')*'|\d+\b)?"
+    rf"|{_NAME}",
+    re.IGNORECASE | re.DOTALL,
+)
+_PATH = re.compile(rf"{_SKIPPED}|{_NAME}(?:\s*\.\s*{_NAME})*", re.DOTALL)
+_PART = re.compile(r'"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^\s."`]+)')
+# What may follow a table and is no other name for it.
+_NO_ALIAS = re.compile(
+    r"anti|asof|cluster|cross|distribute|except|fetch|from|full|group|having|inner|intersect|join|lateral|left"
+    r"|limit|minus|natural|offset|on|order|pivot|positional|qualify|right|sample|select|semi|set|sort"
+    r"|tablesample|union|unpivot|using|when|where|window",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class TimedTable:
+    """A table at a time of its own: its name in parts, and a time, a moment or the name of a tag."""
+
+    parts: tuple[str, ...]
+    as_of: int | str
+
+    def refused(self, names: Sequence[str]) -> InvalidUsage:
+        """Return why a table that is none of the collections of these names cannot be read so."""
+        wanted = ".".join(self.parts)
+        hint = did_you_mean(wanted, names) or ":"
+        return InvalidUsage(f"{wanted!r} is no collection, so it has no times{hint} the collections are {[*names]}")
+
+
+def with_times(sql: str, named: Callable[[TimedTable], str], alias: Callable[[str], str] | None = None) -> str:
+    """Return a query whose tables with times have other names.
+
+    Args:
+        named: the name of such a table, in quotes.
+        alias: quotes the last part of the name of a table, by which the rest of the query knows it, if it says no other
+            one; None if the new name ends with it.
+
+    Raises:
+        InvalidUsage: a time is neither a whole number nor text in quotes.
+    """
+
+    def renamed(match: re.Match[str]) -> str:
+        if match["asked"] is None:
+            return match[0]
+        if match["time"] is None:
+            return _refused_or_kept(sql, match)
+        table = TimedTable(parts_of(match["table"]), _time_of(match["time"]))
+        is_known = alias is None or _has_alias(sql[match.end() :])
+        return named(table) + ("" if is_known or alias is None else f" AS {alias(table.parts[-1])}")
+
+    return _TOKEN.sub(renamed, sql) if isinstance(sql, str) else sql
+
+
+def with_catalogs(sql: str) -> tuple[str, dict[Path, TimedTable]]:
+    """Return a query whose tables say their times by catalogs, and these tables."""
+    timed: dict[Path, TimedTable] = {}
+
+    def path_at(table: TimedTable) -> str:
+        path = (f"@{table.as_of}", *(table.parts if len(table.parts) > 1 else (MAIN, *table.parts)))
+        timed[path] = table
+        return path_of(path)
+
+    return with_times(sql, path_at), timed
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """Return the parts of the name of a table, as SQL has it."""
+    matches = _PART.finditer(name)
+    return tuple((m[1] or "").replace('""', '"') or (m[2] or "").replace("``", "`") or m[3] for m in matches)
+
+
+def words_of(sql: str) -> Iterable[str]:
+    """Return all names of a query, and its other words, as they are written."""
+    for match in _TOKEN.finditer(sql):
+        if match["skipped"] is None:
+            yield from parts_of(match[0])
+
+
+def paths_in(sql: str) -> Iterable[Path]:
+    """Return all names of a statement with what stands before them: tables, columns, and its other words."""
+    return dict.fromkeys(parts_of(match[0]) for match in _PATH.finditer(sql) if match["skipped"] is None)
+
+
+def _refused_or_kept(sql: str, match: re.Match[str]) -> str:
+    rest = sql[match.end() :].split("\n")[0][:40].strip()
+    if match["for"] is None and (not rest or rest[0] in ",);"):
+        return match[0]  # A column with the name version, here called "of".
+    raise InvalidUsage(
+        f"{match['table']} is to be read as of {rest!r}: a time is a whole number, or a moment or the name of a tag in "
+        "quotes, such as VERSION AS OF 7, TIMESTAMP AS OF '2026-11-21T12:00:00Z' or VERSION AS OF 'quarter-end'"
+    )
+
+
+def _time_of(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text[text.index("'") + 1 : -1].replace("''", "'")
+
+
+def _has_alias(rest: str) -> bool:
+    """Return whether a query goes on with another name for the table before it."""
+    following = re.match(rf"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*({_NAME})", rest, re.DOTALL)
+    return following is not None and _NO_ALIAS.fullmatch(following[1]) is None

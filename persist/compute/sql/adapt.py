@@ -1,0 +1,478 @@
+"""From DuckDB 2.0's bound, unoptimised plan to ours. Each kind of node is translated here, or refused.
+
+DuckDB has already made joins of all subqueries: correlated ones read, through a common table expression, the distinct
+values that they depend on.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from persist.compute.sql.adapt_expression import Expressions, Json, is_of_list
+from persist.compute.sql.algebra import (
+    TRUE,
+    Aggregate,
+    Aggregation,
+    Distinct,
+    Filter,
+    Frame,
+    Join,
+    Let,
+    Node,
+    Order,
+    Project,
+    Recursive,
+    Ref,
+    Scan,
+    SetOperation,
+    Temporal,
+    TopK,
+    Unnest,
+    Values,
+    Window,
+    WindowCall,
+    every,
+    terms_of,
+    types_of,
+    width_of,
+)
+from persist.compute.sql.by_duckdb import name_of
+from persist.compute.sql.by_place import by_place, is_by_place
+from persist.compute.sql.duck import Columns
+from persist.compute.sql.members import check_members
+from persist.compute.sql.temporal import bounded, check_without_now, reads_now
+from persist.compute.sql.types import Unreadable, constant, to_arrow
+from persist.core.errors import InvalidUsage
+from persist.core.expression.evaluation import all_of, conjuncts
+from persist.core.expression.term import Call, Lit, Place, Term, places_in, shifted, sql_call
+
+_SERIES = ("unnest", "range", "generate_series", "json_each", "json_tree")
+_ROW_ID = 2**63  # Column numbers from here on are no columns: the query reads none, since tables have a `rowid`.
+_HOW = {
+    "INNER": "inner", "LEFT": "left", "RIGHT": "right", "OUTER": "full", "FULL": "full", "SEMI": "semi",
+    "ANTI": "anti", "MARK": "mark", "SINGLE": "single",
+}  # fmt: skip
+_COMPARED = {
+    "COMPARE_NOTEQUAL": "not_equal", "COMPARE_LESSTHAN": "less", "COMPARE_LESSTHANOREQUALTO": "less_equal",
+    "COMPARE_GREATERTHAN": "greater", "COMPARE_GREATERTHANOREQUALTO": "greater_equal",
+    "COMPARE_DISTINCT_FROM": "distinct_from",
+}  # fmt: skip
+
+
+_NEAREST = (
+    *("COMPARE_GREATERTHAN", "COMPARE_GREATERTHANOREQUALTO"),
+    *("COMPARE_LESSTHAN", "COMPARE_LESSTHANOREQUALTO"),
+)
+_INSTEAD_OF_ALL = "write it as joins, groups and set operations"
+_INSTEAD = {
+    "SAMPLE": "what it takes is another part each time. Write a condition on a column, such as id % 10 = 0",
+    "POSITIONAL JOIN": "rows of collections are in no order. Join by a column",
+}
+
+
+class Adapter:
+    """Translates the plan of one query.
+
+    Args:
+        sql: its text, for messages.
+        tables: the columns of each collection, with their types.
+        unit: of the timeline that all of them have; None if times are numbers.
+    """
+
+    def __init__(self, sql: str, tables: Mapping[str, Columns], unit: str | None = None) -> None:
+        self._sql = sql
+        self._tables = tables
+        self._unit = unit
+        self._of = Expressions(sql)
+
+    def adapted(self, plan: Json) -> Node:
+        """Return the relation of a plan of DuckDB."""
+        adapter = _ADAPTED.get(plan["type"])
+        if adapter is None:
+            name = plan["type"].removeprefix("LOGICAL_").replace("_", " ")
+            raise InvalidUsage(f"{name} is not supported in a view: {_INSTEAD.get(name, _INSTEAD_OF_ALL)}")
+        if plan["type"] == "LOGICAL_GET" and name_of(plan) not in _SERIES:
+            self._check_table(plan)
+        check_members(plan)
+        node: Node = adapter(self, plan)
+        for term in terms_of(node):
+            check_without_now(term, self._sql)
+        return node
+
+    def _child(self, plan: Json, at: int = 0) -> Node:
+        return self.adapted(plan["children"][at])
+
+    def _check_table(self, plan: Json) -> None:
+        if plan.get("function_data", {}).get("table") not in self._tables:
+            name = (plan.get("qname", {}).get("path") or ["?"])[-1]
+            raise InvalidUsage(f"a view reads collections, and {name}() is none: write its rows to a collection first")
+
+    def scan(self, plan: Json) -> Node:
+        if name_of(plan) in _SERIES:
+            return self._series(plan)
+        table = plan["function_data"]["table"]
+        columns = self._tables[table]
+        numbers = [column_index["index"] for column_index in plan.get("column_indexes", ())]
+        asked = [columns[number] for number in numbers if number < _ROW_ID]
+        for _, kind in asked:
+            if isinstance(kind, Unreadable):
+                raise InvalidUsage(kind.why)
+        picked = [(name, kind) for name, kind in asked or columns if isinstance(kind, str)]
+        picked = picked if asked else picked[:1]
+        node = Scan(table, tuple(name for name, _ in picked), tuple(kind for _, kind in picked))
+        return node if asked else Project(node, (TRUE,))
+
+    def _series(self, plan: Json) -> Node:
+        """Return rows that a function makes of each row: the columns that are asked for, and those that pass."""
+        rows = self._child(plan) if plan.get("children") else Values(("boolean",), ((TRUE,),))
+        width = width_of(rows)
+        numbers = [column["index"] for column in plan.get("column_indexes", ())]
+        asked = [number for number in numbers if number < _ROW_ID]
+        if asked and asked != numbers:
+            raise InvalidUsage(f"rows of {name_of(plan)}() have no rowid in a view: use WITH ORDINALITY, or id of JSON")
+        made = Unnest(rows, tuple(self._of.series(plan, asked or [0])))
+        places = [*range(width, width + len(asked)), *plan.get("projected_input", ())]
+        return Project(made, tuple(map(Place, places)) or (TRUE,))
+
+    def unnest(self, plan: Json) -> Node:
+        return Unnest(self._child(plan), self._of.every(node["child"] for node in plan["expressions"]))
+
+    def project(self, plan: Json) -> Node:
+        child = self._child(plan)
+        self._of.table = plan["children"][0].get("table_index")
+        outputs = self._of.every(plan["expressions"])
+        self._of.table = None
+        return Project(child, outputs)
+
+    def filter(self, plan: Json) -> Node:
+        node = self._child(plan)
+        conditions = [part for condition in self._of.every(plan["expressions"]) for part in conjuncts(condition)]
+        timed = [condition for condition in conditions if reads_now(condition)]
+        rest = [condition for condition in conditions if condition not in timed]
+        node = bounded(Filter(node, all_of(rest)) if rest else node, timed, self._unit, self._sql)
+        return _picked(node, plan.get("projection_map"))
+
+    def cross(self, plan: Json) -> Node:
+        return Join("inner", self._child(plan), self._child(plan, 1))
+
+    def join(self, plan: Json) -> Node:
+        left, right = self._child(plan), self._child(plan, 1)
+        width, others = width_of(left), width_of(right)
+        how: Any = _HOW.get(plan["join_type"])
+        if how is None:
+            raise InvalidUsage(f"a {plan['join_type']} JOIN is not supported in a view")
+        equal, same, rest = [], [], []
+        for clause in plan.get("conditions", ()):
+            comparison = clause["comparison"]
+            if comparison == "INVALID":
+                rest.append(self._of.one(clause["left"]))
+                continue
+            one, other = self._of.compared(clause["left"]), self._of.compared(clause["right"])
+            if comparison == "COMPARE_EQUAL":
+                equal.append((one, other))
+            elif comparison == "COMPARE_NOT_DISTINCT_FROM":
+                same.append((one, other))
+            elif comparison in _COMPARED:
+                rest.append(sql_call(_COMPARED[comparison], pa.bool_(), one, shifted(other, width)))
+            else:
+                raise InvalidUsage(f"a join on {comparison} is not supported in a view")
+        rest += self._of.every(plan.get("expressions"))
+        if "condition" in plan:
+            rest.append(self._of.one(plan["condition"]))
+        condition = all_of(rest) if rest else None
+        join = Join(how, left, right, tuple(equal), tuple(same), condition)
+        lefts, rights = plan.get("left_projection_map"), plan.get("right_projection_map")
+        if not lefts and (not rights or how in ("semi", "anti", "mark")):
+            return join
+        picked = list(lefts or range(width))
+        if how == "mark":
+            picked.append(width)
+        elif how not in ("semi", "anti"):
+            picked += [width + number for number in rights or range(others)]
+        return Project(join, tuple(map(Place, picked)))
+
+    def asof(self, plan: Json) -> Node:
+        """Return each row of the left with the row of the right that is next to it in an order, and not beyond it.
+
+        Both are put into one order, and each row of the left has what the last row of the right before it says. Rows
+        that agree with it stand before it or behind it, as the comparison wants. A row of the right is found if the
+        next row is one of the left, which has a key.
+        """
+        left, right = self._child(plan), self._child(plan, 1)
+        how, width, others = plan["join_type"], width_of(left), width_of(right)
+        equal: list[tuple[Term, Term, bool]] = []
+        nearest: list[tuple[Term, Term, str]] = []
+        for clause in plan.get("conditions", ()):
+            comparison = clause["comparison"]
+            if comparison not in ("COMPARE_EQUAL", "COMPARE_NOT_DISTINCT_FROM", *_NEAREST):
+                raise InvalidUsage("an ASOF JOIN has columns that are equal, and one that is nearest, and nothing else")
+            one, other = self._of.compared(clause["left"]), self._of.compared(clause["right"])
+            if comparison in _NEAREST:
+                nearest.append((one, other, comparison))
+            else:
+                equal.append((one, other, comparison == "COMPARE_EQUAL"))
+        if how not in ("INNER", "LEFT", "RIGHT", "FULL", "OUTER") or len(nearest) != 1 or plan.get("expressions"):
+            raise InvalidUsage(f"an ASOF {how} JOIN with these conditions is not supported in a view")
+        [(key, other_key, comparison)] = nearest
+        kinds = [*types_of(left), *types_of(right)]
+        nulls = [constant(kind, None) for kind in kinds]
+        keys = (*(one for one, _, _ in equal), key)
+        other_keys = (*(other for _, other, _ in equal), other_key)
+        needed = [at for at, (_, _, is_strict) in enumerate(equal) if is_strict] + [len(equal)]
+        there = all_of([sql_call("is_not_null", pa.bool_(), other_keys[at]) for at in needed])
+        ours = Project(left, (*map(Place, range(width)), *nulls[width:], *keys, Lit(pa.scalar(False))))
+        theirs = Project(
+            Filter(right, there), (*nulls[:width], *map(Place, range(others)), *other_keys, Lit(pa.scalar(True)))
+        )
+        first = width + others
+        is_right, by = Place(first + len(keys)), Place(first + len(equal))
+        is_down, is_with_equal = comparison in _NEAREST[2:], comparison.endswith("OREQUALTO")
+        window = WindowCall(
+            "count_star",
+            "int64",
+            partition=tuple(map(Place, range(first, first + len(equal)))),
+            order=(Order(by, is_down), Order(is_right, is_with_equal)),
+            frame=Frame(None, ("rows", 0)),
+            where=is_right,
+        )
+        calls = [
+            msgspec.structs.replace(window, function="last_value", type=kinds[at], arguments=(Place(at),))
+            for at in range(width, first)
+        ]
+        first_key, is_left = Place(first + len(keys) + 1), sql_call("not", pa.bool_(), is_right)
+        has_key = all_of([is_left, *(sql_call("is_not_null", pa.bool_(), Place(first + at)) for at in needed)])
+        finds = msgspec.structs.replace(window, function="lead", type="boolean", arguments=(has_key,), where=None)
+        is_outer = how not in ("INNER", "LEFT")
+        rows = Window(SetOperation("union", ours, theirs), (*calls, window, *[finds] * is_outer))
+        count, is_found = (Place(first_key.index + others + at) for at in (0, 1))
+        matched = all_of([sql_call("greater", pa.bool_(), count, Lit(pa.scalar(0, pa.int64()))), has_key])
+        of_left: Node = Filter(rows, matched if how in ("INNER", "RIGHT") else is_left)
+        shown = (
+            sql_call("case", to_arrow(kinds[width + at]), matched, Place(first_key.index + at), nulls[width + at])
+            for at in range(others)
+        )
+        pairs: Node = Project(of_left, (*map(Place, range(width)), *shown))
+        if not is_outer:
+            return pairs
+        is_alone = all_of([is_right, sql_call("distinct_from", pa.bool_(), is_found, Lit(pa.scalar(True)))])
+        alone = Project(Filter(rows, is_alone), tuple(map(Place, range(first))))
+        has_none = sql_call("distinct_from", pa.bool_(), there, Lit(pa.scalar(True)))
+        keyless = Project(Filter(right, has_none), (*nulls[:width], *map(Place, range(others))))
+        return _united([pairs, alone, keyless])
+
+    def aggregate(self, plan: Json) -> Node:
+        node = self._child(plan)
+        keys = self._of.every(plan.get("groups"))
+        nodes = plan.get("expressions") or []
+        aggregates = _in_one_order(tuple(map(self._of.aggregation, nodes)))
+        if not keys and not aggregates:
+            raise InvalidUsage(
+                "a HAVING without a GROUP BY and without an aggregate in the query makes one row of no column, which "
+                "is not supported in a view: say count(*) >= 0 AND what you ask, or use WHERE"
+            )
+        sets = plan.get("grouping_sets") or [list(range(len(keys)))]
+        if len(sets) > 1:  # DuckDB shows one of the intervals where the column is not grouped by.
+            self._refuse_intervals(types_of(Project(node, keys)), "ROLLUP, CUBE or GROUPING SETS")
+        groupings = tuple(map(tuple, plan.get("grouping_functions") or ()))
+        made = Aggregate(node, keys, aggregates, tuple(tuple(sorted(grouping_set)) for grouping_set in sets), groupings)
+        return self._with_lists(made, nodes, len(keys))
+
+    def _with_lists(self, made: Node, nodes: Sequence[Json], first: int) -> Node:
+        """Return a relation with the aggregates that DuckDB computes of lists, of which columns from the first one
+        on are."""
+        if not any(map(is_of_list, nodes)):
+            return made
+        outputs: list[Term] = [Place(at) for at in range(width_of(made))]
+        for at, node in enumerate(nodes, first):
+            outputs[at] = self._of.of_list(node, Place(at)) if is_of_list(node) else outputs[at]
+        return Project(made, tuple(outputs))
+
+    def distinct(self, plan: Json, order: tuple[Order, ...] = ()) -> Node:
+        """Return each row once; what the rows are in the order of by columns beside them, the first one says."""
+        node = self._child(plan)
+        targets = self._of.every(plan["distinct_targets"])
+        if plan.get("distinct_type") == "DISTINCT_ON":
+            order = tuple(map(self._of.order, plan.get("order_by", {}).get("orders") or ()))
+        elif _determines(targets, node):
+            return Distinct(node)
+        return TopK(node, order, 1, 0, targets)
+
+    def order(self, plan: Json) -> Node:
+        # A collection is in no order; what LIMIT makes of it is in `limit`.
+        return _picked(self._child(plan), plan.get("projection_map"))
+
+    def limit(self, plan: Json) -> Node:
+        ordered = plan["children"][0]
+        order: tuple[Order, ...] = ()
+        map_ = None
+        if ordered["type"] == "LOGICAL_ORDER_BY":
+            order, map_ = tuple(map(self._of.order, ordered["orders"])), ordered.get("projection_map")
+            ordered = ordered["children"][0]
+        is_distinct = ordered["type"] == "LOGICAL_DISTINCT"
+        node = self.distinct(ordered, order) if is_distinct else self.adapted(ordered)
+        limit, offset = self._count(plan, "limit_val"), self._count(plan, "offset_val") or 0
+        return _picked(TopK(node, order, limit, offset), map_)
+
+    def _count(self, plan: Json, which: str) -> int | None:
+        value = plan.get(which, {"type": "UNSET"})
+        if value["type"] == "UNSET":
+            return None
+        if value["type"] == "CONSTANT_VALUE":
+            return int(value.get("constant_integer", 0))
+        if value["type"] == "EXPRESSION_VALUE":
+            return self._of.whole(value["expression"], "LIMIT or OFFSET")
+        raise InvalidUsage("LIMIT of a percentage is not supported in a view: give a number of rows")
+
+    def union(self, plan: Json) -> Node:
+        node = _united(self._parts(plan, bool(plan.get("setop_all"))))
+        return node if plan.get("setop_all") else Distinct(node)
+
+    def _parts(self, plan: Json, is_all: bool) -> list[Node]:
+        """Return what a UNION is made of, through those below it that change nothing: all are one of many parts."""
+        below = [child for child in plan["children"] if child["type"] == "LOGICAL_UNION"]
+        through = [child for child in below if bool(child.get("setop_all")) or not is_all]
+        for child in through:
+            check_members(child)
+        every = [
+            self._parts(child, is_all) if any(child is other for other in through) else [self.adapted(child)]
+            for child in plan["children"]
+        ]
+        return [part for parts in every for part in parts]
+
+    def except_(self, plan: Json) -> Node:
+        return self._set_operation(plan, "except")
+
+    def intersect(self, plan: Json) -> Node:
+        return self._set_operation(plan, "intersect")
+
+    def _set_operation(self, plan: Json, how: Any) -> Node:
+        left, right = self._child(plan), self._child(plan, 1)
+        self._refuse_intervals(types_of(left), how.upper())
+        if plan.get("setop_all"):
+            return SetOperation(how, left, right)
+        return SetOperation(how, Distinct(left), Distinct(right))
+
+    def _refuse_intervals(self, kinds: Sequence[str], what: str) -> None:
+        if "interval" in kinds:
+            raise InvalidUsage(f"{what} of intervals is not supported in a view: take epoch_us(…), their lengths")
+
+    def window(self, plan: Json) -> Node:
+        child, nodes = self._child(plan), plan["expressions"]
+        if any(map(is_by_place, nodes)):
+            made = by_place(child, nodes, plan["window_index"], self._of, self._of.window)
+            return self._with_lists(made, nodes, width_of(child))
+        return self._with_lists(Window(child, tuple(map(self._of.window, nodes))), nodes, width_of(child))
+
+    def let(self, plan: Json) -> Node:
+        return Let(plan["table_index"], self._child(plan), self._child(plan, 1))
+
+    def ref(self, plan: Json) -> Node:
+        types = tuple(self._of.type_of(kind, plan) for kind in plan["chunk_types"])
+        if plan.get("is_recurring"):
+            raise InvalidUsage("recurring.… is not supported in a view: read the rows of the round before")
+        return Ref(plan["cte_index"], types)
+
+    def recursive(self, plan: Json) -> Node:
+        if plan.get("key_targets") or plan.get("payload_aggregates"):
+            raise InvalidUsage("WITH RECURSIVE … USING KEY is not supported in a view")
+        anchor, step = self._child(plan), self._child(plan, 1)
+        if not plan.get("union_all"):
+            self._refuse_intervals(types_of(anchor), "WITH RECURSIVE with UNION")
+        if any(isinstance(node, Temporal) for node in every(step)):
+            raise InvalidUsage("_now() is not supported in the step of WITH RECURSIVE: compare it before, or after")
+        return Recursive(plan["table_index"], bool(plan.get("union_all")), anchor, step)
+
+    def dummy(self, plan: Json) -> Node:
+        return Values(("boolean",), ((TRUE,),))
+
+    def expressions(self, plan: Json) -> Node:
+        input_ = self._child(plan)
+        return _united([Project(input_, self._of.every(row)) for row in plan["expressions"]])
+
+    def empty(self, plan: Json) -> Node:
+        types = tuple(self._of.type_of(kind, plan) for kind in plan.get("return_types", ()))
+        return Values(types or ("boolean",), ())
+
+
+_ADAPTED: dict[str, Any] = {
+    "LOGICAL_GET": Adapter.scan,
+    "LOGICAL_PROJECTION": Adapter.project,
+    "LOGICAL_FILTER": Adapter.filter,
+    "LOGICAL_CROSS_PRODUCT": Adapter.cross,
+    "LOGICAL_COMPARISON_JOIN": Adapter.join,
+    "LOGICAL_ANY_JOIN": Adapter.join,
+    "LOGICAL_AGGREGATE_AND_GROUP_BY": Adapter.aggregate,
+    "LOGICAL_DISTINCT": Adapter.distinct,
+    "LOGICAL_ORDER_BY": Adapter.order,
+    "LOGICAL_LIMIT": Adapter.limit,
+    "LOGICAL_UNION": Adapter.union,
+    "LOGICAL_EXCEPT": Adapter.except_,
+    "LOGICAL_INTERSECT": Adapter.intersect,
+    "LOGICAL_WINDOW": Adapter.window,
+    "LOGICAL_MATERIALIZED_CTE": Adapter.let,
+    "LOGICAL_CTE_REF": Adapter.ref,
+    "LOGICAL_RECURSIVE_CTE": Adapter.recursive,
+    "LOGICAL_DUMMY_SCAN": Adapter.dummy,
+    "LOGICAL_EXPRESSION_GET": Adapter.expressions,
+    "LOGICAL_UNNEST": Adapter.unnest,
+    "LOGICAL_ASOF_JOIN": Adapter.asof,
+    "LOGICAL_EMPTY_RESULT": Adapter.empty,
+}
+
+
+def _united(parts: Sequence[Node]) -> Node:
+    """Return the rows of all parts, as a tree that is no deeper than it must be."""
+    if len(parts) == 1:
+        return parts[0]
+    half = len(parts) // 2
+    return SetOperation("union", _united(parts[:half]), _united(parts[half:]))
+
+
+def _in_one_order(aggregates: tuple[Aggregation, ...]) -> tuple[Aggregation, ...]:
+    """Return aggregates that see the rows of a group in one order: what theirs leave open, their arguments decide.
+
+    So `first(a), first(b)` are of one row, and the lists of two columns stand side by side, as in DuckDB.
+    """
+    read = [
+        [argument for argument in call.arguments if not isinstance(argument, Lit)]
+        for call in aggregates
+        if call.function in _IN_AN_ORDER
+    ]
+    if all(columns == read[0] for columns in read):
+        return aggregates
+    ties: list[Order] = []
+    for columns in read:
+        ties += [key for key in map(Order, columns) if key not in ties]
+    return tuple(
+        msgspec.structs.replace(call, order=(*call.order, *ties)) if call.function in _IN_AN_ORDER else call
+        for call in aggregates
+    )
+
+
+_IN_AN_ORDER = ("first", "last", "any", "arg_min", "arg_max", "list", "string_agg")
+
+
+def _determines(targets: Sequence[Term], node: Node) -> bool:
+    """Return whether rows that agree in some expressions agree in all columns, which may be computed from these."""
+    known = {target.index for target in targets if isinstance(target, Place)}
+    if not isinstance(node, Project):
+        return len(known) == width_of(node)
+    given = [node.outputs[at] for at in known]
+    kinds = types_of(node.input)
+    exact = {at for at, kind in enumerate(kinds) if kind not in ("float", "double")}  # 0.0 and -0.0 are one row.
+
+    def is_known(expression: Term) -> bool:
+        if isinstance(expression, Call) and places_in(expression) <= exact and expression not in given:
+            return all(map(is_known, expression.arguments))
+        return isinstance(expression, Lit) or expression in given
+
+    return all(map(is_known, node.outputs))
+
+
+def _picked(node: Node, places: Sequence[int] | None) -> Node:
+    """Return some columns of a relation; all of them if it is not said which."""
+    if not places or list(places) == list(range(width_of(node))):
+        return node
+    return Project(node, tuple(map(Place, places)))

@@ -1,0 +1,459 @@
+"""Expressions of DuckDB 2.0's bound plans, as those of our plans. What is not known is refused with its place."""
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from persist.compute.sql.algebra import Aggregation, Frame, Order, WindowCall
+from persist.compute.sql.by_duckdb import Text, bare, is_another, is_nested, is_within, name_of, shown_type
+from persist.compute.sql.duck import place
+from persist.compute.sql.members import NOWHERE, check_members
+from persist.compute.sql.types import constant, has_interval, of_duckdb, to_arrow
+from persist.core.errors import InvalidUsage
+from persist.core.expression.evaluation import all_of
+from persist.core.expression.python_functions import PythonFunction, python_function
+from persist.core.expression.sql_numbers import is_cast
+from persist.core.expression.term import Call, Lit, Place, Term, calls, sql_call
+
+Json = dict[str, Any]
+
+# What our plans call the functions of DuckDB that they have themselves. It computes all others itself.
+FUNCTIONS = {
+    "+": "add", "add": "add", "-": "subtract", "subtract": "subtract", "*": "multiply", "multiply": "multiply",
+    "/": "divide", "//": "divide_whole", "divide": "divide_whole", "%": "remainder", "mod": "remainder",
+    "~~": "like", "!~~": "not_like", "~~*": "ilike", "!~~*": "not_ilike", "prefix": "prefix",
+    "starts_with": "prefix", "^@": "prefix", "suffix": "suffix", "ends_with": "suffix", "contains": "contains",
+    "lower": "lower", "lcase": "lower",
+    "upper": "upper", "ucase": "upper", "length": "length", "len": "length", "char_length": "length",
+    "character_length": "length", "ifnull": "coalesce", "nullif": "nullif", "error": "error",
+    "year": "year", "quarter": "quarter", "month": "month", "day": "day", "dayofmonth": "day", "hour": "hour",
+    "minute": "minute", "second": "second", "date_part": "date_part", "datepart": "date_part",
+}  # fmt: skip
+_JSON_COLUMNS = ("key", "value", "type", "atom", "id", "parent", "fullkey", "path")  # Of json_each and json_tree.
+_OF_PATTERN = ("like", "not_like", "ilike", "not_ilike", "prefix", "suffix", "contains")  # Which is a constant.
+_PARTS = ("year", "quarter", "month", "day", "hour", "minute", "second")
+COMPARISONS = {
+    "COMPARE_EQUAL": "equal", "COMPARE_NOTEQUAL": "not_equal", "COMPARE_LESSTHAN": "less",
+    "COMPARE_LESSTHANOREQUALTO": "less_equal", "COMPARE_GREATERTHAN": "greater",
+    "COMPARE_GREATERTHANOREQUALTO": "greater_equal", "COMPARE_DISTINCT_FROM": "distinct_from",
+    "COMPARE_NOT_DISTINCT_FROM": "not_distinct_from", "COMPARE_IN": "in", "COMPARE_NOT_IN": "not_in",
+    "CONJUNCTION_AND": "and", "CONJUNCTION_OR": "or", "OPERATOR_NOT": "not", "OPERATOR_IS_NULL": "is_null",
+    "OPERATOR_IS_NOT_NULL": "is_not_null", "OPERATOR_COALESCE": "coalesce", "OPERATOR_NULLIF": "nullif",
+    "COMPARE_BETWEEN": "between",
+}  # fmt: skip
+AGGREGATES = {
+    "count_star": "count_star", "count": "count", "sum": "sum", "sum_no_overflow": "sum", "avg": "avg", "mean": "avg",
+    "min": "min", "max": "max", "bool_and": "bool_and", "bool_or": "bool_or", "first": "first", "any_value": "any",
+    "arbitrary": "first", "last": "last", "count_if": "count_if", "countif": "count_if", "arg_min": "arg_min",
+    "argmin": "arg_min", "min_by": "arg_min", "arg_max": "arg_max", "argmax": "arg_max", "max_by": "arg_max",
+    "fsum": "sum", "sumkahan": "sum", "kahan_sum": "sum", "favg": "avg", "bit_and": "bit_and", "bit_or": "bit_or",
+    "bit_xor": "bit_xor", "mode": "mode", "mad": "mad", "median": "quantile", "quantile": "quantile",
+    "quantile_disc": "quantile", "quantile_cont": "quantile", "list": "list", "array_agg": "list",
+    "string_agg": "string_agg", "group_concat": "string_agg", "listagg": "string_agg", "histogram": "histogram",
+    "stddev": "stddev_samp", "variance": "var_samp", "stddev_samp": "stddev_samp", "var_samp": "var_samp",
+    "stddev_pop": "stddev_pop", "var_pop": "var_pop", "sem": "sem", "skewness": "skewness", "kurtosis": "kurtosis",
+    "kurtosis_pop": "kurtosis_pop", "covar_pop": "covar_pop", "covar_samp": "covar_samp", "corr": "corr",
+    "regr_avgx": "regr_avgx", "regr_avgy": "regr_avgy", "regr_count": "regr_count", "regr_intercept": "regr_intercept",
+    "regr_r2": "regr_r2", "regr_slope": "regr_slope", "regr_sxx": "regr_sxx", "regr_sxy": "regr_sxy",
+    "regr_syy": "regr_syy",
+}  # fmt: skip
+OF_LISTS = ("entropy", "product", "histogram_exact")  # What DuckDB computes of the values of a group.
+WINDOWS = {
+    "WINDOW_ROW_NUMBER": "row_number", "WINDOW_RANK": "rank", "WINDOW_RANK_DENSE": "dense_rank",
+    "WINDOW_PERCENT_RANK": "percent_rank", "WINDOW_CUME_DIST": "cume_dist", "WINDOW_NTILE": "ntile",
+    "WINDOW_LAG": "lag", "WINDOW_LEAD": "lead", "WINDOW_FIRST_VALUE": "first_value", "WINDOW_LAST_VALUE": "last_value",
+    "WINDOW_NTH_VALUE": "nth_value", "WINDOW_AGGREGATE": "aggregate",
+}  # fmt: skip
+_BETWEEN = ("DOUBLE", "FLOAT", "DECIMAL", "TIME")  # What medians are of that may lie between two values.
+_BITS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")
+_OF_INTERVALS = (
+    *("first", "last", "any", "min", "max", "arg_min", "arg_max"),
+    *("lag", "lead", "first_value", "last_value", "nth_value"),
+)
+_EXCLUDED = {"NO_OTHER": "", "CURRENT_ROW": "current row", "GROUP": "group", "TIES": "ties"}
+
+
+class Expressions:
+    """Translates the expressions of one query.
+
+    Args:
+        sql: its text, for messages.
+
+    Attributes:
+        table: what DuckDB numbers the relation below, of which an expression may name the columns so.
+    """
+
+    def __init__(self, sql: str) -> None:
+        self.sql = sql
+        self.table: int | None = None
+
+    def refuse(self, what: str, node: Json) -> NoReturn:
+        """Raise InvalidUsage that says what is not supported, and where."""
+        at = node.get("query_location")
+        raise InvalidUsage(what + place(self.sql, None if at == NOWHERE else at))
+
+    def check(self, node: Json) -> None:
+        """Refuse an expression that says something that is not understood here."""
+        try:
+            check_members(node)
+        except InvalidUsage as error:
+            self.refuse(str(error), node)
+
+    def type_of(self, kind: Json, node: Json) -> str:
+        try:
+            name = of_duckdb(kind)
+        except InvalidUsage as error:
+            self.refuse(str(error), node)
+        if is_nested(kind) and has_interval(name):
+            self.refuse("lists, structs and maps hold no intervals in a view: take their lengths, epoch_us(…)", node)
+        return name
+
+    def every(self, nodes: Any) -> tuple[Term, ...]:
+        return tuple(map(self.one, nodes or ()))
+
+    def one(self, node: Json) -> Term:
+        """Return one expression."""
+        self.check(node)
+        match node.get("expression_class"):
+            case "BOUND_REF":
+                return Place(node["index"])
+            case "BOUND_COLUMN_REF" if node["binding"]["table_index"] == self.table and not node.get("depth"):
+                return Place(node["binding"]["column_index"])
+            case "BOUND_CONSTANT":
+                return self._constant(node)
+            case "BOUND_CASE":
+                return self._case(node)
+            case "BOUND_FUNCTION" | "BOUND_OPERATOR" | "BOUND_CONJUNCTION":
+                return self._call(node)
+            case "BOUND_PARAMETER":
+                self.refuse("a view has no parameters: write the value into the query", node)
+        self.refuse(f"{node.get('expression_class')} is not supported in a view", node)
+
+    def _constant(self, node: Json) -> Term:
+        value = node["value"]
+        if is_nested(value["type"]) or is_another(value["type"]):
+            return self._by_duckdb({**node, "return_type": value["type"]})
+        kind = self.type_of(value["type"], node)
+        if value.get("is_null") or "value" not in value:
+            return constant(kind, None)
+        literal = value["value"]
+        if kind == "hugeint" or (kind.startswith("decimal") and isinstance(literal, dict)):
+            literal = (literal["upper"] << 64) + literal["lower"]
+        elif kind == "interval":
+            literal = f"{literal.get('months', 0)},{literal.get('days', 0)},{literal.get('micros', 0)}"
+        elif kind == "boolean":
+            literal = "true" if literal else "false"
+        return constant(kind, str(literal))
+
+    def _case(self, node: Json) -> Term:
+        kind = self.type_of(node["return_type"], node)
+        arguments: list[Term] = []
+        for check in node["case_checks"]:
+            arguments += [self.one(check["when_expr"]), self.one(check["then_expr"])]
+        return sql_call("case", to_arrow(kind), *arguments, self.one(node["else_expr"]), at=self._at(node))
+
+    def compared(self, node: Json) -> Term:
+        """Return one expression as what it is compared by: of an interval, its microseconds."""
+        if not _is_interval(node):
+            return self.one(node)
+        # DuckDB puts this around intervals that it compares: months become days there, which these have, too.
+        bare_ = node["children"][0] if name_of(node) == "normalized_interval" else node
+        return sql_call("duckdb", pa.int64(), Lit(pa.scalar('epoch_us("$1")')), self.one(bare_), at=self._at(node))
+
+    def _is_by_duckdb(self, node: Json) -> bool:
+        """Return whether DuckDB computes a call itself: what views have no function for, and what is of lists, structs
+        and maps, or casts JSON."""
+        if _of_python(node) is not None:
+            return False
+        kind, given = node["type"], [child.get("return_type") or {} for child in node.get("children") or ()]
+        if any(map(is_within, [node.get("return_type") or {}, *given])):
+            return True
+        if kind == "OPERATOR_CAST":
+            both = (node["return_type"], *node["arguments"])
+            if {"NULL", "SQLNULL"} & {one.get("id") for one in both}:
+                return False
+            if any(is_nested(one) or is_another(one) for one in both):
+                return True
+            one, other = (self.type_of(kind, node) for kind in both)
+            tries = node.get("function_data", {}).get("try_cast") or node.get("try_cast")
+            return other != "null" and (bool(tries) or not is_cast(to_arrow(other), to_arrow(one)))
+        if kind == "OPERATOR_TRY":
+            return True
+        if kind in COMPARISONS:
+            return kind not in ("OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL") and any(map(is_nested, given))
+        return kind == "BOUND_FUNCTION" and (_own_name(node) is None or any(map(is_nested, given)))
+
+    def _by_duckdb(self, node: Json) -> Term:
+        text = Text(self.one, self.refuse, self._is_by_duckdb, self.check)
+        shown, kind = self._as_arrow(text.of(node), node["return_type"], node)
+        return sql_call("duckdb", kind, Lit(pa.scalar(shown)), *text.columns, at=self._at(node))
+
+    def _as_arrow(self, text: str, kind: Json, node: Json) -> tuple[str, pa.DataType]:
+        """Return an expression of DuckDB's as one of a type that Arrow has, and that type."""
+        arrow, named = to_arrow(self.type_of(kind, node)), shown_type(kind, is_named=True)
+        return text if named == shown_type(kind) else f"CAST({text} AS {named})", arrow
+
+    def series(self, plan: Json, asked: Sequence[int]) -> list[Term]:
+        """Return the lists of which a table function gives the elements: one for each column that is asked for.
+
+        With ordinality, the last one says the number of each element.
+        """
+        name, kinds = name_of(plan), plan["input_table_types"]
+        text = Text(self.one, self.refuse, self._is_by_duckdb, self.check)
+        given = plan.get("parameters") or []
+        if given:
+            shown = [text.constant(value) for value in given]
+        else:
+            shown = [f'CAST("${at + 1}" AS {shown_type(kind)})' for at, kind in enumerate(kinds)]
+        columns = text.columns if given else list(map(Place, range(len(kinds))))
+        rows = f"{name}({', '.join(shown)})"
+        whole, lists = shown[0] if name == "unnest" else rows, list[Term]()
+        is_json_function, is_numbered = name.startswith("json_"), plan.get("source_ordinality") == "WITH_ORDINALITY"
+        for at in asked:
+            kind = {"id": "LIST", "type_info": {"child_type": plan["returned_types"][at]}}
+            is_number = is_numbered and at == len(plan["returned_types"]) - 1
+            values = whole
+            if is_json_function:
+                values = f"(SELECT list({_JSON_COLUMNS[0 if is_number else at]} ORDER BY id) FROM {rows})"
+            values = f"range(1, len({values}) + 1)" if is_number else values
+            values, arrow = self._as_arrow(values, kind, plan)
+            lists.append(sql_call("duckdb", arrow, Lit(pa.scalar(values)), *columns))
+        return lists
+
+    def _call(self, node: Json) -> Term:
+        name = name_of(node)
+        function = _of_python(node)
+        if function is not None:
+            return function.term(self.every(node.get("children")), self._at(node))
+        if self._is_by_duckdb(node):
+            return self._by_duckdb(node)
+        kind = self.type_of(node.get("return_type", {"id": "BOOLEAN"}), node)
+        type_, at = node["type"], self._at(node)
+        is_comparison = type_.startswith("COMPARE_")
+        arguments = tuple(map(self.compared if is_comparison else self.one, node.get("children") or ()))
+        if type_ == "OPERATOR_CAST":
+            given = self.type_of(node["arguments"][0], node)
+            if given == "null" and isinstance(arguments[0], Lit | Place):
+                return constant(kind, None)
+            if kind == "hugeint" and given in ("float", "double"):  # Decimals, which these are here, round otherwise.
+                arguments = (sql_call("round_even", to_arrow(given), *arguments, at=at),)
+            [argument] = arguments
+            if isinstance(argument, Lit) and argument.value.type == to_arrow(kind):
+                return argument  # DuckDB 2.0.1 casts a text to the type that it has.
+            return sql_call("cast", to_arrow(kind), *arguments, at=at)
+        if type_ == "COMPARE_BETWEEN":
+            return _between("greater_equal", "less_equal", *arguments, at=at)
+        if type_ in COMPARISONS:
+            return sql_call(COMPARISONS[type_], to_arrow(kind), *arguments, at=at)
+        own = _own_name(node)
+        if type_ != "BOUND_FUNCTION" or own is None:
+            self.refuse(f"function {name or type_}() is not supported in a view", node)
+        return sql_call(own, to_arrow(kind), *(arguments[-1:] if own in _PARTS else arguments), at=at)
+
+    def order(self, node: Json) -> Order:
+        """Return one key of an ORDER BY."""
+        down = node["type"] == "DESCENDING"
+        nulls = node.get("null_order", "NULLS LAST").replace("_", " ")
+        return Order(self.one(node["expression"]), down, nulls == "NULLS FIRST")
+
+    def aggregation(self, node: Json) -> Aggregation:
+        """Return one aggregate."""
+        self.check(node)
+        name = name_of(node)
+        if is_of_list(node):
+            return self._list(node)
+        if name not in AGGREGATES:
+            self.refuse(f"aggregate {name}() is not supported in a view", node)
+        self._refuse_interval(node, name)
+        kind = (node.get("children") or [{}])[0].get("return_type", {}).get("id", "")
+        if AGGREGATES[name] == "avg" and kind.startswith(("DATE", "TIME")):
+            self.refuse(
+                f"{name}() of {kind} is not supported in a view: take make_timestamp({name}(epoch_us(…)))", node
+            )
+        function, arguments = self._extreme(node, AGGREGATES[name], self._aggregated(node, name))
+        order = tuple(map(self.order, node.get("order_bys", {}).get("orders") or ()))
+        return Aggregation(
+            function,
+            self.type_of(node["return_type"], node),
+            arguments,
+            node.get("aggregate_type") == "DISTINCT",
+            self.one(node["filter"]) if node.get("filter") else None,
+            order,
+        )
+
+    def _extreme(self, node: Json, function: str, arguments: tuple[Term, ...]) -> tuple[str, tuple[Term, ...]]:
+        """Return an aggregate and its arguments: the least of intervals is that of the least length."""
+        if function not in ("min", "max") or not _is_interval(node):
+            return function, arguments
+        return f"arg_{function}", (*arguments, self.compared(node["children"][0]))
+
+    def _list(self, node: Json) -> Aggregation:
+        """Return the list of values of which DuckDB computes an aggregate: `of_list` does that."""
+        function, children = AGGREGATES.get(name_of(node), ""), node["children"]
+        value = self.one(children[0])
+        by = self.one(children[1]) if function.startswith("arg_") else value
+        conditions: list[Term] = [sql_call("is_not_null", pa.bool_(), term) for term in (value, by)]
+        conditions += [self.one(node["filter"])] if node.get("filter") else []
+        return Aggregation(
+            "list",
+            self.type_of({"id": "LIST", "type_info": {"child_type": children[0]["return_type"]}}, node),
+            (value,),
+            node.get("aggregate_type") == "DISTINCT",
+            all_of(conditions),
+            (Order(by, function.endswith("max")),),
+        )
+
+    def of_list(self, node: Json, values: Place) -> Term:
+        """Return an aggregate that DuckDB computes of a list of the values, or that is its first ones."""
+        name, children = name_of(node), node["children"]
+        kind = shown_type({"id": "LIST", "type_info": {"child_type": children[0]["return_type"]}})
+        shown, text = f'CAST("$1" AS {kind})', Text(self.one, self.refuse, self._is_by_duckdb, self.check)
+        if name in AGGREGATES and name != "histogram":
+            count = self.whole(children[-1], f"how many rows {name}() gives")
+            if count < 1:
+                self.refuse(f"{name}() gives one row or more", children[-1])
+            shown = f"list_slice({shown}, 1, {count})"
+        else:
+            more = "".join(f", {text.of(child)}" for child in children[1:])
+            shown = f"list_aggregate(coalesce({shown}, CAST([] AS {kind})), '{name}'{more})"
+        if text.columns:
+            self.refuse(f"{name}() takes constants besides its values in a view", node)
+        shown, arrow = self._as_arrow(shown, node["return_type"], node)
+        return sql_call("duckdb", arrow, Lit(pa.scalar(shown)), values, at=self._at(node))
+
+    def _aggregated(self, node: Json, name: str) -> tuple[Term, ...]:
+        """Return the arguments of an aggregate: those that are computed, then its constants. Those of a
+        quantile are whether a value may lie between two, whether the order is descending, and the shares."""
+        function, data = AGGREGATES[name], node.get("function_data") or {}
+        if function.startswith("bit_") and node["return_type"]["id"] not in _BITS:
+            self.refuse(f"{name}() of {node['return_type']['id']} is not supported in a view: cast to BIGINT", node)
+        arguments = self.every(node.get("children", ())[: 1 if function == "quantile" else None])
+        if function == "quantile":
+            is_median = name == "median" and node["return_type"]["id"].startswith(_BETWEEN)
+            is_between = name == "quantile_cont" or is_median
+            flags = (pa.scalar(is_between), pa.scalar(bool(data.get("desc"))))
+            shares = [self._constant({"value": share}) for share in data["quantiles"]]
+            return (arguments[0], *map(Lit, flags), *shares)
+        if function == "string_agg":
+            return (arguments[0], Lit(pa.scalar(str(data.get("separator", ",")))))
+        return arguments
+
+    def _refuse_interval(self, node: Json, name: str) -> None:
+        if AGGREGATES.get(name, name) not in _OF_INTERVALS and self.type_of(node["return_type"], node) == "interval":
+            self.refuse(f"{name}() of intervals is not supported in a view: take it of epoch_us(…), their length", node)
+
+    def window(self, node: Json) -> WindowCall:
+        """Return one window function."""
+        self.check(node)
+        function = WINDOWS.get(node["type"])
+        if function is None:
+            self.refuse(f"window function {node['type']} is not supported in a view", node)
+        arguments: tuple[Term, ...] = ()
+        kind = node["return_type"]
+        condition = node.get("filters")
+        within = tuple(map(self.order, node.get("arg_orders") or ()))
+        where = self.one(condition) if condition else None
+        if function == "aggregate" and is_of_list(node):
+            made = self._list({**node, "filter": condition})
+            function, arguments, within, where = made.function, made.arguments, made.order, made.where
+            kind = {"id": "LIST", "type_info": {"child_type": node["children"][0]["return_type"]}}
+        elif function == "aggregate":
+            name = name_of(node)
+            if name not in AGGREGATES:
+                self.refuse(f"aggregate {name}() over a window is not supported in a view", node)
+            function = AGGREGATES[name] if node.get("children") else "count_star"
+            function, arguments = self._extreme(node, function, self._aggregated(node, name))
+        else:
+            arguments = self.every(node.get("children"))
+        self._refuse_interval(node, function)
+        start, start_at = self.bound(node, "start")
+        end, end_at = self.bound(node, "end")
+        exclude: Any = _EXCLUDED[node.get("exclude_clause", "NO_OTHER")]
+        if within and node["type"] != "WINDOW_AGGREGATE":
+            self.refuse(f"ORDER BY inside of {function}() is not supported in a view: order the window", node)
+        return WindowCall(
+            function,
+            self.type_of(kind, node),
+            arguments,
+            self.every(node.get("partitions")),
+            tuple(map(self.order, node.get("orders") or ())),
+            Frame(start, end, start_at, end_at, exclude),
+            where,
+            within,
+            bool(node.get("distinct")),
+            bool(node.get("ignore_nulls")),
+        )
+
+    def bound(self, node: Json, which: str) -> tuple[Any, Term | None]:
+        """Return the "start" or the "end" of the frames of a window function."""
+        mode = node[which]
+        if mode.startswith("UNBOUNDED"):
+            return None, None
+        if mode.startswith("CURRENT_ROW"):
+            return ("rows" if mode.endswith("ROWS") else "range", 0), None
+        expression = node[f"{which}_expr"]
+        if mode.endswith("RANGE"):
+            if _is_interval(expression):
+                self.refuse("a frame of RANGE over intervals is not supported in a view: order by epoch_us(…)", node)
+            return ("value", 0), self.one(expression)
+        offset = self.whole(expression, "an offset of a frame")
+        if offset < 0:
+            self.refuse("an offset of a frame is not negative", expression)
+        return ("rows" if mode.endswith("ROWS") else "groups", -offset if "PRECEDING" in mode else offset), None
+
+    def whole(self, node: Json, what: str) -> int:
+        """Return a constant whole number."""
+        number = self.one(node)
+        while isinstance(number, Call) and calls(number, "cast"):
+            number = number.arguments[0]
+        if not isinstance(number, Lit) or not isinstance(number.value.as_py(), int | Decimal):
+            self.refuse(f"{what} is a constant whole number in a view", node)
+        return int(number.value.as_py())
+
+    def _at(self, node: Json) -> int | None:
+        at = node.get("query_location", NOWHERE)
+        return None if at == NOWHERE else at
+
+
+def _is_interval(node: Json) -> bool:
+    kind = node.get("return_type") or node.get("value", {}).get("type") or {}
+    return bool(kind.get("id") == "INTERVAL")
+
+
+def is_of_list(node: Json) -> bool:
+    """Return whether DuckDB computes an aggregate of the list of its values."""
+    name, count = name_of(node), len(node.get("children") or ())
+    function = AGGREGATES.get(name)
+    several = {"min": 1, "max": 1, "arg_min": 2, "arg_max": 2, "histogram": 1}
+    return name in OF_LISTS or (function in several and count > several[function])
+
+
+def _of_python(node: Json) -> PythonFunction | None:
+    """Return the function of Python that a node calls; None if it calls none."""
+    return python_function(name_of(node)) if node["type"] == "BOUND_FUNCTION" else None
+
+
+def _own_name(node: Json) -> str | None:
+    """Return what our plans call the function of a node; None if DuckDB computes it."""
+    own = FUNCTIONS.get(name_of(node))
+    given = node.get("children") or [{}]
+    kind = (given[-1].get("return_type") or {}).get("id")
+    if own == "date_part":
+        unit = str((bare(given[0]).get("value") or {}).get("value", "")).lower()
+        own = unit if unit in _PARTS else None
+    if own in _PARTS:
+        return None if kind == "INTERVAL" else own
+    if own in _OF_PATTERN:
+        return own if bare(given[-1]).get("expression_class") == "BOUND_CONSTANT" else None
+    if own in ("divide_whole", "remainder") and node["return_type"]["id"] in ("DECIMAL", "HUGEINT"):
+        return None
+    return None if own == "length" and kind != "VARCHAR" else own
+
+
+def _between(low: str, high: str, value: Term, least: Term, greatest: Term, *, at: int | None) -> Term:
+    bounds = ((low, least), (high, greatest))
+    return sql_call(
+        "and", pa.bool_(), *(sql_call(how, pa.bool_(), value, bound, at=at) for how, bound in bounds), at=at
+    )

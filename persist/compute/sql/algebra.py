@@ -1,0 +1,438 @@
+"""The plan of a query as it is stored: relational algebra over numbered columns, with the type of all that is made.
+
+This, and not the text of the query, is what a view means. It is written once, when the view is created, and read at
+every start; so another release of DuckDB, or none, changes nothing. Every value has a `kind` in the JSON, and the whole
+stands in a `Definition` with a version (`persist.compute.sql.definition`).
+
+Expressions are terms (`persist.core.expression`). Their columns are numbered from 0, and are those of the node's
+input; for the condition of a join those of the left, and behind them those of the right. Relations are multisets:
+nothing is in an order.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+
+from persist.compute.sql.types import kind_in, kind_of, to_arrow
+from persist.core.expression.evaluation import all_of
+from persist.core.expression.term import Call, Lit, Place, Term, calls, places_in, shifted
+
+TRUE = Lit(pa.scalar(True))
+
+
+class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One key of an order."""
+
+    by: Term
+    descending: bool = False
+    nulls_first: bool = False
+
+
+class Aggregation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One value for a group of rows; where is the condition of its FILTER, and order that of its own ORDER BY."""
+
+    function: str
+    type: str
+    arguments: tuple[Term, ...] = ()
+    distinct: bool = False
+    where: Term | None = None
+    order: tuple[Order, ...] = ()
+
+
+class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which rows of a partition a window function sees from a row: from start to end, both inclusive.
+
+    A bound is (mode, offset): mode "rows" counts rows, "groups" rows that agree in the order, "range" is 0, for all of
+    those of the row, and "value" is up to the value of start_at or end_at; None is the end of the partition.
+
+    Attributes:
+        exclude: which rows are left out: "current row", "group", "ties".
+    """
+
+    start: tuple[Literal["rows", "range", "groups", "value"], int] | None = None
+    end: tuple[Literal["rows", "range", "groups", "value"], int] | None = None
+    start_at: Term | None = None
+    end_at: Term | None = None
+    exclude: Literal["", "current row", "group", "ties"] = ""
+
+
+class WindowCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One column that a window function adds; within is the order of the rows that an aggregate takes."""
+
+    function: str
+    type: str
+    arguments: tuple[Term, ...] = ()
+    partition: tuple[Term, ...] = ()
+    order: tuple[Order, ...] = ()
+    frame: Frame = Frame()
+    where: Term | None = None
+    within: tuple[Order, ...] = ()
+    distinct: bool = False
+    ignore_nulls: bool = False
+
+
+class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
+    pass
+
+
+class Scan(_Node, frozen=True, tag="scan"):
+    """Columns of a collection."""
+
+    collection: str
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+
+
+class Values(_Node, frozen=True, tag="values"):
+    """Rows that the query itself holds."""
+
+    types: tuple[str, ...]
+    rows: tuple[tuple[Term, ...], ...]
+
+
+class Project(_Node, frozen=True, tag="project"):
+    """Computed columns."""
+
+    input: "Node"
+    outputs: tuple[Term, ...]
+
+
+class Filter(_Node, frozen=True, tag="filter"):
+    """The rows for which a condition is true."""
+
+    input: "Node"
+    condition: Term
+
+
+class Temporal(_Node, frozen=True, tag="temporal"):
+    """Each row at the times in [lower, upper), which it says itself; a row whose bound is NULL is never there."""
+
+    input: "Node"
+    lower: Term | None = None
+    upper: Term | None = None
+
+
+class Join(_Node, frozen=True, tag="join"):
+    """Pairs of rows that agree.
+
+    Attributes:
+        how: inner, left, right, full: as in SQL; semi, anti: rows of the left with and without partner; mark: the rows
+            of the left, and whether they have one (true, false, or NULL for unknown); single: left, and a second
+            partner is an error; unless: the rows of the left for which mark would be false.
+        equal: pairs of expressions that are equal and not NULL; same: that are equal or both NULL.
+        condition: what else must be true of a pair.
+    """
+
+    how: Literal["inner", "left", "right", "full", "semi", "anti", "mark", "single", "unless"]
+    left: "Node"
+    right: "Node"
+    equal: tuple[tuple[Term, Term], ...] = ()
+    same: tuple[tuple[Term, Term], ...] = ()
+    condition: Term | None = None
+
+
+class Aggregate(_Node, frozen=True, tag="aggregate"):
+    """Keys and aggregates of each group, and then what GROUPING says.
+
+    Attributes:
+        sets: numbers of keys, for each grouping set. One set without keys has one group, even of no rows.
+        groupings: of each GROUPING(…), the numbers of its keys.
+        complete: aggregates are counts and totals, and a group is there while one of them is not 0
+            (`persist.compute.sql.groups`). The query of a user has none such.
+    """
+
+    input: "Node"
+    keys: tuple[Term, ...]
+    aggregates: tuple[Aggregation, ...]
+    sets: tuple[tuple[int, ...], ...]
+    groupings: tuple[tuple[int, ...], ...] = ()
+    complete: bool = False
+
+
+class Distinct(_Node, frozen=True, tag="distinct"):
+    """Each row once."""
+
+    input: "Node"
+
+
+class TopK(_Node, frozen=True, tag="top"):
+    """The rows of each partition from offset on, as many as limit, in an order; all columns break its ties.
+
+    Attributes:
+        counted: what limit is the number of. "rank", "dense_rank": the rows with up to this number by that function.
+    """
+
+    input: "Node"
+    order: tuple[Order, ...]
+    limit: int | None = None
+    offset: int = 0
+    partition: tuple[Term, ...] = ()
+    counted: Literal["row_number", "rank", "dense_rank"] = "row_number"
+
+
+class Unnest(_Node, frozen=True, tag="unnest"):
+    """The rows, as often as the longest of some lists has elements, with a column for each list behind.
+
+    Each row has one element of each list, in their order, and NULL beyond the end of a list. A row without elements is
+    left out.
+    """
+
+    input: "Node"
+    lists: tuple[Term, ...]
+
+
+class SetOperation(_Node, frozen=True, tag="set"):
+    """UNION, EXCEPT or INTERSECT ALL: multiplicities are added, subtracted down to 0, or the lesser one is taken."""
+
+    how: Literal["union", "except", "intersect"]
+    left: "Node"
+    right: "Node"
+
+
+class Window(_Node, frozen=True, tag="window"):
+    """The rows, with a column for each window function behind."""
+
+    input: "Node"
+    calls: tuple[WindowCall, ...]
+
+
+class Let(_Node, frozen=True, tag="let"):
+    """Give a relation a number, by which the body refers to it."""
+
+    number: int
+    value: "Node"
+    body: "Node"
+
+
+class Ref(_Node, frozen=True, tag="ref"):
+    """A relation by its number."""
+
+    number: int
+    types: tuple[str, ...]
+
+
+class Recursive(_Node, frozen=True, tag="recursive"):
+    """WITH RECURSIVE: the anchor, and what step makes of the rows that are new, until there are none.
+
+    In step, the number refers to the rows of the round before. Without all, a row that was there is not new.
+    """
+
+    number: int
+    all: bool
+    anchor: "Node"
+    step: "Node"
+
+
+Node = (
+    Scan
+    | Values
+    | Project
+    | Filter
+    | Temporal
+    | Join
+    | Aggregate
+    | Distinct
+    | TopK
+    | SetOperation
+    | Window
+    | Unnest
+    | Let
+    | Ref
+    | Recursive
+)
+
+
+_PARTS = ("input", "left", "right", "value", "body", "anchor", "step")
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """Return the relations that a node is made of."""
+    parts = (getattr(node, name, None) for name in _PARTS)
+    return tuple(part for part in parts if part is not None)
+
+
+def every(node: Node) -> Iterator[Node]:
+    """Yield a relation, and all that it is made of."""
+    yield node
+    for child in children(node):
+        yield from every(child)
+
+
+def crosses(plan: Node) -> int:
+    """Return how many inner joins of a plan have no key."""
+    return sum(isinstance(node, Join) and node.how == "inner" and not (node.equal or node.same) for node in every(plan))
+
+
+def replaced(node: Node, by: Callable[[Any], Node]) -> Any:
+    """Return a node with each of its relations given to a function, and replaced by what that returns."""
+    changes = {name: by(getattr(node, name)) for name in _PARTS if getattr(node, name, None) is not None}
+    return msgspec.structs.replace(node, **changes) if changes else node
+
+
+def terms_of(node: Node) -> list[Term]:
+    """Return the terms of a node itself, without those of the relations that it is made of."""
+    terms: list[Term] = []
+
+    def collect(term: Term) -> Term:
+        terms.append(term)
+        return term
+
+    with_terms(node, collect)
+    return terms
+
+
+def all_terms_of(node: Node) -> Iterator[Term]:
+    """Give the terms of a relation and of all below it."""
+    for relation in every(node):
+        yield from terms_of(relation)
+
+
+def with_terms(value: Any, by: Callable[[Term], Term]) -> Any:
+    """Return a node with each of its own terms given to a function, and replaced by what that returns."""
+    if isinstance(value, Term):
+        return by(value)
+    if isinstance(value, tuple):
+        return tuple(with_terms(item, by) for item in value)
+    if not isinstance(value, msgspec.Struct):
+        return value
+    parts = [name for name in value.__struct_fields__ if name not in _PARTS]
+    return msgspec.structs.replace(value, **{name: with_terms(getattr(value, name), by) for name in parts})
+
+
+def filtered(node: Node, conditions: Sequence[Term]) -> Node:
+    """Return the rows of a relation for which some conditions hold."""
+    return Filter(node, all_of(conditions)) if conditions else node
+
+
+def by_side(conditions: Sequence[Term], width: int) -> tuple[list[Term], list[Term], list[Term]]:
+    """Return the conditions that read the left only, those that read the right only, by its columns, and the rest."""
+    lefts, rights, both = [], [], []
+    for part in conditions:
+        reads = places_in(part)
+        if reads and max(reads) < width:
+            lefts.append(part)
+        elif reads and min(reads) >= width:
+            rights.append(shifted(part, -width))
+        else:
+            both.append(part)
+    return lefts, rights, both
+
+
+def equality(condition: Term, width: int) -> tuple[Term, Term] | None:
+    """Return the two sides of a condition that something of the left equals something of the right."""
+    if not (isinstance(condition, Call) and calls(condition, "equal")):
+        return None
+    one, other = condition.arguments
+    if places_in(one) and places_in(other):
+        if min(places_in(one)) >= width:
+            one, other = other, one
+        if max(places_in(one)) < width <= min(places_in(other)):
+            return one, shifted(other, -width)
+    return None
+
+
+def inner_join(
+    left: Node,
+    right: Node,
+    conditions: Sequence[Term],
+    equal: Sequence[tuple[Term, Term]] = (),
+    same: Sequence[tuple[Term, Term]] = (),
+) -> Join:
+    """Return a join under some conditions, whose keys are those of them that say what is equal in both sides."""
+    pairs = [equality(part, width_of(left)) for part in conditions]
+    rest = [part for part, pair in zip(conditions, pairs, strict=True) if pair is None]
+    keys = (*equal, *(pair for pair in pairs if pair is not None))
+    return Join("inner", left, right, keys, tuple(same), all_of(rest) if rest else None)
+
+
+def width_of(node: Node) -> int:
+    """Return how many columns a relation has."""
+    return len(types_of(node))
+
+
+def types_of(node: Node) -> tuple[str, ...]:
+    """Return the types of the columns of a relation."""
+    match node:
+        case Scan(_, _, types) | Values(types) | Ref(_, types):
+            return types
+        case Project(input_, outputs):
+            return types_in(outputs, types_of(input_))
+        case Filter(input_) | Temporal(input_) | Distinct(input_) | TopK(input_):
+            return types_of(input_)
+        case Join(how, left, right):
+            if how in ("semi", "anti", "unless"):
+                return types_of(left)
+            return (*types_of(left), *(("boolean",) if how == "mark" else types_of(right)))
+        case Aggregate(input_, keys, aggregates, _, groupings):
+            made = (*(aggregation.type for aggregation in aggregates), *("int64" for _ in groupings))
+            return (*types_in(keys, types_of(input_)), *made)
+        case SetOperation(_, left) | Recursive(_, _, left):
+            return types_of(left)
+        case Window(input_, calls):
+            return (*types_of(input_), *(call.type for call in calls))
+        case Unnest(input_, lists):
+            given = types_of(input_)
+            elements = (to_arrow(kind).value_type for kind in types_in(lists, given))
+            return (*given, *map(kind_of, elements))
+        case Let(_, _, body):
+            return types_of(body)
+    raise AssertionError(node)
+
+
+def types_in(expressions: Iterable[Term], given: Sequence[str]) -> tuple[str, ...]:
+    """Return the types of expressions over columns of given types."""
+    return tuple(given[term.index] if isinstance(term, Place) else kind_of(kind_in(term)) for term in expressions)
+
+
+def is_empty_without(node: Node, empty: frozenset[int]) -> bool:
+    """Return whether a relation surely has no rows if those with some numbers have none."""
+    match node:
+        case Scan():
+            return False
+        case Values(_, rows):
+            return not rows
+        case Ref(number):
+            return number in empty
+        case Aggregate(input_, _, _, sets):
+            return all(sets) and is_empty_without(input_, empty)
+        case Join(how, left, right):
+            sides = is_empty_without(left, empty), is_empty_without(right, empty)
+            return any(sides) if how in ("inner", "semi") else all(sides) if how == "full" else sides[how == "right"]
+        case SetOperation(how, left, right):
+            parts = is_empty_without(left, empty), is_empty_without(right, empty)
+            return all(parts) if how == "union" else parts[0] or (how == "intersect" and parts[1])
+        case Let(number, value, body):
+            return is_empty_without(body, empty | {number} if is_empty_without(value, empty) else empty)
+        case Recursive(_, _, anchor):
+            return is_empty_without(anchor, empty)
+    return all(is_empty_without(child, empty) for child in children(node))
+
+
+def unique_columns(node: Node) -> list[frozenset[int]]:
+    """Return sets of columns in which no two rows agree, as far as the plan tells."""
+    match node:
+        case Aggregate(_, keys, _, sets) if len(sets) == 1:
+            return [frozenset(range(len(keys)))]
+        case Filter(input_) | Temporal(input_):
+            return unique_columns(input_)
+        case Let(_, _, body):
+            return unique_columns(body)
+        case Project(input_, outputs):
+            places = {
+                output.index: at for at, output in reversed(list(enumerate(outputs))) if isinstance(output, Place)
+            }
+            unique_sets = unique_columns(input_)
+            return [frozenset(places[at] for at in columns) for columns in unique_sets if columns <= places.keys()]
+        case Join(how, left) if how in ("semi", "anti", "mark", "single", "unless"):
+            return unique_columns(left)
+        case Join(how, left) if how in ("inner", "left") and has_one_partner(node):
+            return unique_columns(left)
+    return []
+
+
+def has_one_partner(join: Join) -> bool:
+    """Return whether no row of the left has two partners, because the right has no two rows of one key."""
+    keys = {other.index for _, other in (*join.equal, *join.same) if isinstance(other, Place)}
+    return any(unique <= keys for unique in unique_columns(join.right))

@@ -1,0 +1,212 @@
+"""Bring the views of a location to what their definitions say: a plan that can be looked at, then one commit.
+
+A view whose definition has changed is dropped and made anew, and with it all views that read it, because a view's
+times must all come from one definition. Nothing else is touched. The commit makes and drops; a refresh, which
+is a commit of its own, then fills what is new.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from graphlib import CycleError, TopologicalSorter
+from typing import Literal, TypeVar
+
+from persist.compute.sql.compile import mentioned
+from persist.compute.sql.definition import Start, given_start
+from persist.compute.sql.draft import Catalog, Draft, drafted, reads_of, steps_to_drop
+from persist.compute.sql.graph import definition_of
+from persist.compute.sql.view import LiveView, ViewsTogether, live_view
+from persist.core.errors import InvalidUsage
+from persist.core.names import VIEW_HOLD, check_free_name, owner_of_groups
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import OnEngine, engine_of, loaded, loaded_by_id
+from persist.engine.write.operations import Step
+
+Found = TypeVar("Found")
+Action = Literal["create", "replace", "keep", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a view shall be: its query, its key if that is not to be found from the query, and where it begins.
+
+    A view that is there may begin anywhere if this says nothing of it, or "now".
+    """
+
+    sql: str
+    key: tuple[str, ...] | None = None
+    start: Start = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What becomes of one view, and why."""
+
+    view: str
+    action: Action
+    why: str
+
+
+class ViewsPlan:
+    """What has to be done; make it with `plan_views`.
+
+    Attributes:
+        changes: of each view, in the order in which they read each other; what goes comes first.
+    """
+
+    def __init__(self, engine: Engine, changes: Sequence[Change], steps: Sequence[Step], names: dict[str, str]) -> None:
+        self.changes = tuple(changes)
+        self._engine, self._steps, self._names = engine, steps, names
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all is as it should be."""
+        return not self._steps
+
+    def commit(self) -> int | None:
+        """Make it so, in one commit; return its seqno, None if there is nothing to do.
+
+        Raises:
+            CollectionExists, CollectionNotFound, CollectionNeeded: somebody else changed what the plan is about. Then
+                nothing was done: plan again.
+        """
+        if self.is_empty:
+            return None
+        return self._engine.submit("apply", self._steps, self._names).result()
+
+    def refresh(self) -> None:
+        """Bring all views that are wanted up to what their inputs have sealed, in one commit."""
+        views = [live_view(self._engine, change.view) for change in self.changes if change.action != "drop"]
+        if views:
+            with ViewsTogether(views, {}) as together:
+                together.refresh()
+
+
+def plan_views(client: OnEngine | Engine, wanted: Mapping[str, Wanted], *, prune: bool = False) -> ViewsPlan:
+    """Return a plan that brings the views of a location to their definitions. Nothing is written.
+
+    Args:
+        wanted: definitions by name; they may read each other.
+        prune: drop views that are not wanted, too. Other collections are never touched.
+
+    Cost: what `create_view` costs for each definition; with prune one GET for each collection.
+
+    Raises:
+        InvalidUsage: a definition is none, they read each other in a circle, a collection that is no view has such a
+            name, or a view that is not wanted reads one that has to be replaced.
+    """
+    return _Planner(engine_of("plan_views", client), wanted).plan(prune)
+
+
+class _Planner:
+    def __init__(self, engine: Engine, wanted: Mapping[str, Wanted]) -> None:
+        self._engine = engine
+        self._wanted = wanted
+        self._catalog = Catalog(engine)
+        self._present = {name: view for name in wanted if (view := self._view(name)) is not None}
+        self._gone: dict[str, LiveView] = {}
+        self._drafts: list[Draft] = []
+
+    def plan(self, prune: bool) -> ViewsPlan:
+        dropped = self._unwanted() if prune else {}
+        for name, view in dropped.items():
+            self._remove(name, view)
+        made = [self._planned(name) for name in self._ordered()]
+        self._check_readers()
+        # Who reads comes before what is read.
+        going = {view.handle.id for view in self._gone.values()}
+        gone = sorted(self._gone.values(), key=lambda view: -len(going.intersection(view.definition.inputs)))
+        steps: list[Step] = [step for view in gone for step in steps_to_drop(view.handle, view.definition)]
+        steps += [step for draft in self._drafts for step in draft.steps]
+        names = {id_: name for draft in self._drafts for id_, name in draft.names.items()}
+        names |= {id_: view.handle.name for view in gone for id_ in (*view.definition.inputs, view.handle.id)}
+        changes = [*(Change(dropped_name, "drop", "it has no definition") for dropped_name in dropped), *made]
+        return ViewsPlan(self._engine, changes, steps, names)
+
+    def _view(self, name: str) -> LiveView | None:
+        check_free_name(name)
+        if name not in self._engine.names():
+            return None
+        handle = loaded(self._engine, name)
+        definition = definition_of(handle)
+        if definition is None:
+            raise InvalidUsage(f"there is a collection {name!r} that is no view: call the view otherwise, or rename it")
+        return LiveView(handle, definition)
+
+    def _unwanted(self) -> dict[str, LiveView]:
+        unwanted = {}
+        for name in self._engine.names():
+            handle = loaded(self._engine, name)
+            definition = None if name in self._wanted else definition_of(handle)
+            if definition is not None:
+                unwanted[name] = LiveView(handle, definition)
+        return unwanted
+
+    def _ordered(self) -> list[str]:
+        """Return the names of the wanted views, each after those that it reads."""
+        names = list(dict.fromkeys([*self._catalog.names, *self._wanted]))
+        reads: dict[str, list[str]] = {}
+        for name, view in self._wanted.items():
+            read = _told(name, partial(mentioned, view.sql, names))
+            reads[name] = [one for one in read if one in self._wanted]
+        try:
+            return list(TopologicalSorter(reads).static_order())
+        except CycleError as error:
+            circle = " reads ".join(map(repr, reversed(error.args[1])))
+            raise InvalidUsage(f"views cannot read each other in a circle: {circle}") from error
+
+    def _planned(self, name: str) -> Change:
+        wanted, view = self._wanted[name], self._present.get(name)
+        draft = _told(name, partial(drafted, self._catalog, name, wanted.sql, wanted.key, wanted.start))
+        why = "it is not there" if view is None else _difference(view, draft, wanted.start)
+        if view is not None and why is None:
+            return Change(name, "keep", "it is as defined")
+        assert why is not None
+        if view is not None:
+            self._remove(name, view)
+        self._catalog.add(draft)
+        self._drafts.append(draft)
+        return Change(name, "create" if view is None else "replace", why)
+
+    def _remove(self, name: str, view: LiveView) -> None:
+        self._gone[name] = view
+        self._catalog.remove(name)
+
+    def _check_readers(self) -> None:
+        """Raise InvalidUsage if a view stays that reads one that goes."""
+        going = {view.handle.id for view in self._gone.values()}
+        for view in self._gone.values():
+            for hold in view.handle.contents().holds:
+                reader = hold.removeprefix(VIEW_HOLD)
+                if not hold.startswith(VIEW_HOLD) or reader in going:
+                    continue
+                other = loaded_by_id(self._engine, reader, reader).name
+                if owner_of_groups(other) is not None:
+                    continue  # It goes with its view, which depends on the same.
+                raise InvalidUsage(
+                    f"the view {other!r} depends on {view.handle.name!r}, which has to go, and nothing says what "
+                    f"{other!r} shall be: add its definition, or drop it"
+                )
+
+
+def _told(name: str, what: Callable[[], Found]) -> Found:
+    """Say which view an error is about."""
+    try:
+        return what()
+    except InvalidUsage as error:
+        raise InvalidUsage(f"view {name!r}: {error}") from error
+
+
+def _difference(view: LiveView, draft: Draft, start: Start) -> str | None:
+    old, new = view.definition, draft.definition
+    if old.sql.strip() != new.sql.strip():
+        return "its query has changed"
+    if old.key != new.key:
+        return f"its key was {', '.join(old.key)}"
+    if reads_of(old) != reads_of(new):
+        return "what it reads is replaced"
+    if old.columns != new.columns:
+        return "the columns of what it reads have changed"
+    if start is not None and given_start(start, draft.made.timeline) not in (None, old.start):
+        return f"it begins at {old.start}"
+    return None

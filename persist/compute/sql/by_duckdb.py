@@ -1,0 +1,325 @@
+"""Expressions of DuckDB's plans that DuckDB computes itself, as text: see `persist.core.expression.sql_functions`.
+
+Only functions that depend on their arguments alone are written so (`is_definite`). Constants and calls that DuckDB
+computes stand in the text, with their types; everything else is a column of it, which is computed as always.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from persist.compute.query import quoted
+from persist.compute.sql.definite import indefinite_functions
+from persist.compute.sql.types import fields_of, of_duckdb, to_arrow, to_duckdb
+from persist.core.expression.sql_numbers import is_cast
+from persist.core.expression.term import Term
+
+Json = dict[str, Any]
+
+# What depends on the connection, on DuckDB's version, or on types that columns cannot have.
+_NOT_DEFINITE = frozenset(
+    (
+        *("alias", "combine", "create_sort_key", "finalize", "hash", "in_search_path", "index_key"),
+        *("json_deserialize_sql", "json_serialize_plan", "json_serialize_sql"),
+        *("parse_duckdb_log_message", "to_aggregate_state"),
+    )
+)
+_OF_OTHER_TYPES = ("collate_", "icu_collate_", "__", "st_", "uuid_extract", "variant_")
+# Types that no column has: values of them stand within what DuckDB computes, and nowhere else.
+_WITHIN = {"BIT": "BIT", "UHUGEINT": "UHUGEINT", "BIGNUM": "BIGNUM"}
+# What date_part() of a constant is called in plans.
+_PARTS = (
+    *("dayofyear", "dayofweek", "isodow", "decade", "century", "millennium", "week", "isoyear", "yearweek", "era"),
+    *("millisecond", "microsecond", "nanosecond", "julian", "epoch"),
+)
+_AGGREGATED = ("list_aggr", "list_aggregate", "array_aggr", "array_aggregate", "aggregate")
+_AS_TEXT = ("VARCHAR", "STRING_LITERAL", "BOOLEAN", "DOUBLE", "FLOAT", "INTEGER", "INTEGER_LITERAL")
+_SIGNS = {
+    "COMPARE_EQUAL": "=", "COMPARE_NOTEQUAL": "<>", "COMPARE_LESSTHAN": "<", "COMPARE_LESSTHANOREQUALTO": "<=",
+    "COMPARE_GREATERTHAN": ">", "COMPARE_GREATERTHANOREQUALTO": ">=", "COMPARE_DISTINCT_FROM": "IS DISTINCT FROM",
+    "COMPARE_NOT_DISTINCT_FROM": "IS NOT DISTINCT FROM", "CONJUNCTION_AND": "AND", "CONJUNCTION_OR": "OR",
+}  # fmt: skip
+
+
+def name_of(node: Json) -> str:
+    """Return what a function of a plan is called."""
+    path = node.get("qname", {}).get("path") or [node.get("name", "")]
+    return str(path[-1]).lower()
+
+
+@cache
+def _definite_functions() -> frozenset[str]:
+    import duckdb
+
+    with duckdb.connect(":memory:") as connection:
+        rows = connection.execute(
+            "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'scalar'"
+        ).fetchall()
+    names = {name for (name,) in rows if not name.startswith(_OF_OTHER_TYPES)} - {"error"}
+    return frozenset(names - _NOT_DEFINITE - (indefinite_functions() - {"age"}))
+
+
+def bare(node: Json) -> Json:
+    """Return what a text is that DuckDB 2.0 casts to the type that it has: the constant alone."""
+    is_same = node.get("type") == "OPERATOR_CAST" and node["return_type"]["id"] == "VARCHAR"
+    if is_same and node["children"][0].get("expression_class") == "BOUND_CONSTANT":
+        constant: Json = node["children"][0]
+        return constant if constant["value"]["type"]["id"] in ("VARCHAR", "STRING_LITERAL") else node
+    return node
+
+
+def is_definite(name: str) -> bool:
+    """Return whether DuckDB has a function of a name whose value depends on its arguments alone."""
+    return name in _definite_functions()
+
+
+def is_nested(kind: Json) -> bool:
+    """Return whether a type of a plan is one of lists, structs or maps."""
+    return kind.get("id") in ("LIST", "ARRAY", "STRUCT", "TUPLE", "MAP")
+
+
+def is_within(kind: Json) -> bool:
+    """Return whether values of a type of a plan stand within what DuckDB computes only, also inside of others."""
+    return kind.get("id") in (*_WITHIN, "ENUM", "UNION") or any(map(is_within, _parts_of(kind)))
+
+
+def is_json(kind: Json) -> bool:
+    """Return whether a type of a plan is JSON, which is a text that has another meaning in casts."""
+    return bool((kind.get("type_info") or {}).get("alias") == "JSON")
+
+
+def casts(given: Json, kind: Json) -> bool:
+    """Return whether DuckDB casts values of a type of a plan to another one, which it tells only when it has some."""
+    names = given.get("id"), kind.get("id")
+    others = [name for name in names if name in (*_WITHIN, "ENUM", "UNION")]
+    if others and not {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
+        is_number = all(str(name).endswith("INT") or name in ("INTEGER", *others) for name in names)
+        is_number = is_number and ({*others} == {"BIT"} or {*others} <= {"UHUGEINT", "BIGNUM"})
+        return is_number or (kind.get("id") == "UNION" and not is_nested(given))
+    if {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
+        return True
+    if all(str(name).startswith(("TIMESTAMP", "DATE")) for name in names):
+        return True  # Those that round are its own.
+    if not is_nested(kind) or not any(
+        {*names} <= same for same in ({*names[:1]}, {"STRUCT", "TUPLE"}, {"LIST", "ARRAY"})
+    ):
+        return is_cast(to_arrow(of_duckdb(given)), to_arrow(of_duckdb(kind)))
+    parts = [_parts_of(one) for one in (given, kind)]
+    return len(parts[0]) == len(parts[1]) and all(casts(one, other) for one, other in zip(*parts, strict=True))
+
+
+def _parts_of(kind: Json) -> list[Json]:
+    """Return the types inside of a nested one; of a map, that of its entries, which are structs."""
+    if not is_nested(kind):
+        return []
+    info = kind["type_info"]
+    return [info["child_type"]] if "child_type" in info else [part["second"] for part in info["child_types"]]
+
+
+def shown_type(kind: Json, *, is_named: bool = False) -> str:
+    """Return what DuckDB calls a type of a plan; if asked, that of its values in Arrow, where fields have names.
+
+    Raises:
+        InvalidUsage: queries here cannot have such values.
+    """
+    if is_json(kind):
+        return "JSON"
+    form, parts = kind.get("id"), _parts_of(kind)
+    if form == "UUID" and not is_named:
+        return "UUID"
+    if form in _WITHIN and not is_named:
+        return _WITHIN[form]
+    if form == "ENUM" and not is_named:
+        return f"ENUM({', '.join(map(_literal, kind['type_info']['values']))})"
+    if form == "UNION" and not is_named:
+        members = ((quoted(part["first"]), part["second"]) for part in kind["type_info"]["child_types"][1:])
+        return f"UNION({', '.join(f'{name} {shown_type(part)}' for name, part in members)})"
+    if not is_nested(kind):
+        return to_duckdb(of_duckdb(kind))
+    shown = [shown_type(part, is_named=is_named) for part in (_parts_of(parts[0]) if form == "MAP" else parts)]
+    if form in ("LIST", "ARRAY"):
+        return f"{shown[0]}[{kind['type_info']['size'] if form == 'ARRAY' and not is_named else ''}]"
+    if form == "MAP" or (form == "TUPLE" and not is_named):
+        return f"{form}({', '.join(shown)})"
+    names = [quoted(name) for name, _ in fields_of(kind)]
+    return f"STRUCT({', '.join(f'{name} {part}' for name, part in zip(names, shown, strict=True))})"
+
+
+def is_another(kind: Json) -> bool:
+    """Return whether values of a type of a plan are of another one in Arrow, also inside of others."""
+    return (
+        is_json(kind)
+        or is_within(kind)
+        or kind.get("id") in ("TUPLE", "ARRAY", "UUID")
+        or any(map(is_another, _parts_of(kind)))
+    )
+
+
+class Text:
+    """One expression as text, and the terms that are its columns.
+
+    Args:
+        term: makes a term of a node.
+        refuse: raises for one.
+        is_own: tells whether DuckDB computes one.
+        check: refuses one that says what is not understood.
+    """
+
+    def __init__(
+        self,
+        term: Callable[[Json], Term],
+        refuse: Callable[[str, Json], Any],
+        is_own: Callable[[Json], bool],
+        check: Callable[[Json], None],
+    ) -> None:
+        self._check = check
+        self.columns: list[Term] = []
+        self._term = term
+        self._refuse = refuse
+        self._is_own = is_own
+        self._names: list[list[str]] = []  # Of the columns of the lambdas around.
+        self._is_whole = False  # Inside of TRY, all is computed here.
+
+    def of(self, node: Json) -> str:
+        """Return the text of a node."""
+        node = bare(node)
+        self._check(node)
+        match node.get("expression_class"):
+            case "BOUND_CONSTANT":
+                return self.constant(node["value"])
+            case "BOUND_REF" if self._names:
+                return self._names[-1][node["index"]]
+            case "BOUND_CASE" if self._names or self._is_whole:
+                whens = (
+                    f"WHEN {self.of(one['when_expr'])} THEN {self.of(one['then_expr'])}" for one in node["case_checks"]
+                )
+                return f"(CASE {' '.join(whens)} ELSE {self.of(node['else_expr'])} END)"
+            case "BOUND_FUNCTION" | "BOUND_OPERATOR" | "BOUND_CONJUNCTION" if (
+                self._names or self._is_whole or self._is_own(node) or _is_number(node)
+            ):
+                return self._call(node)
+        if self._names:
+            self._refuse(f"{node.get('type')} inside of a lambda is not supported in a view", node)
+        return self._column(node)
+
+    def _column(self, node: Json) -> str:
+        term = self._term(node)
+        if term not in self.columns:
+            self.columns.append(term)
+        place = quoted(f"${self.columns.index(term) + 1}")
+        kind = node.get("return_type", {"id": "BOOLEAN"})
+        return f"CAST({place} AS {shown_type(kind)})" if is_another(kind) or kind["id"] == "HUGEINT" else place
+
+    def constant(self, value: Json) -> str:
+        """Return the text of a constant."""
+        kind = value["type"]
+        if value.get("is_null") or "value" not in value:
+            return "NULL" if kind.get("id") in ("NULL", "SQLNULL") else f"CAST(NULL AS {shown_type(kind)})"
+        literal = value["value"]
+        if kind["id"] in ("LIST", "ARRAY"):
+            child = kind["type_info"]["child_type"]
+            shown = (self.constant({"type": child, **element}) for element in literal.get("children", ()))
+            return f"CAST([{', '.join(shown)}] AS {shown_type(kind)})"
+        if kind["id"] == "MAP":  # A list of its entries.
+            return f"map_from_entries({self.constant({**value, 'type': {**kind, 'id': 'LIST'}})})"
+        if kind["id"] in ("STRUCT", "TUPLE"):
+            names = (_literal(part["first"]) for part in kind["type_info"]["child_types"])
+            values = (
+                self.constant({"type": part, **entry})
+                for part, entry in zip(_parts_of(kind), literal.get("children", ()), strict=True)
+            )
+            if kind["id"] == "TUPLE":
+                return f"CAST(row({', '.join(values)}) AS {shown_type(kind)})"
+            shown = (f"{name}: {text}" for name, text in zip(names, values, strict=True))
+            return f"CAST({{{', '.join(shown)}}} AS {shown_type(kind)})"
+        if kind["id"] == "DECIMAL":
+            scale = kind["type_info"].get("scale", 0)
+            whole = (literal["upper"] << 64) + literal["lower"] if isinstance(literal, dict) else int(literal)
+            digits = str(abs(whole)).rjust(scale + 1, "0")
+            literal = "-" * (whole < 0) + (f"{digits[:-scale]}.{digits[-scale:]}" if scale else digits)
+        elif kind["id"] in ("HUGEINT", "UHUGEINT"):
+            literal = (literal["upper"] << 64) + literal["lower"]
+        elif not (kind["id"].endswith("INT") or kind["id"] in _AS_TEXT):
+            return self._column({"expression_class": "BOUND_CONSTANT", "value": value, "return_type": kind})
+        return f"CAST({_literal(str(literal))} AS {shown_type(kind)})"
+
+    def _call(self, node: Json) -> str:
+        kind, children = node["type"], node.get("children") or []
+        if kind == "OPERATOR_CAST":
+            tries = node.get("function_data", {}).get("try_cast")
+            given = node["arguments"][0]
+            if not casts(given, node["return_type"]):
+                shown = f"{shown_type(given)} are not cast to {shown_type(node['return_type'])}"
+                self._refuse(f"values of {shown} in a view: DuckDB has no such cast", node)
+            value = self.of(children[0])
+            value = f"CAST({value} AS JSON)" if is_json(given) and not value.startswith("CAST") else value
+            return f"{'TRY_CAST' if tries else 'CAST'}({value} AS {shown_type(node['return_type'])})"
+        if kind == "OPERATOR_TRY":
+            self._is_whole, was_whole = True, self._is_whole
+            text = f"TRY({self.of(children[0])})"
+            self._is_whole = was_whole
+            return text
+        if kind in _SIGNS:
+            return f"({f' {_SIGNS[kind]} '.join(map(self.of, children))})"
+        if kind in ("COMPARE_IN", "COMPARE_NOT_IN"):
+            value, *others = map(self.of, children)
+            return f"({value} {'NOT ' * (kind == 'COMPARE_NOT_IN')}IN ({', '.join(others)}))"
+        if kind == "COMPARE_BETWEEN":
+            value, low, high = map(self.of, children)
+            return f"({value} BETWEEN {low} AND {high})"
+        if kind in ("OPERATOR_NOT", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL"):
+            [value] = map(self.of, children)
+            return f"(NOT {value})" if kind == "OPERATOR_NOT" else f"({value} {kind[9:].replace('_', ' ')})"
+        if kind in ("OPERATOR_COALESCE", "OPERATOR_NULLIF"):
+            return f"{kind[9:]}({', '.join(map(self.of, children))})"
+        name = name_of(node)
+        if kind != "BOUND_FUNCTION" or not is_definite(name):
+            self._refuse(f"function {name or kind}() is not supported in a view", node)
+        if name in _AGGREGATED and "approx" in str(children[1:]) + str(children[1:]).replace("reservoir", "approx"):
+            self._refuse(f"{name}() of what is approximate is not supported in a view", node)
+        if name in _PARTS and _id_of(children[0]) == "TIMESTAMP_NS":  # By their names, these are of microseconds.
+            return f"date_part('{name}', {self.of(children[0])})"
+        return f"{quoted(name)}({', '.join(self._arguments(node, children))})"
+
+    def _arguments(self, node: Json, children: Sequence[Json]) -> list[str]:
+        names = node.get("named_arguments") or []
+        lambdas = [at for at, child in enumerate(children) if child.get("expression_class") == "BOUND_LAMBDA"]
+        if lambdas:
+            more = int(bool((node.get("function_data") or {}).get("has_initial")))
+            return self._with_lambda(children, lambdas[0], more)
+        shown = [self.of(child) for child in children]
+        first = len(shown) - len(names)
+        return [*shown[:first], *(f"{quoted(name)} := {text}" for name, text in zip(names, shown[first:], strict=True))]
+
+    def _with_lambda(self, children: Sequence[Json], at: int, more: int) -> list[str]:
+        """Return arguments with a lambda, and as many more; what it takes from outside stands behind them."""
+        function = children[at]
+        self._check(function)
+        count = function["parameter_count"]
+        others = [self.of(child) for child in children[at + 1 : at + 1 + more]]
+        outer = [self.of(child) for child in children[at + 1 + more :]]
+        shown = [self.of(child) for child in children[:at]]
+        own = [quoted(f"p{len(self._names)}_{number}") for number in range(count)]
+        # DuckDB numbers the parameters of a lambda from the last one on, and what it takes from outside behind them.
+        self._names.append([*reversed(own), *outer])
+        body = self.of(function["lambda_expr"])
+        self._names.pop()
+        return [*shown, f"lambda {', '.join(own)}: {body}", *others]
+
+
+def _is_number(node: Json) -> bool:
+    """Return whether a node is a constant whole number, cast to the type that is wanted of it."""
+    kinds = [_id_of(node), *(argument.get("id") for argument in node.get("arguments") or ())]
+    return (
+        node.get("type") == "OPERATOR_CAST"
+        and node["children"][0].get("expression_class") == "BOUND_CONSTANT"
+        and all(kind in ("INTEGER", "INTEGER_LITERAL", "BIGINT") for kind in kinds)
+    )
+
+
+def _id_of(node: Json) -> Any:
+    return (node.get("return_type") or {}).get("id")
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

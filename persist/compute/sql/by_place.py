@@ -1,0 +1,133 @@
+"""Window functions whose number is a column: `lag(x, n)`, `lead(x, n)`, `nth_value(x, n)` and `ntile(n)`.
+
+What a row shows then stands at a place that the row itself says. So its partition is numbered, and joined with itself:
+the place that is wanted equals the number of the row that has it. Ties of the order are broken by all columns, on both
+sides in the same way, so the places of a partition are 1, 2, 3 and so on. The first place of a frame is known only
+where frames begin with their partitions, and `nth_value` over others is refused. `ntile` is arithmetic on the number of
+the row and the count of its partition.
+
+Cost: that of `row_number`, and of a join by partition and place.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from persist.compute.sql.adapt_expression import Expressions, Json
+from persist.compute.sql.algebra import Frame, Join, Let, Node, Order, Project, Ref, Window, WindowCall, types_of
+from persist.compute.sql.by_duckdb import bare
+from persist.compute.sql.types import constant, to_arrow
+from persist.core.expression.evaluation import all_of
+from persist.core.expression.term import Lit, Place, Term, sql_call
+
+_NUMBER = {"WINDOW_LAG": 1, "WINDOW_LEAD": 1, "WINDOW_NTH_VALUE": 1, "WINDOW_NTILE": 0}
+_WHOLE = Frame(None, None)
+_NTILE = (
+    'CASE WHEN "$3" IS NULL THEN NULL'
+    " WHEN \"$3\" < 1 THEN CAST(error('the argument of ntile must be greater than zero') AS BIGINT)"
+    ' WHEN "$1" <= "$2" % least("$2", "$3") * ("$2" // least("$2", "$3") + 1)'
+    ' THEN ("$1" - 1) // ("$2" // least("$2", "$3") + 1) + 1'
+    ' ELSE ("$1" - 1 - "$2" % least("$2", "$3")) // ("$2" // least("$2", "$3")) + 1 END'
+)
+
+
+def is_by_place(node: Json) -> bool:
+    """Return whether a window function has a number that is no constant."""
+    at, children = _NUMBER.get(node["type"]), node.get("children") or []
+    return at is not None and len(children) > at and _constant_below(children[at]) is None
+
+
+def _constant_below(node: Json) -> Json | None:
+    node = bare(node)
+    while node.get("type") == "OPERATOR_CAST":
+        node = node["children"][0]
+    return node if node.get("expression_class") == "BOUND_CONSTANT" else None
+
+
+def by_place(child: Node, nodes: Sequence[Json], number: int, of: Expressions, call: Callable[[Json], Any]) -> Node:
+    """Return the rows of a relation with a column for each window function behind, of which some are by place.
+
+    Args:
+        number: none of any other relation of the plan.
+        call: returns the window function of a node that is not by place.
+    """
+    kinds = tuple(types_of(child))
+    width, ref = len(kinds), Ref(number, kinds)
+    calls: list[WindowCall] = []
+    more: list[WindowCall] = []
+    for node in nodes:
+        if not is_by_place(node):
+            calls.append(call(node))
+            continue
+        _check(node, of)
+        calls.append(_row_number(node, width, of))
+        frame = _frame(node, of) if node["type"] == "WINDOW_NTH_VALUE" else _WHOLE
+        order = tuple(map(of.order, node.get("orders") or ()))
+        more.append(WindowCall("count_star", "int64", (), calls[-1].partition, order, frame))
+    rows: Node = Window(ref, (*calls, *more))
+    outputs: list[Term] = [Place(at) for at in range(width + len(calls))]
+    counts, end = iter(range(width + len(calls), width + len(calls) + len(more))), width + len(calls) + len(more)
+    for at, node in enumerate(nodes, width):
+        if not is_by_place(node):
+            continue
+        count = Place(next(counts))
+        if node["type"] == "WINDOW_NTILE":
+            wanted = _int64(of.one(node["children"][0]))
+            outputs[at] = sql_call("duckdb", pa.int64(), Lit(pa.scalar(_NTILE)), Place(at), count, wanted)
+            continue
+        window = calls[at - width]
+        others = Project(Window(ref, (window,)), (*window.partition, Place(width), of.one(node["children"][0])))
+        keys = len(window.partition)
+        same = tuple((term, Place(key)) for key, term in enumerate(window.partition))
+        wanted = _wanted(node, Place(at), of)
+        rows = Join("left", rows, others, ((wanted, Place(keys)),), same)
+        outputs[at] = _shown(node, wanted, count, Place(end + keys), of)
+        end += keys + 2
+    return Let(number, child, Project(rows, tuple(outputs)))
+
+
+def _check(node: Json, of: Expressions) -> None:
+    of.check(node)
+    if node.get("ignore_nulls") or node.get("arg_orders") or node.get("filters") or node.get("filter_expr"):
+        of.refuse("IGNORE NULLS, FILTER and ORDER BY inside go with a constant number in a view", node)
+    if node["type"] == "WINDOW_NTH_VALUE":
+        is_whole = node["start"].startswith("UNBOUNDED") and node.get("exclude_clause", "NO_OTHER") == "NO_OTHER"
+        if not is_whole:
+            of.refuse("nth_value() of a number that is a column has frames of UNBOUNDED PRECEDING in a view", node)
+
+
+def _row_number(node: Json, width: int, of: Expressions) -> WindowCall:
+    order = (*map(of.order, node.get("orders") or ()), *(Order(Place(at)) for at in range(width)))
+    return WindowCall("row_number", "int64", (), of.every(node.get("partitions")), order, _WHOLE)
+
+
+def _frame(node: Json, of: Expressions) -> Frame:
+    end, end_at = of.bound(node, "end")
+    return Frame(None, end, None, end_at)
+
+
+def _wanted(node: Json, own: Term, of: Expressions) -> Term:
+    """Return the place that a row wants."""
+    distance = _int64(of.one(node["children"][1]))
+    if node["type"] == "WINDOW_NTH_VALUE":
+        return distance
+    return sql_call("subtract" if node["type"] == "WINDOW_LAG" else "add", pa.int64(), own, distance)
+
+
+def _shown(node: Json, wanted: Term, count: Place, place: Place, of: Expressions) -> Term:
+    """Return what a row shows of the row that has the wanted place, which has its value behind its place."""
+    kind = of.type_of(node["return_type"], node)
+    other: Term = constant(kind, None)
+    if len(node["children"]) > 2:
+        other = sql_call("cast", to_arrow(kind), of.one(node["children"][2]))
+    conditions: list[Term] = [sql_call("is_not_null", pa.bool_(), place)]
+    if node["type"] == "WINDOW_NTH_VALUE":
+        conditions.append(sql_call("less_equal", pa.bool_(), wanted, count))
+    is_said = sql_call("is_not_null", pa.bool_(), wanted)
+    cases = (all_of(conditions), Place(place.index + 1), is_said, other)
+    return sql_call("case", to_arrow(kind), *cases, constant(kind, None))
+
+
+def _int64(term: Term) -> Term:
+    return sql_call("cast", pa.int64(), term)

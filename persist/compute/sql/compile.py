@@ -1,0 +1,186 @@
+"""From the text of a query to the definition of a view."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+
+from persist.codecs.types.schema import NAME_CHARS_MAX, CollectionSchema
+from persist.codecs.types.sql_names import check_sql_names, sql_name
+from persist.compute.query import collection_of
+from persist.compute.sql.adapt import Adapter
+from persist.compute.sql.algebra import Aggregate, Filter, Node, Project, Temporal, TopK, children, terms_of, types_of
+from persist.compute.sql.duck import Columns, bound, names_column, place, tables_of
+from persist.compute.sql.emission import lateness, without_emission
+from persist.compute.sql.lower_join import with_constants
+from persist.compute.sql.temporal import MARK
+from persist.compute.sql.types import Unreadable, of_arrow, to_arrow
+from persist.core.errors import InvalidUsage
+from persist.core.expression.term import Call, Place, Term, sql_call
+from persist.core.log.fields import KeyedForm
+
+_ROW_ID = "rowid"
+_NO_FORMS: Mapping[str, KeyedForm] = {}
+LEVELS_MAX = 250  # Rewriting takes two calls of Python for each, of the 1000 that may be under way at once.
+_TOO_DEEP = (
+    "the query nests deeper than views can take, which is about 100 subqueries or 200 operators in each other: make "
+    "views of its parts, or write a long chain in parentheses, as (a + b) + (c + d)"
+)
+_STORED_INTERVAL = 'struct("months" int32,"days" int32,"micros" int64)'
+
+
+def mentioned(sql: str, names: Sequence[str]) -> list[str]:
+    """Return the collections that a query mentions.
+
+    Raises:
+        InvalidUsage: one of them is not there, or it cannot be told which one is meant.
+    """
+    collections = []
+    with _deep_is_refused():
+        tables = tables_of(without_emission(sql)[0])
+    for table, at in tables.items():
+        collection = collection_of([table], names)
+        if collection is None:
+            close = get_close_matches(table, names, 3, 0.5)
+            hint = f"; did you mean {', '.join(map(repr, close))}?" if close else f"; there are {sorted(names)[:20]}"
+            raise InvalidUsage(
+                f"the query reads {table!r}, and there is no collection of that name{hint}{place(sql, at)}"
+            )
+        collections.append(collection)
+    read: dict[str, str] = {}
+    for collection in collections:
+        other = read.setdefault(sql_name(collection), collection)
+        if other != collection:
+            raise InvalidUsage(
+                f"the query reads {other!r} and {collection!r}, which differ by case only, and SQL takes them for one: "
+                "make a view of one of them, by another name"
+            )
+    return [*read.values()]
+
+
+def columns_of(name: str, schema: CollectionSchema, *, names_row_id: bool) -> Columns:
+    """Return the columns of a collection with their types, and `rowid` if the query may mean DuckDB's."""
+    columns: list[tuple[str, str | Unreadable]] = []
+    for column in schema.columns:
+        kind = schema.arrow.field(column).type
+        why = (
+            f"column {column!r} of collection {name!r} is of type {kind}, which queries cannot read: name the columns "
+            "that the query needs in place of *, or make a collection with this one as texts or numbers, by a dataflow"
+        )
+        columns.append((column, of_arrow(kind) or Unreadable(why, kind)))
+    if names_row_id and _ROW_ID not in map(str.lower, schema.names):
+        # DuckDB numbers the rows of its tables, and a column of that name hides the number.
+        why = f"rowid: rows of collections have no number, and collection {name!r} has no column of that name"
+        columns.append((_ROW_ID, Unreadable(f"{why}; use its key, which is {list(schema.key_names)}")))
+    return columns
+
+
+def planned(
+    sql: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[str, KeyedForm] = _NO_FORMS
+) -> tuple[Node, list[tuple[str, str]]]:
+    """Return the plan of a query over some collections, and its columns.
+
+    Args:
+        keyed: how those of the collections resolve events that do.
+
+    Raises:
+        InvalidUsage: it is no query, or needs what is not there or not supported.
+    """
+    with _deep_is_refused():
+        return _planned(sql, schemas, keyed)
+
+
+def _planned(
+    whole: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[str, KeyedForm]
+) -> tuple[Node, list[tuple[str, str]]]:
+    sql, is_final = without_emission(whole)
+    late_by = lateness(sql, schemas, keyed) if is_final else None
+    names_row_id = names_column(sql, _ROW_ID)
+    for name, schema in schemas.items():
+        check_sql_names(name, schema.arrow)
+    tables = {name: columns_of(name, schema, names_row_id=names_row_id) for name, schema in schemas.items()}
+    for name, columns in tables.items():
+        if all(isinstance(kind, Unreadable) for _, kind in columns):
+            raise InvalidUsage(f"collection {name!r} has no column of a type that queries can read")
+    units = {schema.timeline for schema in schemas.values()}
+    unit = units.pop() if len(units) == 1 else None
+    now = f"CAST(error('{MARK}') AS {'BIGINT' if unit is None else 'TIMESTAMP'})"
+    bound_query = bound(sql, tables, now, late_by)
+    plan = with_constants(Adapter(sql, tables, unit).adapted(bound_query.plan))
+    if _levels(plan) > LEVELS_MAX:
+        raise InvalidUsage(_TOO_DEEP)
+    return _stored(plan, bound_query.columns(types_of(plan)))
+
+
+def _stored(plan: Node, columns: list[tuple[str, str]]) -> tuple[Node, list[tuple[str, str]]]:
+    """Return a plan and its columns with intervals as structs, as which collections have them."""
+    if not any(kind == "interval" for _, kind in columns):
+        return plan, columns
+    outputs = (
+        sql_call("parts_of_interval", to_arrow(_STORED_INTERVAL), Place(at)) if kind == "interval" else Place(at)
+        for at, (_, kind) in enumerate(columns)
+    )
+    stored = [(name, _STORED_INTERVAL if kind == "interval" else kind) for name, kind in columns]
+    return Project(plan, tuple(outputs)), stored
+
+
+@contextmanager
+def _deep_is_refused() -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise InvalidUsage(_TOO_DEEP) from None
+
+
+def _levels(node: Node) -> int:
+    """Return how deep a plan is, a relation counting for two levels and an expression for one."""
+    own = max(map(_levels_of, terms_of(node)), default=0)
+    return 2 + max([own, *map(_levels, children(node))])
+
+
+def _levels_of(expression: Term) -> int:
+    return 1 + max(map(_levels_of, expression.arguments), default=0) if isinstance(expression, Call) else 1
+
+
+def check_columns(columns: Sequence[tuple[str, str]]) -> None:
+    """Raise InvalidUsage unless a collection can have the columns of a query."""
+    names = [name for name, _ in columns]
+    for name, kind in columns:
+        if names.count(name) > 1:
+            raise InvalidUsage(f"the query has two columns {name!r}: give one of them another name with AS")
+        if len(name) > NAME_CHARS_MAX:
+            raise InvalidUsage(
+                f"column {name!r:.80} of the query has a name of {len(name)} characters, and the name of a column has "
+                f"{NAME_CHARS_MAX} at most: give it another name with AS"
+            )
+        if name in ("_time", "_diff"):
+            raise InvalidUsage(f"a column of a view cannot be called {name!r}: give it another name with AS")
+        if kind == "null":
+            raise InvalidUsage(f"column {name!r} is of type {kind}, which collections cannot hold: cast it")
+
+
+def asked_key(asked: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that a caller wants for the key; one may be given by its name alone."""
+    return tuple([asked] if isinstance(asked, str) else asked)
+
+
+def key_of(plan: Node, columns: Sequence[tuple[str, str]], asked: Sequence[str] | None) -> tuple[str, ...]:
+    """Return which columns are the key: those asked for, or what the query groups by, or all."""
+    names = [name for name, _ in columns]
+    if asked is not None:
+        given = asked_key(asked)
+        unknown = [name for name in given if name not in names]
+        if unknown or not given or len(set(given)) < len(given):
+            raise InvalidUsage(f"key={asked!r} are not distinct columns of the query, which are {names}")
+        return given
+    places: dict[int, int] = {at: at for at in range(len(names))}
+    node = plan
+    while isinstance(node, Project | Filter | Temporal | TopK):
+        if isinstance(node, Project):
+            columns_at = {at: output.index for at, output in enumerate(node.outputs) if isinstance(output, Place)}
+            places = {columns_at[at]: to for at, to in places.items() if at in columns_at}
+        node = node.input
+    if isinstance(node, Aggregate) and len(node.sets) == 1 and node.keys:
+        key_places = [places[at] for at in range(len(node.keys)) if at in places]
+        if len(key_places) == len(node.keys):
+            return tuple(names[at] for at in sorted(key_places))
+    return tuple(names)

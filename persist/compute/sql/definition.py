@@ -1,0 +1,257 @@
+"""What a view is: the text of its query, and the plan that it was bound to. It is stored with the collection.
+
+    definition = { version, sql, inputs, reads, columns, key, plan, number, since, earlier }
+
+Fields:
+    version  of this form; a newer one is refused
+    sql      the query as it was written, for people
+    inputs   the ids of all collections that the view depends on, by way of other views, too
+    reads    the collections that the plan scans: name and id
+    columns  name and type (`persist.compute.sql.types`) of each
+    key      the columns that are the key of the collection
+    plan     a relation (`persist.compute.sql.algebra`)
+    number   of the definitions of this view, the first is 1
+    since    the time from which on the view holds what this definition gives; 0 for all times
+    earlier  the definitions before it, of which the last EARLIER_KEPT are known: text and since
+    start    the time at which the view begins: before it there are no answers
+
+A relation is stored as its `kind` and those of its members that are no defaults; each of its expressions as one of
+
+    { kind: "column", index }
+    { kind: "constant", type, value }            value as text; without it, NULL
+    { kind: "call", function, type, arguments, at }
+
+A view begins at the earliest time at which all that it reads can be read. Where it reads another view, that is where
+that one begins, or where it has got the definition that it has now: what it held before, no program computes any more.
+
+The answer at a time needs all inputs to have sealed it. Times of inputs that have nothing to do with each other, such
+as those of a timeline and those that only count, may be so far apart that a view sees nothing of one of them, for ever.
+That is right by all rules, and never what was meant, so whoever creates or refreshes such a view is warned.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.compute.sql.algebra import Node
+from persist.compute.sql.types import constant, kind_of, text_of, to_arrow
+from persist.core.antichain import as_time
+from persist.core.errors import IncompatibleVersion, InvalidUsage
+from persist.core.expression.term import SQL, Call, Lit, Place, Term, sql_call
+from persist.core.log.fields import KeyedForm
+from persist.core.state.contents import CollectionState
+from persist.core.timeline import NOW, Moment, Timeline, is_moment, is_tag, shown_time
+
+VERSION = 1
+EARLIER_KEPT = 100
+
+
+class Earlier(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A definition that a view had: its text, and the time from which on it held."""
+
+    sql: str
+    since: int
+
+
+class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """See the module's docstring."""
+
+    version: int
+    sql: str
+    inputs: tuple[str, ...]
+    reads: dict[str, str]
+    columns: tuple[tuple[str, str], ...]
+    key: tuple[str, ...]
+    plan: Node
+    number: int = 1
+    since: int = 0
+    earlier: tuple[Earlier, ...] = ()
+    start: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form that is stored."""
+        plain = msgspec.structs.replace(self, plan=None)
+        return {**msgspec.to_builtins(plain), "plan": to_json(self.plan)}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> "Definition":
+        """Return the definition that was stored.
+
+        Raises:
+            IncompatibleVersion: it is of a later version.
+        """
+        if stored.get("version") != VERSION:
+            raise IncompatibleVersion("the definition of a view", stored.get("version", 0), VERSION)
+        return msgspec.convert(stored, cls, dec_hook=term_of_json)
+
+
+def to_json(value: Any) -> Any:
+    """Return a plan, or a part of one, as it is stored."""
+    match value:
+        case Place(index):
+            return {"kind": "column", "index": index}
+        case Lit(scalar):
+            text = text_of(scalar)
+            return {"kind": "constant", "type": kind_of(scalar.type)} | ({} if text is None else {"value": text})
+        case Call(function, arguments, (kind,), at):
+            stored: dict[str, Any] = {"kind": "call", "function": function.removeprefix(SQL), "type": kind_of(kind)}
+            stored |= {"arguments": [*map(to_json, arguments)]} if arguments else {}
+            return stored | ({} if at is None else {"at": at})
+        case tuple():
+            return [*map(to_json, value)]
+        case msgspec.Struct():
+            config = value.__struct_config__
+            names = [field.name for field in msgspec.structs.fields(value) if _is_given(value, field)]
+            tag = {} if config.tag is None else {config.tag_field: config.tag}
+            return tag | dict(zip(names, map(to_json, [getattr(value, name) for name in names]), strict=True))
+    return value
+
+
+def _is_given(value: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
+    return field.required or getattr(value, field.name) != field.default
+
+
+def term_of_json(wanted: type, stored: dict[str, Any]) -> Term:
+    """Return the term that was stored; for msgspec, which asks for a type that it does not know.
+
+    Raises:
+        ValueError: it is none.
+    """
+    assert wanted is Term
+    match stored:
+        case {"kind": "column", "index": int(index), **rest} if not rest:
+            return Place(index)
+        case {"kind": "constant", "type": str(kind), **rest} if {*rest} <= {"value"}:
+            return constant(kind, rest.get("value"))
+        case {"kind": "call", "function": str(function), "type": str(kind), **rest} if {*rest} <= {"arguments", "at"}:
+            # One call of Python for each level, so that deep terms can be read.
+            arguments = map(partial(term_of_json, Term), rest.get("arguments", ()))
+            return sql_call(function, to_arrow(kind), *arguments, at=rest.get("at"))
+    raise ValueError(f"{stored!r:.200} is no expression of a plan")
+
+
+Start = int | Moment | None
+
+
+class InputBehind(UserWarning):
+    """A view has no answer, or sees nothing of an input, because another input is not sealed that far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """A collection that a view may read.
+
+    Attributes:
+        last: its last sealed time, the first of all if there is none; None of a view that was never refreshed.
+        since: the first time that can be read; of a view, by the definition that it has now.
+        inputs: the ids of all that it depends on itself.
+        redefined: of a view that had another definition, the time from which on it holds what it is defined as; or 0.
+        keyed: how it resolves events, if it does.
+    """
+
+    id: str
+    name: str
+    schema: CollectionSchema
+    timeline: str | None
+    last: int | None
+    since: int
+    inputs: tuple[str, ...]
+    is_view: bool
+    redefined: int = 0
+    keyed: KeyedForm | None = None
+
+
+def shared_timeline(inputs: Iterable[Readable]) -> str | None:
+    """Return the timeline that all inputs share; times count only if they do not."""
+    timelines = {readable.timeline for readable in inputs}
+    return timelines.pop() if len(timelines) == 1 else None
+
+
+def given_start(start: Start, unit: str | None) -> int | None:
+    """Return a time that a user has given for the beginning of a view; None for "now".
+
+    Raises:
+        InvalidUsage: it is none.
+    """
+    if isinstance(start, str) and start.strip().lower() == NOW:
+        return None
+    if is_tag(start):
+        raise InvalidUsage(f'start={start!r:.100} is no time: give a number, a moment, or "{NOW}"')
+    if is_moment(start):
+        if unit is None:
+            raise InvalidUsage(
+                f"start={start!r:.100} is a moment, and the inputs of the view share no timeline: give a number"
+            )
+        return Timeline(unit).time_of(start)
+    return as_time("start", start)
+
+
+def start_of(start: Start, inputs: Sequence[Readable], unit: str | None) -> int:
+    """Return the time at which a view of some inputs begins.
+
+    Args:
+        start: as a user gives it: None for the earliest time, "now" for the last one that all inputs have sealed.
+        unit: of the timeline of the view.
+
+    Raises:
+        InvalidUsage: an input cannot be read then, or it is no time.
+    """
+    earliest = max((readable.since for readable in inputs), default=0)
+    if start is None:
+        return earliest
+    time = given_start(start, unit)
+    if time is None:
+        return max(earliest, min((readable.last for readable in inputs if readable.last is not None), default=0))
+    timeline = None if unit is None else Timeline(unit)
+    for readable in inputs:
+        if time < readable.since:
+            lies = f"start={shown_time(time, timeline)} is before"
+            if readable.since == readable.redefined:
+                why = f"{readable.since}, from which on view {readable.name!r} holds what it is defined as now"
+            else:
+                why = f"since={shown_time(readable.since, timeline)} of {readable.name!r}, which the view reads"
+            raise InvalidUsage(
+                f"{lies} {why}. The earliest start of this view is start={earliest}; leave it out for that"
+            )
+    return time
+
+
+def behind(name: str, start: int, inputs: Sequence[CollectionState]) -> str | None:
+    """Return what to warn of if a view has no answer, or sees nothing of an input, because of another input.
+
+    Args:
+        start: where the view begins.
+        inputs: all that it reads that are no views, as they are now.
+    """
+    sealed = {
+        contents.name: TIME_MAX + 1 if contents.upper.time is None else contents.upper.time for contents in inputs
+    }
+    if not sealed:
+        return None
+    last = min(inputs, key=lambda contents: sealed[contents.name])
+    upper = sealed[last.name]
+    shown = last.timeline if len({contents.timeline for contents in inputs}) == 1 else None
+    timeline = None if shown is None else Timeline(shown)
+    is_sealed = f"{last.name!r} is sealed to {shown_time(upper, timeline)}"
+    if upper <= start and (start > 0 or len({*sealed.values()}) > 1):
+        why = f"view {name!r} has no answer yet: it begins at {shown_time(start, timeline)}"
+        return f"{why}, and {is_sealed}, {start + 1 - upper} behind that{_of_units(inputs, last)}"
+    for contents in inputs:
+        first = min((part.time_min for part in contents.parts), default=None)
+        if first is not None and first >= upper and sealed[contents.name] > upper:
+            why = f"view {name!r} sees nothing of {contents.name!r}, whose first update is at "
+            by = f"{is_sealed}, {sealed[contents.name] - upper} behind {contents.name!r}"
+            return f"{why}{shown_time(first, timeline)}: {by}{_of_units(inputs, last)}"
+    return None
+
+
+def _of_units(inputs: Sequence[CollectionState], last: CollectionState) -> str:
+    for contents in inputs:
+        if contents.timeline != last.timeline:
+            units = [f"{one.name!r} has {one.timeline or 'no timeline'}" for one in (last, contents)]
+            return f". Their times count different things: {', and '.join(units)}"
+    return f". Seal {last.name!r} further"

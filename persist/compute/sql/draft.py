@@ -1,0 +1,311 @@
+"""A view before it is there: what it is bound to, and the steps of the commit that makes it.
+
+A view may read what the same commit makes, so that a folder of views that read each other is one commit.
+"""
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.compute.dataflow.plan.optimise import Statistics
+from persist.compute.sql.algebra import Node
+from persist.compute.sql.compile import check_columns, key_of, mentioned, planned
+from persist.compute.sql.definition import VERSION, Definition, Readable, Start, shared_timeline, start_of
+from persist.compute.sql.graph import definition_of, read_by, sizes_of
+from persist.compute.sql.groups import Groups, cut
+from persist.compute.sql.rewrite import rewritten
+from persist.compute.sql.types import to_arrow
+from persist.core.errors import CollectionNotFound, InvalidUsage
+from persist.core.log import kinds as record_kinds
+from persist.core.names import GROUPS_PREFIX, groups_prefix, view_hold
+from persist.core.state.contents import CollectionState
+from persist.core.state.schemas import version_of
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded, loaded_by_id
+from persist.engine.write.operations import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A view that can be made: submit the steps, with the names, as one commit or as a part of one.
+
+    Attributes:
+        bound: the plan of the query before its groups were cut off.
+        groups: the views that hold them.
+    """
+
+    made: Readable
+    definition: Definition
+    steps: tuple[Any, ...]
+    names: Mapping[str, str]
+    bound: Node
+    columns: Mapping[str, Mapping[str, str]]
+    groups: tuple[Readable, ...] = ()
+
+
+class Catalog:
+    """What a view may read: the collections of a location, as a commit that is planned leaves them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._by_name: dict[str, Readable | None] = {}  # None: it will be gone.
+        self._by_id: dict[str, Readable] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all."""
+        kept = [name for name in self._engine.names() if name not in self._by_name]
+        return [*kept, *(name for name, readable in self._by_name.items() if readable is not None)]
+
+    def remove(self, name: str) -> None:
+        """Plan without a collection."""
+        self._by_name[name] = None
+
+    def add(self, draft: Draft) -> None:
+        """Plan with a view more."""
+        self._by_name[draft.made.name] = draft.made
+        self._by_id |= {made.id: made for made in (*draft.groups, draft.made)}
+
+    def named(self, name: str) -> Readable:
+        """Return the collection of a name, which is among the names."""
+        return self._by_name.get(name) or self._stored(loaded(self._engine, name).id, name)
+
+    def by_id(self, id_: str) -> Readable:
+        """Return the collection of an id.
+
+        Raises:
+            CollectionNotFound: it was dropped.
+        """
+        return self._by_id.get(id_) or self._stored(id_, id_)
+
+    def groups_of(self, definition: Definition) -> list[Groups]:
+        """Return the views that hold the groups of a view, as it is now."""
+        every_groups = []
+        for name, id_ in definition.reads.items():
+            held = definition_of(loaded_by_id(self._engine, id_, name)) if name.startswith(GROUPS_PREFIX) else None
+            if held is not None:
+                every_groups.append(Groups(name, held.plan, held.columns, held.key))
+        return every_groups
+
+    def read_as(self, view: Readable, id_: str) -> tuple[CollectionSchema, set[str]] | None:
+        """Return how a view that is there reads a collection itself: by which schema, and which columns of it."""
+        try:
+            contents = loaded_by_id(self._engine, id_, id_).contents()
+        except CollectionNotFound:
+            return None  # It is planned.
+        held = contents.holds.get(view_hold(view.id))
+        if held is None or held.schema is None or not held.columns:
+            return None
+        schema = version_of(contents, held.schema)
+        names = dict(zip(schema.ids, schema.names, strict=True))
+        return schema, {names[column] for column in held.columns}
+
+    def sizes(self, reads: Mapping[str, Readable]) -> dict[str, Statistics]:
+        """Return what is known of the sizes of collections that a query calls by these names."""
+        return sizes_of(self._engine, {name: readable.id for name, readable in reads.items()})
+
+    def _stored(self, id_: str, name: str) -> Readable:
+        handle = loaded_by_id(self._engine, id_, name)
+        contents, definition = handle.contents(), definition_of(handle)
+        inputs = () if definition is None else definition.inputs
+        last, is_view = _last_sealed(contents), definition is not None
+        redefined = 0 if definition is None else definition.since
+        since = max(contents.since.time or 0, redefined)
+        about = (contents.timeline, last, since, inputs, is_view, redefined, contents.keyed)
+        readable = Readable(id_, handle.name, handle.schema, *about)
+        self._by_id[id_] = readable
+        return readable
+
+
+def drafted(
+    catalog: Catalog,
+    name: str,
+    sql: str,
+    key: Sequence[str] | None,
+    start: Start = None,
+    *,
+    keeps_groups: bool = False,
+    replaces: Definition | None = None,
+) -> Draft:
+    """Return the draft of a view.
+
+    It begins with the commit that makes it: before its start, it cannot be read from then on.
+
+    Args:
+        keeps_groups: make the views that hold its groups, too (`persist.compute.sql.groups`).
+        replaces: the definition that a view has: what holds the groups of that holds those of this one, if it can.
+
+    Raises:
+        InvalidUsage: as `Client.create_view`.
+    """
+    reads = {read_name: catalog.named(read_name) for read_name in mentioned(sql, catalog.names)}
+    forms = {read_name: readable.keyed for read_name, readable in reads.items() if readable.keyed is not None}
+    plan, columns = planned(sql, {read_name: readable.schema for read_name, readable in reads.items()}, forms)
+    check_columns(columns)
+    keys = key_of(plan, columns, key)
+    every = {id_: catalog.by_id(id_) for readable in reads.values() for id_ in (readable.id, *readable.inputs)}
+    unit = shared_timeline(reads.values())
+    begin = start_of(start, [*every.values()], unit)
+    id_ = uuid.uuid4().hex
+    steps: list[Any] = []
+    made: list[Readable] = []
+    bound = plan
+    if keeps_groups:
+        plan, every_groups = cut(rewritten(plan, catalog.sizes(reads)), groups_prefix(id_))
+        for groups in every_groups:
+            held = _made(uuid.uuid4().hex, groups, f"the groups of view {name!r}", reads, every, begin, unit)
+            reads = {**reads, groups.name: held.made}
+            every = {**every, held.made.id: held.made}
+            made.append(held.made)
+            steps += held.steps
+    elif replaces is not None and has_groups(replaces):
+        plan, every_groups = cut(rewritten(plan, catalog.sizes(reads)), "", catalog.groups_of(replaces))
+        for groups in every_groups:
+            held_by = catalog.by_id(replaces.reads[groups.name])
+            reads = {**reads, groups.name: held_by}
+            every = {**every, held_by.id: held_by}
+    answer = Groups(name, plan, tuple(columns), keys)
+    draft = _made(id_, answer, sql, reads, every, begin, unit)
+    _check_together(catalog, name, draft.columns, every)
+    return replace(draft, steps=(*steps, *draft.steps), bound=bound, groups=tuple(made))
+
+
+def _made(
+    id_: str,
+    what: Groups,
+    sql: str,
+    reads: Mapping[str, Readable],
+    every: Mapping[str, Readable],
+    begin: int,
+    unit: str | None,
+) -> Draft:
+    """Return the draft of one collection that a plan is the definition of.
+
+    Args:
+        reads: what it may scan, by name.
+        every: what it may depend on, by id.
+    """
+    ids = {read_name: readable.id for read_name, readable in reads.items()}
+    definition = Definition(VERSION, sql, tuple(every), ids, what.columns, what.key, what.plan, start=begin)
+    schema = _schema_of(what.columns, what.key, unit)
+    made = Readable(id_, what.name, schema, unit, None, begin, tuple(every), is_view=True)
+    try:
+        columns = read_by(definition)
+    except InvalidUsage as error:
+        whose = sql if what.name.startswith(GROUPS_PREFIX) else f"the query of view {what.name!r}"
+        raise InvalidUsage(f"{whose} cannot be computed on any rows: {error}") from error
+    steps = (
+        record_kinds.Create(id_, what.name, schema.to_json(), view=definition.to_json()),
+        *([record_kinds.AllowCompaction(id_, (begin,))] if begin else []),
+        *_holds(id_, definition, columns, every.values()),
+    )
+    names = {id_: what.name, **{readable.id: readable.name for readable in every.values()}}
+    return Draft(made, definition, steps, names, what.plan, columns)
+
+
+def _check_together(
+    catalog: Catalog, name: str, own: Mapping[str, Mapping[str, str]], every: Mapping[str, Readable]
+) -> None:
+    """Raise InvalidUsage if a collection has evolved between what the view reads of it and what views below it read.
+
+    All views of a graph are refreshed by one program, which reads a collection once.
+    """
+    for id_, readable in every.items():
+        parts = [(name, readable.schema, set(own[id_]))] if own.get(id_) else []
+        for view in every.values():
+            read = catalog.read_as(view, id_) if view.is_view else None
+            if read is not None:
+                parts.append((view.name, *read))
+        columns = set().union(*(names for _, _, names in parts))
+        for reader, schema, _ in parts[1:]:
+            then, now = (
+                dict(zip(s.names, zip(s.ids, s.types, strict=False), strict=True)) for s in (schema, parts[0][1])
+            )
+            if other := sorted(column for column in columns if then.get(column) != now.get(column)):
+                raise InvalidUsage(
+                    f"view {name!r} and the views that it reads are refreshed together, and {reader!r} reads "
+                    f"collection {readable.name!r} as of version {schema.version} of its schema, in which {other} are "
+                    f"other columns than in version {parts[0][1].version}, which {parts[0][0]!r} reads: make "
+                    f"{reader!r} anew first"
+                )
+
+
+def _columns_of(readable: Readable) -> list[pa.Field]:
+    schema = readable.schema
+    return [pa.field(name, kind) for name, kind in zip(schema.names, schema.types, strict=False)]
+
+
+def _holds(
+    view: str, definition: Definition, columns: Mapping[str, Mapping[str, str]], inputs: Iterable[Readable]
+) -> list[record_kinds.SetHold]:
+    """Return the holds of a new view on all that it depends on, with the columns that it reads itself.
+
+    Its program begins where the view does. What views hold is computed again, and not read, so their history is not
+    kept; the hold says only that they are needed.
+    """
+    return [
+        record_kinds.SetHold(
+            readable.id,
+            view_hold(view),
+            TIME_MAX if readable.is_view else definition.start,
+            schema=readable.schema.version,
+            columns=column_ids(readable.schema, columns.get(readable.id, ())),
+        )
+        for readable in inputs
+    ]
+
+
+def steps_to_drop(view: CollectionHandle, definition: Definition) -> list[Step]:
+    """Return the steps that drop a view, with what it holds, and with its groups."""
+    held = [record_kinds.ReleaseHold(id_, view_hold(view.id)) for id_ in definition.inputs]
+    return [record_kinds.Destroy(view.id), *held, *steps_to_drop_groups(view, definition)]
+
+
+def steps_to_drop_groups(view: CollectionHandle, definition: Definition, kept: Iterable[str] = ()) -> list[Step]:
+    """Return the steps that drop the views with the groups of a view, except those with the names kept."""
+    steps: list[Step] = []
+    for name, id_ in reversed(definition.reads.items()):
+        if name.startswith(groups_prefix(view.id)) and name not in kept:
+            groups = definition_of(loaded_by_id(view.engine, id_, name))
+            held = () if groups is None else groups.inputs
+            steps += [record_kinds.Destroy(id_), *(record_kinds.ReleaseHold(input_, view_hold(id_)) for input_ in held)]
+    return steps
+
+
+def reads_of(definition: Definition) -> dict[str, str]:
+    """Return the collections that the query of a view reads: name and id."""
+    return {name: id_ for name, id_ in definition.reads.items() if not name.startswith(GROUPS_PREFIX)}
+
+
+def has_groups(definition: Definition) -> bool:
+    """Return whether a view keeps its groups."""
+    return len(reads_of(definition)) < len(definition.reads)
+
+
+def column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int, ...]:
+    """Return the ids of some columns of a schema, ascending."""
+    ids = dict(zip(schema.names, schema.ids, strict=True))
+    return tuple(sorted(ids[name] for name in names))
+
+
+def _schema_of(columns: Sequence[tuple[str, str]], keys: Sequence[str], unit: str | None) -> CollectionSchema:
+    kinds = {name: to_arrow(kind) for name, kind in columns}
+    schema = CollectionSchema.of(
+        {name: kinds[name] for name in keys},
+        {name: kind for name, kind in kinds.items() if name not in keys} or None,
+        unit,
+    )
+    return replace(schema, order=tuple(kinds) if tuple(kinds) != schema.names else ())
+
+
+def _last_sealed(contents: CollectionState) -> int | None:
+    """Return the last sealed time, the first of all if there is none; None of a view that was never refreshed."""
+    upper = contents.upper.time
+    if contents.view is not None and upper == 0:
+        return None
+    return TIME_MAX if upper is None else max(0, upper - 1)

@@ -1,0 +1,285 @@
+"""DuckDB as a front end: it parses a query and binds it to empty tables; what comes out is its plan as JSON.
+
+Its optimiser is off, because its plans over empty tables are wrong in places, and some cannot be written down. It is
+needed where a view is created; the plan that is stored does not know it, but for the functions that it computes itself
+(`persist.compute.sql.by_duckdb`).
+"""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from persist.codecs.types.sql_names import sql_name
+from persist.compute.query import add_functions, check_lengths, is_time_window, quoted, windowed_table
+from persist.compute.sql.definite import check_qualified, forbid_indefinite, indefinite, refused_function, spellings
+from persist.compute.sql.types import Unreadable, is_nested, of_name, to_duckdb
+from persist.core.errors import InvalidUsage
+from persist.core.expression.term import DUCKDB
+
+Columns: TypeAlias = Sequence[tuple[str, str | Unreadable]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A query as DuckDB understands it: its plan, and the names of its columns with what DuckDB calls their types."""
+
+    plan: dict[str, Any]
+    described: tuple[tuple[str, str], ...]
+
+    def columns(self, kinds: Sequence[str]) -> list[tuple[str, str]]:
+        """Return the columns of the query, with their types; kinds are those that its plan gives.
+
+        Raises:
+            InvalidUsage: one is of a type that is not supported.
+        """
+        described = zip(self.described, kinds, strict=True)
+        return [(name, _kind(name, shown, kind)) for (name, shown), kind in described]
+
+
+def bound(sql: str, tables: Mapping[str, Columns], now: str, late_by: str | None = None) -> Bound:
+    """Return the plan of a query.
+
+    Args:
+        tables: the columns of each, with their types (`persist.compute.sql.types`).
+        now: what `_now()` stands for.
+        late_by: of windows that are given when they are final, how far behind their ends
+        (`persist.compute.sql.emission`).
+
+    Raises:
+        InvalidUsage: the query is not one, or names what is not there; or DuckDB is missing or of another version.
+    """
+    with _binder(sql) as connection:
+        connection.execute("PRAGMA disable_optimizer")
+        connection.execute(f"CREATE MACRO _now() AS {now}")
+        for name, columns in tables.items():
+            shown = ", ".join(f"{quoted(column)} {_declared(kind, connection)}" for column, kind in columns)
+            connection.execute(f"CREATE TABLE {quoted(name)} ({shown})")
+        add_functions(connection, sql, late_by)
+        statement = _statement(connection, sql)
+        check_qualified(every_part(statement))
+        serialized = _json(_first(connection, _SERIALIZE, sql, sql))
+        function = refused_function(serialized.get("name"))
+        if function is not None:
+            raise InvalidUsage(f"{indefinite(function)}{_place_of(function, statement, sql)}")
+        if serialized["error"]:
+            raise InvalidUsage(_explained(serialized, sql))
+        if len(serialized.get("plans", ())) != 1:
+            raise InvalidUsage(f"the query has {len(serialized.get('plans', ()))} statements: give one, a SELECT")
+        try:
+            described = connection.execute(f"DESCRIBE {sql.rstrip().rstrip(';')}").fetchall()
+        except Exception as error:
+            raise InvalidUsage(f"DuckDB cannot plan the query {sql!r:.200}: {error}") from error
+    return Bound(serialized["plans"][0], tuple((name, kind) for name, kind, *_ in described))
+
+
+def _declared(kind: str | Unreadable, connection: Any) -> str:
+    """Return the type of a column of a table that queries are bound to."""
+    if isinstance(kind, str):
+        return to_duckdb(kind)
+    if kind.arrow is not None:
+        with suppress(Exception):  # DuckDB does not have all types, and has errors of several kinds for that.
+            return str(connection.from_arrow(pa.schema({"x": kind.arrow}).empty_table()).types[0])
+    return "VARIANT"
+
+
+def tables_of(sql: str) -> dict[str, int]:
+    """Return the tables that a query reads, and where each is in its text.
+
+    Raises:
+        InvalidUsage: it is not a query that can be parsed.
+    """
+    tables: dict[str, int] = {}
+    own: set[str] = set()
+    statement = parsed(sql)
+    _collect(statement, tables, own, sql)
+    for node in every_part(statement):
+        if is_time_window(node):
+            with _binder(sql) as connection:
+                check_lengths(connection, sql, node)
+    return {name: at for name, at in sorted(tables.items()) if sql_name(name) not in own}
+
+
+def names_column(sql: str, name: str) -> bool:
+    """Return whether a query refers to a column by a name, in whatever table."""
+    if name not in sql.lower():
+        return False
+    return any(
+        node.get("class") == "COLUMN_REF" and node["column_names"][-1].lower() == name
+        for node in every_part(parsed(sql))
+    )
+
+
+def every_part(parsed_query: Any) -> Iterator[dict[str, Any]]:
+    """Yield all parts of a parsed query."""
+    left = [parsed_query]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            yield node
+        left += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+
+
+def parsed(sql: str) -> Any:
+    """Return the one statement of a text, as DuckDB parses it.
+
+    Raises:
+        InvalidUsage: it is not a query that can be parsed.
+    """
+    with _binder(sql) as connection:
+        return _statement(connection, sql)
+
+
+def _statement(connection: Any, sql: str) -> Any:
+    answer = _json(_first(connection, _PARSE, sql, sql))
+    if answer["error"]:
+        raise InvalidUsage(_explained(answer, sql))
+    if len(answer.get("statements", ())) != 1:
+        raise InvalidUsage(f"the query has {len(answer.get('statements', ()))} statements: give one, a SELECT")
+    return answer["statements"][0]
+
+
+def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None:
+    """Find the tables below a node of a parsed query, and the names that the query gives to tables of its own.
+
+    Raises:
+        InvalidUsage: the query has a parameter.
+    """
+    if isinstance(node, list):
+        for child in node:
+            _collect(child, tables, own, sql)
+    if not isinstance(node, dict):
+        return
+    if node.get("type") == "SHOW_REF" or str(node.get("schema_name")).lower() in _CATALOGS:
+        raise InvalidUsage(
+            "a view follows what collections hold, and SHOW, DESCRIBE, SUMMARIZE and information_schema tell of "
+            "tables as they are when they are asked: ask them with client.sql()"
+        )
+    if node.get("type") == "BASE_TABLE":
+        tables.setdefault(str(node.get("table_name")), node.get("query_location", 0))
+    if windowed := windowed_table(node):
+        tables.setdefault(str(windowed[-1]), node.get("query_location", 0))
+    if isinstance(node.get("cte_map"), dict):
+        own.update(sql_name(str(entry["key"])) for entry in node["cte_map"].get("map", ()))
+    if node.get("type") == "VALUE_PARAMETER":
+        where = place(sql, node.get("query_location", 0))
+        raise InvalidUsage(f"the query has a parameter, and nobody gives it a value: write the value instead{where}")
+    for child in node.values():
+        _collect(child, tables, own, sql)
+
+
+def _kind(name: str, shown: str, kind: str) -> str:
+    try:
+        return kind if is_nested(kind) or shown in ("JSON", "UUID") else of_name(shown)
+    except KeyError:
+        raise InvalidUsage(
+            f"column {name!r} of the query is of type {shown}, which is not supported: cast it"
+        ) from None
+
+
+_CATALOGS = ("information_schema", "pg_catalog")
+_PARSE = "SELECT json_serialize_sql(?, skip_null := true, skip_empty := true)"
+_SERIALIZE = "SELECT json_serialize_plan(?, skip_null := true, skip_empty := true)"
+
+
+def _first(connection: Any, statement: str, argument: str, sql: str) -> str:
+    try:
+        text: str = connection.execute(statement, [argument]).fetchone()[0]
+        return text
+    except Exception as error:
+        raise InvalidUsage(f"DuckDB cannot plan the query {sql!r:.200}: {error}") from error
+
+
+def _json(text: str) -> Any:
+    """Return what DuckDB says of a query. Values of some types it writes in a way that is no JSON."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidUsage(
+            "the query has a constant that DuckDB cannot write down, such as BITSTRING '01' or a number of 40 digits: "
+            "write a text or a DOUBLE instead"
+        ) from error
+
+
+def loaded_duckdb() -> Any:
+    try:
+        import duckdb
+    except ImportError as error:
+        raise InvalidUsage(
+            "queries are parsed by DuckDB, which is not installed: pip install 'duckdb>=2.0,<2.1'. "
+            "Views that exist are refreshed without it."
+        ) from error
+    version = tuple(int(number) for number in duckdb.__version__.split(".")[:2])
+    if version != DUCKDB:
+        raise InvalidUsage(
+            f"queries are parsed by DuckDB {'.'.join(map(str, DUCKDB))}, and {duckdb.__version__} is installed: "
+            "pip install 'duckdb>=2.0,<2.1'. Views that exist are refreshed with any version, or none."
+        )
+    return duckdb
+
+
+@contextmanager
+def _binder(sql: str) -> Iterator[Any]:
+    """Give a connection of DuckDB to which a query can be bound; what is made on it goes with it.
+
+    A database of its own would take 16 ms of processor time, and several of them are needed to make a view. So there is
+    one, which holds nothing: each use is a transaction that is rolled back, and they come one after another.
+
+    Raises:
+        InvalidUsage: what was given is no text; or DuckDB is missing or of another version.
+    """
+    duckdb = loaded_duckdb()
+    if not isinstance(sql, str) or not sql.strip():
+        raise InvalidUsage(f"sql={sql!r} is no query: write SELECT … FROM …")
+    with _one_at_a_time, closing(_database(duckdb).cursor()) as connection:
+        connection.begin()
+        try:
+            yield connection
+        finally:
+            with suppress(duckdb.Error):  # An error may have ended it.
+                connection.rollback()
+
+
+_one_at_a_time = threading.Lock()
+
+
+@cache
+def _database(duckdb: Any) -> Any:
+    database = duckdb.connect(":memory:", config={"enable_external_access": "false", "threads": "1"})
+    database.execute("SET GLOBAL TimeZone = 'UTC'")  # As where a view is computed; else it is that of the machine.
+    forbid_indefinite(database)
+    return database
+
+
+def _explained(answer: dict[str, Any], sql: str) -> str:
+    """Return DuckDB's error, and where it is in the text."""
+    message = str(answer.get("error_message", "it is not a query")).strip()
+    if "Only SELECT statements" in message:
+        message = "a view is a query: only a SELECT can be one"
+    return message + place(sql, answer.get("position"))
+
+
+def _place_of(function: str, statement: Any, sql: str) -> str:
+    """Return the place of a call in the text of a query; nothing if a macro calls it."""
+    for node in every_part(statement):
+        names = node.get("column_names") or (node.get("qualified_name") or {}).get("path") or [""]
+        if node.get("class") in ("FUNCTION", "COLUMN_REF") and str(names[-1]).lower() in spellings(function):
+            return place(sql, node.get("query_location"))
+    return ""
+
+
+def place(sql: str, position: Any) -> str:
+    """Return where something is in the text of a query: a line with a mark below it; nothing if that is not known."""
+    if position is None or not str(position).isdigit() or int(position) > len(sql.encode()):
+        return ""
+    at = len(sql.encode()[: int(position)].decode(errors="ignore"))
+    begin = sql.rfind("\n", 0, at) + 1
+    end = sql.find("\n", at)
+    line = sql[begin : end if end >= 0 else len(sql)]
+    shift = max(0, at - begin - 80)
+    return f"\n  line {sql.count(chr(10), 0, at) + 1}: {line[shift : shift + 120]}\n  {' ' * (8 + at - begin - shift)}^"

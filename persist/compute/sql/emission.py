@@ -1,0 +1,148 @@
+"""`EMIT FINAL` behind a query over windows of time: a window is shown once, when no event can change it any more.
+
+    SELECT window_end, count(*) AS n FROM tumble(bids, at, INTERVAL 10 MINUTE) GROUP BY window_end EMIT FINAL
+
+A late bound (`persist.Keyed(late_bound=persist.Behind(…))`) refuses events that lie more than a distance behind the
+greatest time seen. So a window is final when its end lies that far behind the greatest time in the collection, and
+`EMIT FINAL` leaves out the rows of all others: `window_end <= (SELECT max(at) - distance FROM bids)`. That is a
+comparison with one value, which views keep in order, so nothing here is computed but for what a refresh changes.
+
+A view holds at each time what its query gives on its inputs at that time, and this one follows from that alone. What is
+shown stays only if more holds, which is checked when the view is made:
+
+- The collection has such a bound, of the column that the windows are of, and events are its only way to change: none
+  replaces or deletes a row (`InsertIfAbsent`, and no tombstones).
+- The query reads nothing else, and each row of its answer is made of the rows of one window: it groups by a bound of
+  the window, and its window functions have partitions of such a bound. It has no LIMIT, and does not ask `_now()`.
+
+The bound holds in the order in which events arrive. An event that was given a later time than one that arrived behind
+it, or a statement that overwrites rows, still changes the windows that it touches, as an exact correction.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow.types as pat
+
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.types.sql_names import sql_name
+from persist.compute.query import arguments_of, is_time_window
+from persist.compute.sql.duck import every_part, loaded_duckdb, parsed, place
+from persist.core.errors import InvalidUsage
+from persist.core.keyed.machines import InsertIfAbsent
+from persist.core.log.fields import KeyedForm
+
+Json = Mapping[str, Any]
+_WORDS = [b"emit", b"final"]
+_BOUNDS = ("window_start", "window_end")
+_SHAPE = "EMIT FINAL wants one SELECT … FROM tumble(…), hop(…) or session(…) … GROUP BY window_end"
+
+
+def without_emission(sql: str) -> tuple[str, bool]:
+    """Return a query without `EMIT FINAL` at its end, and whether that is there."""
+    if not isinstance(sql, str) or "emit" not in sql.lower():
+        return sql, False
+    text = sql.encode()
+    tokens = [(at, kind.name) for at, kind in loaded_duckdb().tokenize(sql)]
+    ends = [at for at, _ in tokens[1:]] + [len(text)]
+    words = [
+        (at, text[at:end].strip().lower()) for (at, kind), end in zip(tokens, ends, strict=True) if kind != "comment"
+    ]
+    while words and words[-1][1] == b";":
+        words.pop()
+    if [word for _, word in words[-2:]] != _WORDS:
+        return sql, False
+    return text[: words[-2][0]].decode(), True
+
+
+def lateness(sql: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[str, KeyedForm]) -> str:
+    """Return how far behind the greatest time a window is final, as an interval in SQL.
+
+    Args:
+        sql: the query without `EMIT FINAL`.
+        keyed: how those of the collections resolve events that do.
+
+    Raises:
+        InvalidUsage: what the query shows of a window could change after that.
+    """
+    node = parsed(sql)["node"]
+    source = node.get("from_table") or {}
+    is_alone = not node.get("cte_map", {}).get("map") and not source.get("column_name_alias")
+    if node["type"] != "SELECT_NODE" or not is_time_window(source) or not is_alone:
+        raise InvalidUsage(f"{_SHAPE}, and nothing else that reads collections: make views of the other parts")
+    _check_parts(node, sql)
+    [(name, schema)] = schemas.items()  # It reads no other collection.
+    _check_groups(node, [*map(sql_name, schema.names)])
+    moments = [given.get("column_names") or [str(given.get("type"))] for given in arguments_of(source)[1:2]]
+    return _distance(name, str(moments[0][-1]) if moments else "", schema, keyed.get(name))
+
+
+def _distance(name: str, column: str, schema: CollectionSchema, form: KeyedForm | None) -> str:
+    """Return the distance of a late bound; see `lateness`."""
+    wanted = f"Keyed(order_by=[{column!r}], late_bound=Behind(…), machine=InsertIfAbsent())"
+    first = form.order_by[0] if form is not None and form.order_by else None
+    if form is None or form.late_by is None or first is None or sql_name(first) != sql_name(column):
+        raise InvalidUsage(
+            f"EMIT FINAL: collection {name!r} has no late bound that follows {column!r}, so no window of it is ever "
+            f"final: make the collection with keyed={wanted}, or ask HAVING window_end <= _now()"
+        )
+    if form.machine.name != InsertIfAbsent.name or form.tombstone is not None:
+        raise InvalidUsage(
+            f"EMIT FINAL: events may replace or delete rows of collection {name!r}, whenever their window was, so no "
+            f"window of it is ever final: make the collection with keyed={wanted}"
+        )
+    kind = schema.arrow.field(first).type
+    if pat.is_date(kind):
+        return f"to_days({form.late_by if pat.is_date32(kind) else -(-form.late_by // 86_400_000)})"
+    if not pat.is_timestamp(kind):
+        raise InvalidUsage(f"EMIT FINAL: {column!r} of collection {name!r} is {kind}, which has no windows of time")
+    parts = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[kind.unit]
+    return f"to_microseconds({-(-form.late_by * 10**6 // parts)})"
+
+
+def _check_parts(node: Json, sql: str) -> None:
+    """Raise InvalidUsage if a part of a query looks at more than one window."""
+    for part in every_part(node):
+        what = str(part.get("class") or part.get("type") or "")
+        if what == "SUBQUERY" or (part.get("class") == "FUNCTION" and part["function_name"].lower() == "_now"):
+            raise InvalidUsage(f"{_SHAPE}, without subqueries and _now(){place(sql, part.get('query_location'))}")
+        if what == "WINDOW" and not any(map(_is_bound, part.get("partitions", ()))):
+            raise InvalidUsage(
+                "EMIT FINAL: a function over rows of several windows would change with the next one: add PARTITION BY "
+                f"window_end{place(sql, part.get('query_location'))}"
+            )
+        if what.startswith("LIMIT") or part.get("distinct_on_targets"):
+            raise InvalidUsage(
+                "EMIT FINAL: what LIMIT and DISTINCT ON take may change with the next window: take "
+                "QUALIFY row_number() OVER (PARTITION BY window_end …) <= n"
+            )
+
+
+def _check_groups(node: Json, columns: Sequence[str]) -> None:
+    """Raise InvalidUsage if the groups of a query are not of one window each.
+
+    Args:
+        columns: those of its collection, which count before the aliases of the query.
+    """
+    items = node.get("select_list") or []
+    aliases = {sql_name(item["alias"]): item for item in items if item.get("alias")}
+    groups = node.get("group_expressions") or []
+    if node.get("aggregate_handling") == "FORCE_AGGREGATES":  # GROUP BY ALL
+        groups = items
+
+    def is_of_window(group: Json) -> bool:
+        if group.get("type") == "VALUE_CONSTANT" and str(group["literal"]["text"]).isdecimal():
+            at = int(group["literal"]["text"]) - 1
+            return 0 <= at < len(items) and _is_bound(items[at])
+        names = group.get("column_names") or [""]
+        return _is_bound(group) or (
+            sql_name(names[-1]) not in columns and _is_bound(aliases.get(sql_name(names[0]), {}))
+        )
+
+    if len(node.get("group_sets") or [()]) > 1 or not any(map(is_of_window, groups)):
+        raise InvalidUsage(f"{_SHAPE} or window_start, and no ROLLUP, CUBE or GROUPING SETS")
+
+
+def _is_bound(expression: Json) -> bool:
+    """Return whether an expression is a bound of the window by name."""
+    return (expression.get("column_names") or [""])[-1].lower() in _BOUNDS

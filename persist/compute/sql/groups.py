@@ -1,0 +1,199 @@
+"""What a view keeps of its groups, so that a step reads of them what it needs: counts and totals, in views of its own.
+
+A sum of a case, an average or a share does not tell what its group was, nor do rows that a LIMIT leaves. So a view that
+is made with `indexes="auto"` is cut at its aggregates. Each GROUP BY of counts, exact sums and means becomes a view of
+the library's own, and what reads it computes from that what was asked for:
+
+    SELECT k, avg(v) FROM t GROUP BY k    =    SELECT k, mean(lower, upper, c) FROM groups WHERE n <> 0
+    groups(k, n, c, lower, upper)         =    SELECT k, count(*), count(v), total(v % 2**62), total(v // 2**62) …
+
+        name    .groups.<id of the view>.<number>
+        key     the columns that are grouped by; of a query without any, the number of records
+        plan    an aggregate that is `complete` (`persist.compute.sql.algebra`)
+
+All of these are outputs of one program and move in one commit with the view, as views that read each other do. Such a
+view holds all that the state of a group is, also where multiplicities are negative: what a step goes on from is exact,
+and nothing has to be known of the inputs (`persist.compute.dataflow.step.standing`). Who reads it wants the last time
+alone, so its history is given up at each commit. It goes when its view goes. It stays when its view gets another query
+that has the same groups, of which it wants no more than is kept; other groups of that query are not kept.
+
+Sums of floats are rounded when they are read, and a least value does not tell which comes next, so a GROUP BY with one
+of these stays as it is. So does one that reads what a correlated subquery binds: it is no relation by itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.compute.sql.algebra import (
+    Aggregate,
+    Aggregation,
+    Filter,
+    Let,
+    Node,
+    Project,
+    Recursive,
+    Ref,
+    Scan,
+    Temporal,
+    every,
+    replaced,
+    types_in,
+    types_of,
+)
+from persist.compute.sql.lower_join import null_of
+from persist.compute.sql.types import to_arrow
+from persist.core.expression.term import Lit, Place, Term, sql_call
+
+TOTAL = "decimal(38,0)"
+UNSTORED = ("interval", "null")
+_ZERO = Lit(pa.scalar(0, pa.int64()))
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of one aggregate of a plan.
+
+    Attributes:
+        name: of the collection.
+        plan: an aggregate, if it is kept by itself.
+        columns: name and type of each.
+        key: the columns that are its key.
+    """
+
+    name: str
+    plan: Node
+    columns: tuple[tuple[str, str], ...]
+    key: tuple[str, ...]
+
+
+def cut(plan: Node, prefix: str, kept: Sequence[Groups] | None = None) -> tuple[Node, list[Groups]]:
+    """Return a plan that reads its groups from views, and these, each after those that it reads.
+
+    Args:
+        plan: as it is rewritten.
+        prefix: of their names, to which numbers are added.
+        kept: views that are there: the plan reads its groups from these alone.
+    """
+    if any(isinstance(node, Temporal | Recursive) for node in every(plan)):
+        return plan, []  # No step is taken of it.
+    groups: list[Groups] = []
+
+    def below(node: Node) -> Node:
+        node = replaced(node, below)
+        if not isinstance(node, Aggregate) or not _can_be_kept(node):
+            return node
+        if kept is not None:
+            answer = _answer_of(kept, node)
+            groups.extend([] if answer is None or answer[1] in groups else [answer[1]])
+            return node if answer is None else answer[0]
+        made = _Cut(node, types_of(node.input))
+        groups.append(made.groups(f"{prefix}{len(groups)}"))
+        return made.answer(groups[-1])
+
+    return below(plan), groups
+
+
+def _answer_of(kept: Sequence[Groups], node: Aggregate) -> tuple[Node, Groups] | None:
+    """Return an aggregate as what is made of groups that are kept, and these; None if none of them has all it wants."""
+    for groups in kept:
+        own = groups.plan
+        if isinstance(own, Aggregate) and (own.input, own.keys, own.sets) == (node.input, node.keys, node.sets):
+            made = _Cut(node, types_of(node.input), [*own.aggregates])
+            if len(made.kept) == len(own.aggregates):
+                return made.answer(groups), groups
+    return None
+
+
+def _can_be_kept(node: Aggregate) -> bool:
+    given = types_of(node.input)
+    bound = {inner.number for inner in every(node.input) if isinstance(inner, Let)}
+    return (
+        bool(node.aggregates)
+        and not node.complete
+        and not node.groupings
+        and node.sets == (tuple(range(len(node.keys))),)
+        and not any(isinstance(inner, Ref) and inner.number not in bound for inner in every(node.input))
+        and not any(kind in UNSTORED for kind in types_in(node.keys, given))
+        and all(_is_told(aggregation, given) for aggregation in node.aggregates)
+    )
+
+
+def _is_told(aggregation: Aggregation, given: Sequence[str]) -> bool:
+    """Whether an aggregate is told by counts and totals of whole numbers."""
+    if aggregation.distinct or aggregation.order:
+        return False
+    if aggregation.function in ("count_star", "count"):
+        return True
+    if aggregation.function not in ("sum", "avg"):
+        return False
+    [kind] = types_in(aggregation.arguments[:1], given)
+    arrow = to_arrow(kind)
+    return bool(pat.is_integer(arrow) or pat.is_boolean(arrow) or pat.is_decimal128(arrow))
+
+
+@dataclass
+class _Cut:
+    """One aggregate, taken apart: what its groups are, and what is made of them.
+
+    Attributes:
+        given: the types of its input.
+        kept: the counts and totals, each once.
+    """
+
+    node: Aggregate
+    given: Sequence[str]
+    kept: list[Aggregation] = field(default_factory=lambda: [Aggregation("count_star", "int64")])
+    outputs: list[Term] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.outputs = [Place(at) for at in range(len(self.node.keys))]
+        self.outputs += [self._told(aggregation) for aggregation in self.node.aggregates]
+
+    def groups(self, name: str) -> Groups:
+        keys = [(f"k{at}", kind) for at, kind in enumerate(types_in(self.node.keys, self.given))]
+        columns = (*keys, *((f"v{at}", aggregation.type) for at, aggregation in enumerate(self.kept)))
+        plan = Aggregate(self.node.input, self.node.keys, tuple(self.kept), self.node.sets, complete=True)
+        return Groups(name, plan, columns, tuple(key for key, _ in keys) or ("v0",))
+
+    def answer(self, groups: Groups) -> Node:
+        names, kinds = zip(*groups.columns, strict=True)
+        is_there = sql_call("not_equal", pa.bool_(), Place(len(self.node.keys)), _ZERO)
+        return Project(Filter(Scan(groups.name, names, kinds), is_there), tuple(self.outputs))
+
+    def _told(self, aggregation: Aggregation) -> Term:
+        """Return an aggregate as what is made of counts and totals."""
+        if aggregation.function == "count_star" and aggregation.where is None:
+            n = Place(len(self.node.keys))
+            return n if self.node.keys else sql_call("subtract", pa.int64(), n, Lit(pa.scalar(1, pa.int64())))
+        if aggregation.function in ("count_star", "count"):
+            return self._place(aggregation.function, "int64", aggregation.arguments, aggregation.where)
+        [value] = aggregation.arguments[:1]
+        arrow = to_arrow(types_in([value], self.given)[0])
+        if not pat.is_decimal(arrow):
+            value = sql_call("cast", pa.int8(), value) if pat.is_boolean(arrow) else value
+            arrow = pa.decimal128(38, 0)
+            value = sql_call("cast", arrow, value)
+        count = self._place("count", "int64", (value,), aggregation.where)
+        limbs = [
+            self._place("total", TOTAL, (sql_call(f"{which}_limb", pa.int64(), value),), aggregation.where)
+            for which in ("lower", "upper")
+        ]
+        kind = to_arrow(aggregation.type)
+        if aggregation.function == "avg":
+            scale = Lit(pa.scalar(arrow.scale, pa.int64()))
+            made, own = sql_call("mean_of_limbs", pa.float64(), *limbs, count, scale), pa.float64()
+        else:
+            own = pa.decimal128(38, arrow.scale)
+            made = sql_call("joined_limbs", own, *limbs)
+        is_none = sql_call("equal", pa.bool_(), count, _ZERO)
+        made = sql_call("case", own, is_none, null_of(own), made)
+        return made if own == kind else sql_call("cast", kind, made)
+
+    def _place(self, function: str, kind: str, arguments: tuple[Term, ...], where: Term | None) -> Place:
+        wanted = Aggregation(function, kind, arguments, where=where)
+        if wanted not in self.kept:
+            self.kept.append(wanted)
+        return Place(len(self.node.keys) + self.kept.index(wanted))

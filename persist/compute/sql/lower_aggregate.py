@@ -1,0 +1,292 @@
+"""GROUP BY: aggregates with FILTER and DISTINCT, grouping sets, and the one row of a group of nothing.
+
+Aggregates that are sums cost what a change touches; minima and maxima cost their group. What picks one record of its
+group by an order is the first of it (`PICKED`), and what needs all of them is a fold (`FOLDED`). An aggregate over
+distinct values is one over a distinct collection. These are joined to the others by the key, where NULL equals NULL. A
+query without keys has one row even of nothing: a row of NULLs, which counts for nothing, keeps its group there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.compute.dataflow.plan.plan import WindowFunction
+from persist.compute.dataflow.program import Program
+from persist.compute.dataflow.stream import Stream
+from persist.compute.sql.algebra import Aggregate, Aggregation
+from persist.compute.sql.lower_join import lowered, null_of, numbered
+from persist.compute.sql.types import to_arrow
+from persist.core.expression.evaluation import type_of
+from persist.core.expression.term import Aggregate as Summary
+from persist.core.expression.term import Col, Lit, Term, sql_call
+
+NARROW = 18  # Digits of a decimal that fit one word.
+
+
+def aggregated(node: Aggregate, stream: Stream, program: Program) -> Stream:
+    """Return a row for each group of each grouping set."""
+    node = msgspec.structs.replace(node, aggregates=tuple(map(_without_count_if, node.aggregates)))
+    keys: dict[str, Any] = {f"k{at}": lowered(key) for at, key in enumerate(node.keys)}
+    kinds = {name: type_of(key, stream.schema, "map") for name, key in keys.items()}
+    values: dict[str, Any] = {}
+    for at, aggregation in enumerate(node.aggregates):
+        if is_folded(aggregation) or is_picked(aggregation):
+            values |= _columns_of(aggregation, at)
+        else:
+            values[f"v{at}"] = _value(aggregation, stream)
+    rows = stream.map(**keys, **values, there=True)
+    union = None
+    for grouping_set in node.sets:
+        made = _one_set(node, rows, grouping_set, kinds, program)
+        union = made if union is None else union + made
+    assert union is not None
+    return union
+
+
+def is_picked(aggregation: Aggregation) -> bool:
+    """Return whether an aggregate is the value of one record of its group, which an order says."""
+    return aggregation.function in ("arg_min", "arg_max") or bool(aggregation.order and aggregation.function in PICKED)
+
+
+def is_folded(aggregation: Aggregation) -> bool:
+    """Return whether an aggregate takes the records of a group all at once."""
+    return aggregation.function in FOLDED
+
+
+def _columns_of(aggregation: Aggregation, at: int) -> dict[str, Any]:
+    """Return the columns of an aggregate: its arguments, what it is in the order of, and the condition of FILTER."""
+    arguments, _ = split(aggregation.function, aggregation.arguments)
+    columns: dict[str, Any] = {f"v{at}_{number}": lowered(argument) for number, argument in enumerate(arguments)}
+    columns |= {f"o{at}_{number}": lowered(key.by) for number, key in enumerate(aggregation.order)}
+    return columns if aggregation.where is None else columns | {f"w{at}": lowered(aggregation.where)}
+
+
+def split(function: str, arguments: Sequence[Term]) -> tuple[Sequence[Term], tuple[Any, ...]]:
+    """Return the arguments of a fold that are columns, and its constants."""
+    if function == "string_agg":
+        [value, separator] = arguments
+        return [value], (_constant(separator),)
+    if function == "quantile":
+        value, *rest = arguments
+        return [value], tuple(map(_constant, rest))
+    return arguments, ()
+
+
+def _constant(term: Term) -> Any:
+    """Return the value of a constant; a decimal as a pair of whole numbers, whose quotient it is."""
+    assert isinstance(term, Lit)
+    value = term.value.as_py()
+    return value.as_integer_ratio() if isinstance(value, Decimal) else value
+
+
+def fold_of(
+    function: str, name: str, result: pa.DataType, constants: tuple[Any, ...], kinds: Sequence[pa.DataType]
+) -> WindowFunction:
+    """Return a fold with its constants as `operators.folds` has them."""
+    if function == "quantile":
+        is_between, down, *shares = constants
+        is_list = pat.is_list(result) and (is_between or result != kinds[0])
+        constants = (is_between, is_list, down, *shares)
+    return WindowFunction(name, function, result, constants=constants)
+
+
+def _without_count_if(aggregation: Aggregation) -> Aggregation:
+    """Return count_if as what it is in DuckDB: a sum of 1 and 0, which is NULL if there is none of either."""
+    return msgspec.structs.replace(aggregation, function="sum") if aggregation.function == "count_if" else aggregation
+
+
+def _value(aggregation: Aggregation, stream: Stream) -> Term:
+    """Return what is aggregated: NULL where the condition of its FILTER does not hold."""
+    value = lowered(aggregation.arguments[0]) if aggregation.arguments else Lit(pa.scalar(True))
+    if aggregation.function in ("sum", "avg"):
+        value = summable(value, stream, aggregation.function)
+    kind = type_of(value, stream.schema, "map")
+    return value if aggregation.where is None else kept_where(aggregation.where, value, kind)
+
+
+def summable(value: Term, stream: Stream, function: str) -> Term:
+    """Return a value of a type that sums are made of."""
+    kind = type_of(value, stream.schema, "map")
+    if pat.is_boolean(kind) or pat.is_uint64(kind):
+        return sql_call("cast", pa.int8() if pat.is_boolean(kind) else pa.decimal128(20, 0), value)
+    if function == "sum" and pat.is_float32(kind):
+        return sql_call("cast", pa.float64(), value)
+    return value
+
+
+def kept_where(condition: Term, value: Term, kind: pa.DataType) -> Term:
+    """Return a value of a stream, NULL where the condition of a FILTER does not hold."""
+    return sql_call("case", kind, lowered(condition), value, null_of(kind))
+
+
+def _one_set(
+    node: Aggregate, rows: Stream, picked: Sequence[int], kinds: dict[str, pa.DataType], program: Program
+) -> Stream:
+    keys = [f"k{at}" for at in picked]
+    if not keys:
+        rows = rows + _nothing(rows, program)
+    groups = _grouped(node, rows, keys)
+    outputs: list[Term] = [Col(name) if name in keys else null_of(kind) for name, kind in kinds.items()]
+    for at, aggregation in enumerate(node.aggregates):
+        kind = to_arrow(aggregation.type)
+        made = Col(f"v{at}")
+        outputs.append(made if groups.schema.field(f"v{at}").type == kind else sql_call("cast", kind, made))
+    for numbers in node.groupings:
+        bits = 0
+        for at in numbers:
+            bits = 2 * bits + (at not in picked)
+        outputs.append(Lit(pa.scalar(bits, pa.int64())))
+    return numbered(groups, outputs)
+
+
+def _nothing(rows: Stream, program: Program) -> Stream:
+    """Return a row of NULLs."""
+    return program.constant(pa.table({field.name: pa.nulls(1, field.type) for field in rows.schema}))
+
+
+def _grouped(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
+    plain, folded, apart = dict[str, Aggregation](), dict[str, Aggregation](), list[Stream]()
+    for at, aggregation in enumerate(node.aggregates):
+        name = f"v{at}"
+        if is_picked(aggregation):
+            apart.append(_picked(name, aggregation, rows, keys))
+        elif is_folded(aggregation):
+            folded[name] = aggregation
+        elif _is_distinct(aggregation):
+            # A group of which no value is left must not be lost: NULLs stay, and count for nothing.
+            apart.append(_aggregated({name: aggregation}, rows.project(*keys, name).distinct(), keys, is_global=True))
+        else:
+            plain[name] = aggregation
+    if node.complete:
+        return _complete(plain, rows, keys)
+    parts = [_aggregated(plain, rows, keys, is_global=not keys)] if plain else []
+    parts += [_folded(folded, rows, keys)] if folded else []
+    parts += apart
+    if not parts:
+        return rows.project(*keys).distinct()
+    groups, *others = parts
+    for part in others:
+        groups = groups.join(part, keys, null_equals=True) if keys else groups.cross(part)
+    return groups
+
+
+def _picked(name: str, aggregation: Aggregation, rows: Stream, keys: list[str]) -> Stream:
+    """Return the value of each key's first record in an order. If several come first, their least value counts."""
+    number, function = name[1:], aggregation.function
+    value, order = f"v{number}_0", [(f"o{number}_{at}", key) for at, key in enumerate(aggregation.order)]
+    down = [key.descending != (function == "last") for _, key in order]
+    nulls = [by for by, key in order if key.nulls_first != (function == "last")]
+    by, needed = [column for column, _ in order], list[str]()
+    if function in ("arg_min", "arg_max"):
+        extreme = f"v{number}_1"
+        by, down, needed = [extreme, *by], [function == "arg_max", *down], [extreme]
+    elif function == "any":
+        needed = [value]
+    # Records that do not count come last, and have no value: so a group of which none counts is not lost.
+    conditions: list[Term] = [sql_call("is_null", pa.bool_(), Col(column)) for column in needed]
+    if aggregation.where is not None or not keys:
+        holds = Col("there" if aggregation.where is None else f"w{number}")
+        conditions.append(sql_call("distinct_from", pa.bool_(), holds, Lit(pa.scalar(True))))
+    if function in ("arg_min", "arg_max"):
+        conditions.append(sql_call("is_null", pa.bool_(), Col(value)))
+    columns: dict[str, Any] = {key: Col(key) for key in keys} | {column: Col(column) for column in by}
+    kind = rows.schema.field(value).type
+    if conditions:
+        is_out = conditions[0] if len(conditions) == 1 else sql_call("or", pa.bool_(), *conditions)
+        columns |= {"is_out": is_out, name: sql_call("case", kind, is_out, null_of(kind), Col(value))}
+        by, down = ["is_out", *by], [False, *down]
+    else:
+        columns |= {name: Col(value)}
+    first = rows.map(**columns).group_by(*keys)
+    return first.top_k(1, by, descending=down, nulls_first=nulls).distinct().project(*keys, name)
+
+
+def _folded(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
+    """Return a row per key with aggregates of its records in an order."""
+    calls, needed = [], set[str]()
+    for name, aggregation in wanted.items():
+        number = name[1:]
+        columns, constants = split(aggregation.function, aggregation.arguments)
+        arguments = tuple(f"v{number}_{at}" for at in range(len(columns)))
+        within = tuple((f"o{number}_{at}", key.descending, key.nulls_first) for at, key in enumerate(aggregation.order))
+        # The row of NULLs that keeps a group of nothing is no row of it; most folds leave NULLs out.
+        is_needed = not keys and aggregation.function == "list"
+        where = f"w{number}" if aggregation.where is not None else "there" if is_needed else ""
+        kinds = [rows.schema.field(argument).type for argument in arguments]
+        call = fold_of(aggregation.function, name, to_arrow(aggregation.type), constants, kinds)
+        call = replace(call, arguments=arguments, within=within, where=where, is_distinct=aggregation.distinct)
+        calls.append(call)
+        needed |= {*arguments, *(column for column, *_ in within), *([where] if where else [])}
+    return rows.project(*keys, *sorted(needed)).group_by(*keys).fold(calls)
+
+
+def _aggregated(wanted: dict[str, Aggregation], rows: Stream, keys: list[str], *, is_global: bool) -> Stream:
+    """Return a row per key with aggregates. Sums of wide decimals are those of their limbs, put together."""
+    made: dict[str, Summary] = {}
+    outputs: dict[str, Any] = {key: Col(key) for key in keys}
+    for name, aggregation in wanted.items():
+        kind = rows.schema.field(name).type
+        if aggregation.function in ("sum", "avg") and pat.is_decimal(kind) and kind.precision > NARROW:
+            for number in ("lower", "upper"):
+                limb = sql_call(f"{number}_limb", pa.int64(), Col(name))
+                made[f"{name}_{number}"] = Summary("wide_sum", limb)
+            limbs = (Col(f"{name}_lower"), Col(f"{name}_upper"))
+            if aggregation.function == "sum":
+                outputs[name] = sql_call("joined_limbs", pa.decimal128(38, kind.scale), *limbs)
+            else:
+                made[f"{name}_count"] = Summary("count", sql_call("upper_limb", pa.int64(), Col(name)))
+                scale = Lit(pa.scalar(kind.scale, pa.int64()))
+                outputs[name] = sql_call("mean_of_limbs", pa.float64(), *limbs, Col(f"{name}_count"), scale)
+        else:
+            made[name] = _aggregate(name, aggregation, rows, is_global=is_global)
+            outputs[name] = Col(name)
+    groups = rows.group_by(*keys).agg(**made)
+    return groups if all(name in made for name in wanted) else groups.map(**outputs)
+
+
+def _complete(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
+    """Return a row per key with counts and totals that say all of a group. The row of NULLs counts as one more."""
+    made = {
+        name: Summary("count", Lit(pa.scalar(1)))
+        if aggregation.function == "count_star" and aggregation.where is None
+        else Summary("total" if aggregation.function == "total" else "count", Col(name))
+        for name, aggregation in wanted.items()
+    }
+    return rows.group_by(*keys).aggregated(made, is_complete=True)
+
+
+def _is_distinct(aggregation: Aggregation) -> bool:
+    return aggregation.distinct and _SUMMARIES.get(aggregation.function, "min") not in ("min", "max")
+
+
+FOLDED = frozenset(
+    (
+        *("bit_and", "bit_or", "bit_xor", "mode", "list", "string_agg", "histogram", "quantile", "mad"),
+        *("skewness", "kurtosis", "kurtosis_pop", "covar_pop", "covar_samp", "corr", "regr_avgx", "regr_avgy"),
+        *("regr_count", "regr_intercept", "regr_r2", "regr_slope", "regr_sxx", "regr_sxy", "regr_syy"),
+    )
+)
+PICKED = ("first", "last", "any")  # Without an ORDER BY, these are the least or the greatest value.
+
+
+def _aggregate(name: str, aggregation: Aggregation, rows: Stream, *, is_global: bool) -> Summary:
+    value, function = Col(name), aggregation.function
+    if function == "count_star" and aggregation.where is None:
+        return Summary("count", Col("there") if is_global else Lit(pa.scalar(1)))
+    if function == "sum" and pat.is_integer(rows.schema.field(name).type):
+        return Summary("wide_sum", value)
+    return Summary(_SUMMARIES.get(function, "min"), value)
+
+
+_SUMMARIES = {
+    **dict.fromkeys(("count_star", "count"), "count"),
+    **dict.fromkeys(("max", "bool_or", "last"), "max"),
+    "sum": "sum",
+    "avg": "mean",
+    **{name: name for name in ("stddev_samp", "stddev_pop", "var_samp", "var_pop", "sem")},
+}

@@ -1,0 +1,190 @@
+"""The order of joins: a relation is joined next if what is kept in between then stays small.
+
+What is known of collections (rows, and of whole numbers how many values lie within their bounds) and what conditions
+look like give a rough size of each relation, and of a join: |A| · |B| over the number of values of the key. From every
+relation on, the one is added next with which the join is smallest, a cross product last. The order with the
+least rows in between is taken. If nothing is known, all collections are taken for equally large.
+
+The estimates decide about speed and memory only. They may change from one start to the next, and results do not.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+
+from persist.compute.dataflow.plan.optimise import Statistics
+from persist.compute.sql.algebra import (
+    Aggregate,
+    Distinct,
+    Filter,
+    Join,
+    Node,
+    Project,
+    Ref,
+    Scan,
+    Temporal,
+    TopK,
+    Values,
+    children,
+    inner_join,
+    replaced,
+    width_of,
+)
+from persist.core.expression.evaluation import factored_conjuncts
+from persist.core.expression.term import Call, Lit, Place, Term, calls, placed, places_in, shifted, sql_call
+
+Known = Mapping[Any, Statistics]  # Of collections by their names, of relations by the numbers that refer to them.
+NOTHING: Known = MappingProxyType({})
+ROWS = 1000.0  # Of a collection of which nothing is known.
+EQUAL_KEEPS, OTHER_KEEPS = 0.1, 0.3  # Of the rows, an equality with a constant and any other condition.
+SEMI_KEEPS = 0.5
+
+
+def estimated(node: Node, known: Known) -> Statistics:
+    """Return about how large a relation is."""
+    match node:
+        case Scan(collection, columns):
+            statistics = known.get(collection, Statistics(ROWS))
+            rows = max(1.0, statistics.rows)
+            return Statistics(rows, None, statistics.distinct).renamed((name, at) for at, name in enumerate(columns))
+        case Ref(number) if number in known:
+            return known[number]
+        case Values(_, rows_given):
+            return Statistics(float(len(rows_given)))
+        case TopK(input_, _, limit, _, ()) if limit is not None:
+            return Statistics(min(float(limit), estimated(input_, known).rows))
+        case Filter(input_, condition):
+            below = estimated(input_, known)
+            for conjunct in factored_conjuncts(condition):
+                below = below.kept(_share(conjunct, below))
+            return below
+        case Project(input_, outputs):
+            copies = ((output.index, at) for at, output in enumerate(outputs) if isinstance(output, Place))
+            return estimated(input_, known).renamed(copies)
+        case Temporal(input_) | Distinct(input_):
+            return estimated(input_, known)
+        case Aggregate(input_, keys):
+            below = estimated(input_, known)
+            counts = {at: _values(below, key) for at, key in enumerate(keys)}
+            return Statistics(max(1.0, min(prod(counts.values()), below.rows)), None, counts)
+        case Join(how, left, right) if how == "inner":
+            width, one, other = width_of(left), estimated(left, known), estimated(right, known)
+            return _joined(one, _shifted(other, width), [(a, shifted(b, width)) for a, b in node.equal])
+        case Join(how, left) if how in ("semi", "anti", "unless"):
+            return estimated(left, known).kept(SEMI_KEEPS)
+    below_all = [estimated(child, known) for child in children(node)]
+    return Statistics(max((estimate.rows for estimate in below_all), default=ROWS))
+
+
+def _share(condition: Term, given: Statistics) -> float:
+    """Return which share of the rows about passes a condition."""
+    if not isinstance(condition, Call):
+        return OTHER_KEEPS
+    if calls(condition, "equal", "in") and isinstance(condition.arguments[-1], Lit):
+        key = condition.arguments[0]
+        is_known = isinstance(key, Place) and key.index in given.distinct
+        share = 1 / _values(given, key) if is_known else EQUAL_KEEPS
+        return float(min(1.0, share * (len(condition.arguments) - 1)))
+    if calls(condition, "or"):
+        return float(min(1.0, sum(_share(argument, given) for argument in condition.arguments)))
+    if calls(condition, "like", "prefix", "suffix", "contains"):
+        return EQUAL_KEEPS
+    return OTHER_KEEPS
+
+
+def _joined(one: Statistics, other: Statistics, keys: Sequence[tuple[Term, Term]]) -> Statistics:
+    values = prod(max(_values(one, a), _values(other, b)) for a, b in keys)
+    if len(keys) > 1:  # Their columns depend on each other, as those of a key and of what refers to it do.
+        values = min(values, one.rows, other.rows)
+    rows = max(1.0, one.rows * other.rows / max(values, 1.0))
+    counts = {**one.distinct, **other.distinct}
+    for a, b in keys:
+        least = min(_values(one, a), _values(other, b))
+        counts |= {key.index: least for key in (a, b) if isinstance(key, Place)}
+    return Statistics(rows, None, counts)
+
+
+def _values(given: Statistics, key: Term) -> float:
+    return given.values(key.index if isinstance(key, Place) else None)
+
+
+def _shifted(given: Statistics, by: int) -> Statistics:
+    return given.renamed((at, at + by) for at in given.distinct)
+
+
+def ordered(node: Node, known: Known = NOTHING) -> Node:
+    """Put the relations of inner joins in an order that keeps what is in between small.
+
+    Args:
+        known: what is known of the sizes of collections; it decides about speed only.
+    """
+    if not isinstance(node, Join) or node.how != "inner" or node.same:
+        return replaced(node, lambda child: ordered(child, known))
+    relations, conditions = _flattened(node, 0)
+    if len(relations) < 3:
+        return replaced(node, lambda child: ordered(child, known))
+    widths = [width_of(leaf) for leaf in relations]
+    starts = [sum(widths[:at]) for at in range(len(widths))]
+
+    def owners(expression: Term) -> set[int]:
+        return {max(at for at, start in enumerate(starts) if start <= index) for index in places_in(expression)}
+
+    estimates = [_shifted(estimated(leaf, known), start) for leaf, start in zip(relations, starts, strict=True)]
+    conditions.sort(key=_is_key)  # Keys may raise, and then only for rows for which the others hold.
+    keys = [part.arguments for part in conditions if isinstance(part, Call) and _is_key(part)]
+    first, *others = _order(estimates, [(one, other, owners(one), owners(other)) for one, other in keys])
+    joined = ordered(relations[first], known)
+    place = {starts[first] + n: n for n in range(widths[first])}
+    for at in others:
+        place |= {starts[at] + n: len(place) + n for n in range(widths[at])}
+        ready = [part for part in conditions if places_in(part) <= place.keys()]
+        conditions = [part for part in conditions if part not in ready]
+        joined = inner_join(joined, ordered(relations[at], known), [placed(part, place) for part in ready])
+    return Project(joined, tuple(Place(place[index]) for index in range(sum(widths))))
+
+
+def _is_key(condition: Term) -> bool:
+    return isinstance(condition, Call) and calls(condition, "equal") and all(map(places_in, condition.arguments))
+
+
+def _flattened(node: Node, start: int) -> tuple[list[Node], list[Term]]:
+    """Return the relations of inner joins of inner joins, and their conditions by columns of the whole."""
+    if not isinstance(node, Join) or node.how != "inner" or node.same:
+        return [node], []
+    width = width_of(node.left)
+    (lefts, above), (rights, below) = _flattened(node.left, start), _flattened(node.right, start + width)
+    own: list[Term] = [sql_call("equal", pa.bool_(), one, shifted(other, width)) for one, other in node.equal]
+    own += [] if node.condition is None else factored_conjuncts(node.condition)
+    return [*lefts, *rights], [*above, *below, *(shifted(part, start) for part in own)]
+
+
+def _order(relations: Sequence[Statistics], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]) -> list[int]:
+    """Return the relations in an order; pairs are keys, with the relations that their sides read."""
+    orders = [_order_from(start, relations, pairs) for start in range(len(relations))]
+    return min(orders)[-1]
+
+
+def _order_from(
+    start: int, relations: Sequence[Statistics], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]
+) -> tuple[int, float, list[int]]:
+    """Return how many cross products an order has, how many rows are in between, and the order."""
+    order, so_far, crosses, rows = [start], relations[start], 0, 0.0
+    while len(order) < len(relations):
+        here, best = set(order), None
+        for at in range(len(relations)):
+            if at in here:
+                continue
+            keys = [(a, b) for a, b, one, other in pairs if one <= here and other == {at}]
+            keys += [(b, a) for a, b, one, other in pairs if other <= here and one == {at}]
+            made = _joined(so_far, relations[at], keys)
+            rank = (not keys, made.rows, at)
+            if best is None or rank < best[0]:
+                best = (rank, made, at)
+        assert best is not None
+        (is_cross, _, at), so_far = best[0], best[1]
+        crosses, rows = crosses + is_cross, rows + so_far.rows
+        order.append(at)
+    return crosses, rows - so_far.rows, order

@@ -1,0 +1,225 @@
+"""What to tell people of a plan: why a query is run otherwise than it was written, and which joins grow without end.
+
+For `View.explain`, what was done is told from the plans before and after each step of `persist.compute.sql.rewrite`:
+so no rewrite keeps a book of what it does, and none can be forgotten in it that changes one of the things compared
+here.
+
+The state and the work of a join of two growing inputs without a key grow with both of them. Such a query is right, and
+may be what is wanted of small inputs, so it is not refused: whoever creates it is warned.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from persist.compute.sql.algebra import (
+    Aggregate,
+    Filter,
+    Join,
+    Let,
+    Node,
+    Project,
+    Recursive,
+    Ref,
+    Scan,
+    Temporal,
+    TopK,
+    Values,
+    children,
+    crosses,
+    every,
+)
+from persist.compute.sql.graph import columns_read, scans_of
+from persist.compute.sql.order import NOTHING, Known, estimated
+from persist.compute.sql.rewrite import rewritten, steps_of
+from persist.core.expression.evaluation import factored_conjuncts
+
+_MARKS = (("semi", "a semijoin", "semijoins", "true"), ("unless", "an antijoin", "antijoins", "false"))
+
+
+def reasons(plan: Node, known: Known = NOTHING) -> list[str]:
+    """Return what the rewrites have done to a plan, each with why; nothing if it is run as it was written.
+
+    Args:
+        known: what is known of the sizes of collections, as for `rewritten`.
+    """
+    pushed, placed = steps_of(plan, known)
+    return [
+        *_of_joins(plan, pushed),
+        *_of_conditions(plan, pushed),
+        *_of_first_rows(pushed, placed),
+        *_of_order(pushed, placed, known),
+        *_of_columns(plan, placed),
+    ]
+
+
+def _of_joins(before: Node, after: Node) -> list[str]:
+    lines = []
+    keyed = crosses(before) - crosses(after)
+    if keyed > 0:
+        shown = _became(keyed, "cross product", "a join by key", "joins by key")
+        lines.append(f"{shown}: a condition above says what is equal")
+    was, now = _hows(before), _hows(after)
+    for how, one, many, value in _MARKS:
+        if now[how] > was[how]:
+            shown = _became(now[how] - was[how], "mark", one, many)
+            lines.append(f"{shown}: only rows for which it is {value} are asked for")
+    outer = sum(was[how] - now[how] for how in ("left", "single"))
+    if outer > 0:
+        shown = _became(outer, "outer join", "an inner one", "inner ones")
+        lines.append(f"{shown}: a condition above is true of no row without a partner")
+    if sum(was.values()) > sum(now.values()):
+        count = sum(was.values()) - sum(now.values())
+        shown = "1 join is" if count == 1 else f"{count} joins are"
+        lines.append(f"{shown} left out: what a subquery gives has the values for which it was asked already")
+    if _joins_below_bounds(after) < _joins_below_bounds(before):
+        lines.append("bounds of time went below joins: these forget what is over")
+    return lines
+
+
+def _hows(plan: Node) -> Counter[str]:
+    """Return how many joins of each kind there are."""
+    return Counter(str(node.how) for node in every(plan) if isinstance(node, Join))
+
+
+def _joins_below_bounds(plan: Node) -> int:
+    bounds = [node for node in every(plan) if isinstance(node, Temporal)]
+    return sum(isinstance(node, Join) for bound in bounds for node in every(bound))
+
+
+def _of_conditions(before: Node, after: Node) -> list[str]:
+    was, now = _conditions(before), _conditions(after)
+    more = [f"{count - was[name]} to {name!r}" for name, count in now.items() if count > was[name]]
+    return [f"conditions went down, {', '.join(more)}: fewer rows come out of there"] if more else []
+
+
+def _conditions(plan: Node) -> Counter[str]:
+    """Return how many conditions are asked of what is read of each collection, before anything else is done with it."""
+    counts: Counter[str] = Counter()
+    for node in every(plan):
+        if isinstance(node, Filter):
+            below = node.input
+            while isinstance(below, Project | Filter):
+                below = below.input
+            if isinstance(below, Scan):
+                counts[below.collection] += len(factored_conjuncts(node.condition))
+    return counts
+
+
+def _of_first_rows(before: Node, after: Node) -> list[str]:
+    was, now = ([node for node in every(plan) if isinstance(node, TopK)] for plan in (before, after))
+    limits = Counter(node.limit for node in now) - Counter(node.limit for node in was)
+    return [f"a window looks at the first {limit} of each partition: no others are asked for" for limit in limits]
+
+
+def _of_order(before: Node, after: Node, known: Known) -> list[str]:
+    lines = []
+    was = [[name for name, _ in order] for order in _orders(before, known)]
+    for order in _orders(after, known):
+        names = [name for name, _ in order]
+        if names not in was:
+            shown = ", ".join(f"{name} (about {max(1.0, rows):,.0f} rows)" for name, rows in order)
+            lines.append(f"joins are in the order {shown}: by what is known of sizes, least is in between then")
+    return lines
+
+
+def _orders(node: Node, known: Known) -> list[list[tuple[str, float]]]:
+    """Return of all inner joins of three relations or more what they join, in order, and how large that is."""
+    if isinstance(node, Join) and node.how == "inner" and not node.same:
+        leaves = list(_leaves(node))
+        here = [(_named(leaf), estimated(leaf, known).rows) for leaf in leaves]
+        return [*([here] if len(here) > 2 else []), *(order for leaf in leaves for order in _orders(leaf, known))]
+    return [order for child in children(node) for order in _orders(child, known)]
+
+
+def _leaves(node: Node) -> Iterator[Node]:
+    if isinstance(node, Join) and node.how == "inner" and not node.same:
+        yield from _leaves(node.left)
+        yield from _leaves(node.right)
+    else:
+        yield node
+
+
+def _named(node: Node) -> str:
+    return (
+        " and ".join(dict.fromkeys(repr(scan.collection) for scan in every(node) if isinstance(scan, Scan))) or "rows"
+    )
+
+
+def _of_columns(before: Node, after: Node) -> list[str]:
+    was, now = scans_of(before), columns_read(after)
+    return [
+        f"{name!r} is read without {len(columns) - len(now[name])} of {len(columns)} columns: nothing reads those"
+        for name, columns in was.items()
+        if name in now and now[name].keys() < columns.keys()
+    ]
+
+
+def _became(count: int, what: str, one: str, many: str) -> str:
+    return f"1 {what} became {one}" if count == 1 else f"{count} {what}s became {many}"
+
+
+class UnboundedState(UserWarning):
+    """A view joins two inputs that grow without a key, so each change is compared with all of the other one."""
+
+
+def unbounded(plan: Node, known: Known = NOTHING) -> list[str]:
+    """Return what to warn of in a plan: each join of growing inputs without a key, and how many pairs it looks at.
+
+    Args:
+        known: what is known of the sizes of collections, as for `rewritten`.
+    """
+    return _Growth(known).growing_joins(rewritten(plan, known))
+
+
+class _Growth:
+    def __init__(self, known: Known) -> None:
+        self._known = {**known}
+        self._values: dict[int, Node] = {}
+
+    def growing_joins(self, node: Node) -> list[str]:
+        if isinstance(node, Let):
+            self._values[node.number] = node.value
+            self._known[node.number] = estimated(node.value, self._known)
+        lines = [line for below in children(node) for line in self.growing_joins(below)]
+        match node:
+            case Join(_, left, right, (), ()) if self._grows(left) and self._grows(right):
+                lines.append(self._told(node))
+        return list(dict.fromkeys(lines))
+
+    def _told(self, node: Join) -> str:
+        sides = [" and ".join(map(repr, self._read(side))) or "rows" for side in (node.left, node.right)]
+        pairs = round(estimated(node.left, self._known).rows * estimated(node.right, self._known).rows)
+        return (
+            f"the query joins {sides[0]} with {sides[1]} without a key: it compares all of their records, about "
+            f"{pairs:,} pairs by now, and each change of one of them with all of the other. Let columns of both be "
+            "equal (ON a.x = b.x), or bound one of them by a GROUP BY, a LIMIT or _now()"
+        )
+
+    def _read(self, node: Node) -> list[str]:
+        collections = list(scans_of(node))
+        if isinstance(node, Ref) and node.number in self._values:
+            collections += self._read(self._values[node.number])
+        return list(
+            dict.fromkeys([*collections, *(collection for below in children(node) for collection in self._read(below))])
+        )
+
+    def _grows(self, node: Node) -> bool:
+        """Return whether a relation has the more rows the more its inputs have, without an end."""
+        match node:
+            case Scan() | Recursive():
+                return True
+            case Values():
+                return False
+            case Aggregate(_, _, _, sets) if not any(sets):
+                return False
+            case TopK(_, _, limit, _, partition) if limit is not None and not partition:
+                return False
+            case Temporal(_, _, upper) if upper is not None:
+                return False
+            case Ref(number):
+                return number not in self._values or self._grows(self._values[number])
+            case Join(how, left) if how in ("semi", "anti", "mark", "unless", "single"):
+                return self._grows(left)
+            case Let(_, _, body):
+                return self._grows(body)
+        return any(map(self._grows, children(node)))

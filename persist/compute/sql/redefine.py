@@ -1,0 +1,386 @@
+"""Giving a view another definition: from one time on it holds what the new one gives, and so do the views that read it.
+
+What is sealed stays, because it is definite. So a definition holds from the view's upper on: the commit that gives it
+writes no rows, and the next refresh computes the new contents beside the old ones, which stay readable until it commits
+the difference at that time. Who follows the view sees the switch as changes of that one time.
+
+The views that depend on it are computed from the same inputs in the same steps, so they switch with it, in one commit.
+They get a next definition, too: the same query, with what it now depends on. All of them switch at one time, so all are
+refreshed before.
+
+Views begun anew: with a history of their own, computed from what their inputs hold by now, under the same names.
+
+What a view holds at a time is what its definition gives on its inputs at that time (rule 19). Where the inputs have
+other contents at times that are sealed, because something was erased from them (rule 23), the views that depend on them
+are wrong at those times, and may hold what was erased. Their difference cannot be written, because it is of sealed
+times. So one commit drops them all and creates them with the definitions that they had, and the next refresh computes
+them from the earliest time that their inputs can still tell. In between they hold nothing, and never what is gone.
+
+Comments, properties, retention, indexes and kept groups come along. A tag, or a hold with a name, is of a time of the
+old history: who has one must decide what becomes of it before.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from persist.codecs.evolution import evolved
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.compute.index import indexes_of
+from persist.compute.index import steps_to_drop as steps_to_drop_indexes
+from persist.compute.sql.definition import EARLIER_KEPT, Definition, Earlier, Readable
+from persist.compute.sql.draft import (
+    Catalog,
+    Draft,
+    column_ids,
+    drafted,
+    has_groups,
+    reads_of,
+    steps_to_drop,
+    steps_to_drop_groups,
+)
+from persist.compute.sql.graph import definition_of, read_by
+from persist.compute.sql.types import to_arrow
+from persist.core.errors import CollectionNotFound, InvalidUsage
+from persist.core.log import kinds
+from persist.core.log.fields import Words
+from persist.core.names import INDEX_HOLD, PUBLISHED_HOLD, VIEW_HOLD, owner_of_groups, view_hold
+from persist.core.state.contents import CollectionState, Publication
+from persist.core.state.schemas import version_of
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded_by_id
+from persist.engine.write.operations import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Dependent:
+    """A view that has to have a next definition, as it is now.
+
+    Attributes:
+        name: in errors; of one that holds the groups of a view, the name of that one.
+    """
+
+    handle: CollectionHandle
+    contents: CollectionState
+    definition: Definition
+    name: str
+
+    @property
+    def id(self) -> str:
+        return self.contents.id
+
+
+@dataclass(frozen=True, slots=True)
+class Redefinition:
+    """What gives a view its next definition: submit the steps, with the names, as one commit."""
+
+    steps: tuple[Step, ...]
+    names: Mapping[str, str]
+
+
+def dependents_of(engine: Engine, view: CollectionHandle) -> list[CollectionHandle]:
+    """Return the views that depend on a view, by way of others, too."""
+    dependents = []
+    for hold in view.contents().holds:
+        if hold.startswith(VIEW_HOLD):
+            with suppress(CollectionNotFound):  # It is dropped just now.
+                id_ = hold.removeprefix(VIEW_HOLD)
+                dependents.append(loaded_by_id(engine, id_, id_))
+    return dependents
+
+
+def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefinition | None:
+    """Return the steps that give a view another query; None if it means what the view's own means already.
+
+    Raises:
+        InvalidUsage: the query is none that can be in the place of the view's own; the message says why.
+    """
+    changed = dependent_of(view)
+    draft = drafted(Catalog(engine), changed.name, sql, changed.definition.key, replaces=changed.definition)
+    _check_same_kind(changed, draft)
+    if _means_the_same(changed.definition, draft.definition):
+        return None
+    dependents = dependents_of(engine, view)
+    names = {dependent.id: dependent.name for dependent in dependents}
+    every = [changed, *(dependent_of(below, names.get(owner_of_groups(below.name) or "")) for below in dependents)]
+    if any(dependent.id in draft.definition.inputs for dependent in every):
+        raise InvalidUsage(f"views cannot read each other in a circle: the query reads what depends on {view.name!r}")
+    _check_together(every)
+    catalog = Catalog(engine)
+    inputs: dict[str, tuple[str, ...]] = {}
+    steps: list[Step] = []
+    for dependent in in_order(every):
+        _check_columns(dependent, changed, draft)
+        inputs[dependent.id] = _inputs_of(catalog, dependent, changed, draft, inputs)
+        wanted = draft.definition if dependent is changed else dependent.definition
+        definition = _next(dependent, wanted, inputs[dependent.id], _start_after(dependent, changed, draft))
+        schema = _schema_after(changed.contents.schema, draft) if dependent is changed else None
+        steps.append(kinds.Redefine(dependent.id, definition.to_json(), dependent.contents.upper_times, schema))
+        steps += _hold_steps(engine, dependent, definition, catalog, renews=dependent is changed)
+    steps += steps_to_drop_groups(view, changed.definition, draft.definition.reads)
+    names = {dependent.id: dependent.name for dependent in every}
+    for dependent in every:
+        names |= {id_: catalog.by_id(id_).name for id_ in (*inputs[dependent.id], *dependent.definition.inputs)}
+    return Redefinition(tuple(steps), names)
+
+
+def dependent_of(view: CollectionHandle, name: str | None = None) -> Dependent:
+    """Return a view as it is now, which errors call by its own name unless another one is given."""
+    definition = definition_of(view)
+    if definition is None:
+        raise InvalidUsage(f"collection {view.name!r} is no view: it is written by its users")
+    return Dependent(view, view.contents(), definition, name or view.name)
+
+
+def _means_the_same(old: Definition, new: Definition) -> bool:
+    if old.columns != new.columns or reads_of(old) != reads_of(new):
+        return False
+    return old.plan == new.plan or (old.sql == new.sql and has_groups(old))
+
+
+def _check_same_kind(view: Dependent, draft: Draft) -> None:
+    """Raise InvalidUsage unless the answer of the new query fits the collection that is there."""
+    old, new = dict(view.definition.columns), dict(draft.definition.columns)
+    for name in view.definition.key:
+        if to_arrow(new[name]) != to_arrow(old[name]):
+            raise InvalidUsage(
+                f"the key column {name!r} of view {view.name!r} is of type {old[name]}, and the query gives {new[name]}"
+                ": cast it, or make another view"
+            )
+    if draft.made.timeline != view.contents.timeline:
+        raise InvalidUsage(
+            f"view {view.name!r} has the timeline {view.contents.timeline!r}, and what the query reads has "
+            f"{draft.made.timeline!r}: make another view"
+        )
+    if view.contents.upper.time is None:
+        raise InvalidUsage(f"view {view.name!r} is complete for ever, so nothing of it can change: make another view")
+
+
+def _check_together(every: Sequence[Dependent]) -> None:
+    """Raise InvalidUsage unless all views that were ever refreshed are sealed to one time, at which they can switch."""
+    uppers = {dependent.contents.upper_times for dependent in every if dependent.contents.upper_times != (0,)}
+    if len(uppers) > 1:
+        seals = ", ".join(f"{dependent.name!r} to {dependent.contents.upper_times[0]}" for dependent in every)
+        raise InvalidUsage(
+            f"these views depend on each other and would switch together, and they are sealed differently far: {seals}."
+            " Seal what they read to one time, refresh them, and try again"
+        )
+
+
+def in_order(every: Sequence[Dependent]) -> list[Dependent]:
+    """Return views so that each comes after those that it depends on."""
+    ids = {dependent.id for dependent in every}
+    return sorted(every, key=lambda dependent: len(ids.intersection(dependent.definition.inputs)))
+
+
+def _check_columns(dependent: Dependent, changed: Dependent, draft: Draft) -> None:
+    """Raise InvalidUsage if a view reads a column of the one that changes which is gone then, or of another type."""
+    wanted = {} if dependent is changed else read_by(dependent.definition).get(changed.id, {})
+    given = dict(draft.definition.columns)
+    for column, kind in wanted.items():
+        if column not in given or to_arrow(given[column]) != to_arrow(kind):
+            problem = "lacks it" if column not in given else f"gives {given[column]}"
+            raise InvalidUsage(
+                f"the view {dependent.name!r} reads column {column!r} ({kind}) of view {changed.name!r}, and the query "
+                f"{problem}: keep the column as it is, or drop {dependent.name!r} first"
+            )
+
+
+def _inputs_of(
+    catalog: Catalog, dependent: Dependent, changed: Dependent, draft: Draft, known: Mapping[str, tuple[str, ...]]
+) -> tuple[str, ...]:
+    """Return the ids of all that a view depends on from now on."""
+    if dependent is changed:
+        return draft.definition.inputs
+    inputs: dict[str, None] = {}
+    for id_ in dependent.definition.reads.values():
+        inputs |= dict.fromkeys((id_, *(known[id_] if id_ in known else catalog.by_id(id_).inputs)))
+    return tuple(inputs)
+
+
+def _start_after(dependent: Dependent, changed: Dependent, draft: Draft) -> int:
+    """Return where a view begins from now on: what holds no answer yet begins where it can be computed."""
+    start = dependent.definition.start
+    if dependent.contents.upper_times != (0,):
+        return start
+    return max(start, draft.definition.start if dependent is changed else changed.contents.upper_times[0])
+
+
+def _next(dependent: Dependent, wanted: Definition, inputs: tuple[str, ...], start: int) -> Definition:
+    old = dependent.definition
+    was = Earlier(old.sql, old.since)
+    return msgspec.structs.replace(
+        wanted,
+        inputs=inputs,
+        number=old.number + 1,
+        since=dependent.contents.upper_times[0],
+        earlier=(*old.earlier, was)[-EARLIER_KEPT:],
+        start=start,
+    )
+
+
+def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | None:
+    """Return the next version of the schema of the view; None if its columns stay what they are."""
+    after = draft.made.schema
+    old, new = (dict(zip(schema.names, schema.types, strict=False)) for schema in (before, after))
+    if list(old.items()) == list(new.items()) and before.columns == after.columns:
+        return None
+    values = [name for name in after.names if name not in after.key_names]
+    new_schema = evolved(
+        replace(before, known=before.known or (before,), order=()),
+        add={name: kind for name, kind in new.items() if name not in old},
+        defaults={},
+        drop=[name for name in old if name not in new],
+        rename={},
+        widen={name: kind for name, kind in new.items() if name in old and old[name] != kind},
+        reorder=values or None,
+    )
+    return replace(new_schema, order=after.order).to_json()
+
+
+def _hold_steps(
+    engine: Engine, dependent: Dependent, definition: Definition, catalog: Catalog, *, renews: bool
+) -> list[kinds.SetHold | kinds.ReleaseHold]:
+    """Return the steps that move the holds of a view to what it depends on from now on.
+
+    Args:
+        renews: it reads with the newest schemas from now on; otherwise only what it does not read itself changes.
+    """
+    hold, read = view_hold(dependent.id), read_by(definition)
+    steps: list[kinds.SetHold | kinds.ReleaseHold] = []
+    for id_ in definition.inputs:
+        readable = catalog.by_id(id_)
+        held = loaded_by_id(engine, id_, readable.name).contents().holds.get(hold)
+        columns = read.get(id_, {})
+        if held is not None and columns and not renews:
+            _check_read(engine, dependent, readable, held.schema, columns)
+            continue
+        ids = column_ids(readable.schema, columns)
+        if held is not None:
+            at, expected = held.time, held.time
+        else:
+            at, expected = _begin(dependent, readable, definition.start), None
+        steps.append(kinds.SetHold(id_, hold, at, None, expected, readable.schema.version, ids))
+    steps += [kinds.ReleaseHold(id_, hold) for id_ in dependent.definition.inputs if id_ not in definition.inputs]
+    return steps
+
+
+def _begin(dependent: Dependent, readable: Readable, start: int) -> int:
+    """Return where the hold on a new input begins: where the view is read again, just before it switches."""
+    if readable.is_view:
+        return TIME_MAX
+    upper = dependent.contents.upper_times[0]
+    if upper == 0:
+        return max(readable.since, start)
+    if readable.since > upper - 1 or readable.last is None or readable.last < upper - 1:
+        raise InvalidUsage(
+            f"view {dependent.name!r} is sealed to {upper}, so what it reads must be readable at {upper - 1}; "
+            f"collection {readable.name!r} is at the times from {readable.since} to {readable.last}. Refresh the "
+            "view, or seal the collection further, and try again"
+        )
+    return upper - 1
+
+
+def _check_read(
+    engine: Engine, dependent: Dependent, readable: Readable, version: int | None, columns: Mapping[str, str]
+) -> None:
+    """Raise InvalidUsage if a view reads columns as of a version in which they are not those of the newest one."""
+    contents = loaded_by_id(engine, readable.id, readable.name).contents()
+    versions = (contents.schema, contents.schema if version is None else version_of(contents, version))
+    newest, held = (
+        dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True)) for schema in versions
+    )
+    for column in columns:
+        if newest.get(column) != held.get(column):
+            raise InvalidUsage(
+                f"the view {dependent.name!r} reads column {column!r} of {readable.name!r} as of version {version} of "
+                f"its schema, in which it is another one than now, so it cannot be refreshed with what reads the "
+                f"newest: drop {dependent.name!r} first"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ViewsAnew:
+    """What lets views begin anew: submit the steps, with the names, as one commit, and refresh the views then.
+
+    Attributes:
+        views: by name, each after those that it reads, and whether it was ever refreshed.
+        indexed: by name, the columns of each index of a view.
+        published: by name, the tables that a view was published as.
+    """
+
+    steps: tuple[Step, ...]
+    names: Mapping[str, str]
+    views: Mapping[str, bool]
+    indexed: Mapping[str, tuple[tuple[str, ...], ...]]
+    published: Mapping[str, Mapping[str, Publication]]
+
+
+def views_anew(engine: Engine, collections: Iterable[CollectionHandle]) -> ViewsAnew:
+    """Return the steps that let all views that depend on some collections begin anew.
+
+    Raises:
+        InvalidUsage: a view has a tag or a named hold, or its query means nothing any more; the message names it.
+    """
+    ids = {view.id: view for handle in collections for view in dependents_of(engine, handle)}
+    every = in_order([dependent_of(view) for view in ids.values() if not owner_of_groups(view.name)])
+    for view in every:
+        _check_untied(view)
+    catalog, steps, names = Catalog(engine), list[Step](), dict[str, str]()
+    indexed: dict[str, tuple[tuple[str, ...], ...]] = {}
+    for view in reversed(every):
+        catalog.remove(view.name)
+        indexes = indexes_of(view.handle)
+        schema = view.contents.schema
+        indexed[view.name] = tuple(by for index in indexes if (by := index.columns_in(schema)) is not None)
+        steps += [*steps_to_drop_indexes(view.handle, indexes), *steps_to_drop(view.handle, view.definition)]
+        names |= {index.handle.id: index.handle.name for index in indexes} | {view.id: view.name}
+        names |= {id_: catalog.by_id(id_).name for id_ in view.definition.inputs}
+    made: dict[str, Draft] = {}
+    for view in every:
+        old, start = view.definition, _start(catalog, view, made)
+        draft = drafted(catalog, view.name, old.sql, old.key, start, keeps_groups=has_groups(old))
+        catalog.add(draft)
+        made[view.id] = draft
+        steps += [*draft.steps, *_also(view, draft)]
+        names |= draft.names
+    views = {view.name: view.contents.upper_times != (0,) for view in every}
+    published = {view.name: view.contents.published for view in every if view.contents.published}
+    return ViewsAnew(tuple(steps), names, views, indexed, published)
+
+
+def _check_untied(view: Dependent) -> None:
+    named = [hold for hold, held in view.contents.holds.items() if held.lease is None]
+    holds = [hold for hold in named if not hold.startswith((VIEW_HOLD, INDEX_HOLD, PUBLISHED_HOLD))]
+    if view.contents.tags or holds:
+        tied = [f"the tag {tag!r}" for tag in view.contents.tags] + [f"the hold {hold!r}" for hold in holds]
+        raise InvalidUsage(
+            f"the view {view.name!r} must begin anew, because something is erased from what it reads, and "
+            f"{', '.join(tied)} would keep its old history: drop tags with untag() and release holds first"
+        )
+
+
+def _start(catalog: Catalog, view: Dependent, made: Mapping[str, Draft]) -> int | None:
+    """Return where a view begins: where it did, if its inputs can still tell that."""
+    inputs = (made[id_].made if id_ in made else catalog.by_id(id_) for id_ in view.definition.inputs)
+    sinces = (readable.since for readable in inputs if not owner_of_groups(readable.name))  # Groups have no past.
+    start = view.definition.start
+    return start if start > max(sinces, default=0) else None
+
+
+def _also(view: Dependent, draft: Draft) -> Sequence[Step]:
+    """Return the steps that give a new view the description of the old one, and its retention."""
+    about, id_, steps = view.contents.about, draft.made.id, list[Step]()
+    old = dict(zip(map(str, view.contents.schema.ids), view.contents.schema.names, strict=True))
+    new = dict(zip(draft.made.schema.names, map(str, draft.made.schema.ids), strict=True))
+    columns = {new[old[column]]: said for column, said in about.columns.items() if old.get(column) in new}
+    if about.comment or about.properties or columns:
+        words = {column: Words(said.comment, {**said.properties}) for column, said in columns.items()}
+        steps.append(kinds.Describe(id_, Words(about.comment or None, {**about.properties}), words))
+    if view.contents.retention is not None:
+        steps.append(kinds.SetRetention(id_, view.contents.retention))
+    return steps

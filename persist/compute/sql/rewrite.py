@@ -1,0 +1,408 @@
+"""Rewriting of plans: the same rows, for less work. The plan is stored as it was bound; this is done at each start.
+
+1. *Conditions go down*, through projections, groups and set operations, to what they read. A cross product below a
+   condition becomes a join; a mark that is only asked for becomes a semijoin, its negation an antijoin; an outer join
+   whose NULLs are not asked for becomes an inner one. What correlated subqueries join
+   without need is left out.
+2. *Bounds of time* go below joins, so that these forget what is over.
+3. *Joins are put in an order* in which what is in between is small; see `persist.compute.sql.order`.
+   Windows of which only the first rows are asked for are put over these.
+
+Columns that nobody reads are left out of the dataflow that is made of the plan
+(`persist.compute.dataflow.plan.optimise`).
+
+**Conditions that may raise are done last.** Of those that must all hold (those of a WHERE and of the inner joins below
+it), the ones that cannot raise go down first, wherever they stand in the text. The others see, in their order, only
+rows for which all of these hold. There is one exception: if nothing else says what is equal in the two sides of a join,
+an equality that may raise is its key, because a cross product is no plan. Those that stand before it then go down to
+the side that they read, in front of it. DuckDB, too, evaluates both on all rows of their side.
+
+**Correlated subqueries.** A subquery that reads columns of the rows around it is bound as a *domain* (the different
+values of these columns, as a relation of its own), what the subquery gives for each of them, and a join of that with
+the rows around. Two parts of it are mostly not needed. The domain is joined once more with a relation that was made of
+it, by the columns that come from it: that join finds one partner for each row, and changes nothing
+(`without_domains`). Rows without a partner are kept with NULLs, of which a condition above then is not true: an inner
+join does, where no row can have a second partner (`_pushed`).
+
+**First rows.** A condition on a row's place in its partition becomes the top rows of the partition.
+`row_number() OVER (PARTITION BY g ORDER BY x) <= 3` asks for three rows of each partition. However it is written
+(`= 1`, `IN (1, 2)`, `QUALIFY`, a LIMIT in a correlated subquery, which is bound as this), the window then is put over
+the first three rows only:
+
+    Filter(Window(input, row_number), place <= 3)  =  Filter(Window(TopK(input, 3), row_number), place <= 3)
+
+For `rank` and `dense_rank`, rows that agree in the order are in or out together (`TopK.counted`).
+
+That holds if all functions of the window see the same of these rows as before: they have the same partitions and
+order, and say nothing about what stands behind a row. Ties are broken by the same columns in both.
+
+Where only the columns that tell partitions apart are asked for, it does not matter which row of one is the first. So
+`SELECT DISTINCT a FROM t ORDER BY b` keeps no order.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.compute.sql.algebra import (
+    Aggregate,
+    Distinct,
+    Filter,
+    Join,
+    Let,
+    Node,
+    Project,
+    Ref,
+    SetOperation,
+    Temporal,
+    TopK,
+    Window,
+    WindowCall,
+    by_side,
+    crosses,
+    equality,
+    filtered,
+    has_one_partner,
+    inner_join,
+    replaced,
+    types_of,
+    width_of,
+)
+from persist.compute.sql.order import NOTHING, Known, ordered
+from persist.compute.sql.types import to_arrow
+from persist.core.expression.evaluation import evaluate, factored_conjuncts, may_raise
+from persist.core.expression.term import Call, Lit, Place, Term, calls, moved, places_in, shifted
+
+FEW = 1000  # If more first rows are asked for, it is better to keep the whole partition in order.
+_PLACES = ("row_number", "rank", "dense_rank")
+_RUNNING = ("count_star", "count", "count_if", "sum", "avg", "min", "max", "bool_and", "bool_or", "first_value")
+_TURNED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
+# Functions that are NULL, and no error, where an argument is: a condition that is one of NULL keeps no row.
+_COMPARED = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "like", "not_like")
+_STRICT = (*_COMPARED, "add", "subtract", "multiply", "negate", "cast")
+Origin: TypeAlias = tuple[tuple[str, ...], int, int]  # Where in a plan a `Ref` stands, its number, and a column of it.
+
+
+def rewritten(plan: Node, known: Known = NOTHING) -> Node:
+    """Return an equivalent plan that does less; known is what is known of the sizes of collections."""
+    return steps_of(plan, known)[-1]
+
+
+def steps_of(plan: Node, known: Known = NOTHING) -> tuple[Node, Node]:
+    """Return the plan after its conditions went down, and then with its joins in order."""
+    pushed = _pushed(without_domains(plan), [])
+    return pushed, ordered(with_first_rows(pushed), known)
+
+
+def _pushed(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> Node:
+    """Return a relation of which some conditions hold, which are done as far down as they can.
+
+    Args:
+        known: conditions that are done above, so rows for which they are not true need not be there.
+    """
+    if isinstance(node, Join) and node.how in ("left", "single"):
+        width = width_of(node.left)
+        if any(_rejects_nulls(part, width) for part in (*conditions, *known)):
+            is_inner = node.how == "left" or has_one_partner(node)
+            node = msgspec.structs.replace(node, how="inner") if is_inner else node
+    if isinstance(node, Join) and node.how == "inner" and node.condition is not None:
+        here = factored_conjuncts(node.condition)
+        return _pushed(msgspec.structs.replace(node, condition=None), [*here, *conditions], known)
+    if conditions and not isinstance(node, Filter | Project):
+        types = dict(enumerate(map(to_arrow, types_of(node))))
+        raising = [part for part in conditions if may_raise(part, types)]
+        if raising:
+            pushed = _pushed(node, [part for part in conditions if part not in raising], [*known, *raising])
+            wanted = (at for at, part in enumerate(raising, 1) if crosses(_keyed(pushed, [part])) < crosses(pushed))
+            first = max(wanted, default=0)
+            return filtered(_keyed(pushed, raising[:first]), raising[first:])
+    match node:
+        case Filter(input_, condition):
+            return _pushed(input_, [*factored_conjuncts(condition), *conditions], known)
+        case Temporal(input_, lower, upper):
+            return _sunk(_pushed(input_, conditions, known), lower, upper)
+        case Project(input_, outputs):
+            down, above = ([moved(part, outputs.__getitem__) for part in parts] for parts in (conditions, known))
+            return Project(_pushed(input_, down, above), outputs)
+        case Join():
+            return _pushed_into_join(node, conditions, known)
+        case Aggregate(input_, keys, _, sets) if len(sets) == 1 and len(sets[0]) == len(keys):
+            below = [part for part in conditions if places_in(part) and max(places_in(part)) < len(keys)]
+            above = [part for part in conditions if part not in below]
+            down = [moved(part, keys.__getitem__) for part in below]
+            return filtered(replaced(node, lambda _: _pushed(input_, down)), above)
+        case Distinct() | SetOperation():
+            return replaced(node, lambda below: _pushed(below, conditions))
+        case Let(number, value, body):
+            return Let(number, _pushed(value, []), _pushed(body, conditions, known))
+        case Window(input_, calls):
+            fixed = set.intersection(*({e.index for e in c.partition if isinstance(e, Place)} for c in calls))
+            below = [part for part in conditions if places_in(part) <= fixed and places_in(part)]
+            above = [part for part in conditions if part not in below]
+            return filtered(Window(_pushed(input_, below), calls), above)
+    return filtered(replaced(node, lambda below: _pushed(below, [])), conditions)
+
+
+def _sunk(node: Node, lower: Term | None, upper: Term | None) -> Node:
+    """Return a relation at times that its rows say, which are kept as far down as can be: less is arranged then."""
+    bounds = [bound for bound in (lower, upper) if bound is not None]
+    reads = set().union(*map(places_in, bounds))
+    if isinstance(node, Join) and node.how in ("inner", "left", "semi", "anti") and reads:
+        width = width_of(node.left)
+        if max(reads) < width:
+            return msgspec.structs.replace(node, left=_sunk(node.left, lower, upper))
+        if min(reads) >= width and node.how == "inner":
+            below = [None if e is None else shifted(e, -width) for e in (lower, upper)]
+            return msgspec.structs.replace(node, right=_sunk(node.right, *below))
+    return Temporal(node, lower, upper)
+
+
+def _pushed_into_join(join: Join, conditions: list[Term], known: Sequence[Term]) -> Node:
+    width = width_of(join.left)
+    known_lefts, known_rights, _ = by_side(known, width)
+    if join.how == "inner":
+        lefts, rights, both = by_side(conditions, width)
+        left, right = _pushed(join.left, lefts, known_lefts), _pushed(join.right, rights, known_rights)
+        return inner_join(left, right, both, join.equal, join.same)
+    lefts = [part for part in conditions if places_in(part) and max(places_in(part)) < width]
+    rest = [part for part in conditions if part not in lefts]
+    if join.how in ("right", "full"):
+        lefts, known_lefts, rest = [], [], conditions
+    joined = msgspec.structs.replace(join, left=_pushed(join.left, lefts, known_lefts), right=_pushed(join.right, []))
+    return _asked_of_mark(joined, rest, width) if join.how == "mark" else filtered(joined, rest)
+
+
+def _keyed(node: Node, conditions: list[Term]) -> Node:
+    """Return a relation of which some conditions hold, done as far down as joins go that want one of them for a key."""
+    if not conditions:
+        return node
+    match node:
+        case Project(input_, outputs):
+            return Project(_keyed(input_, [moved(part, outputs.__getitem__) for part in conditions]), outputs)
+        case Filter(input_, condition):
+            return _keyed(input_, [*factored_conjuncts(condition), *conditions])
+        case Let(number, value, body):
+            return Let(number, value, _keyed(body, conditions))
+        case Join(how, left, right, equal) if how not in ("right", "full"):
+            width = width_of(left)
+            lefts, rights, rest = by_side(conditions, width)
+            if how != "inner":
+                rest = [part for part in conditions if part not in lefts]
+                return filtered(msgspec.structs.replace(node, left=_keyed(left, lefts)), rest)
+            keys = [] if equal or node.same else [part for part in rest if equality(part, width) is not None][:1]
+            made = inner_join(_keyed(left, lefts), _keyed(right, rights), keys, equal, node.same)
+            rest = [part for part in rest if part not in keys]
+            return filtered(msgspec.structs.replace(made, condition=node.condition), rest)
+    return filtered(node, conditions)
+
+
+def _asked_of_mark(join: Join, conditions: list[Term], width: int) -> Node:
+    """Return a join that says whether a row has a partner, where conditions hold: mostly the rows that have one."""
+    mark = Place(width)
+    negated = [p for p in conditions if isinstance(p, Call) and calls(p, "not") and p.arguments == (mark,)]
+    if mark not in conditions and not negated:
+        return filtered(join, conditions)
+    is_semi = mark in conditions
+    kept = msgspec.structs.replace(join, how="semi" if is_semi else "unless")
+    joined = Project(kept, (*map(Place, range(width)), Lit(pa.scalar(is_semi))))
+    above = [part for part in conditions if part != mark and part not in negated]
+    return _pushed(joined, above) if above else joined
+
+
+def without_domains(node: Node, domains: Mapping[int, int] | None = None) -> Node:
+    """Return an equivalent plan without joins of a domain with what was made of it.
+
+    Args:
+        domains: how many columns each relation has, by its number, that holds no row twice.
+    """
+    known = domains or {}
+    if isinstance(node, Let):
+        value = without_domains(node.value, known)
+        inside = {**known, node.number: width_of(value)} if _is_distinct(value) else known
+        return Let(node.number, value, without_domains(node.body, inside))
+    made: Node = replaced(node, lambda below: without_domains(below, known))
+    if isinstance(made, Join) and _adds_nothing(made, known):
+        partner = {one.index: other for one, other in made.same if isinstance(one, Place)}
+        rest = map(Place, range(width_of(made.right)))
+        return Project(made.right, (*(partner[at] for at in range(width_of(made.left))), *rest))
+    return made
+
+
+def _rejects_nulls(condition: Term, first: int) -> bool:
+    """Return whether a condition is not true of a row whose columns from a number on are NULL."""
+    if isinstance(condition, Call) and calls(condition, "and", "or"):
+        rejecting = [_rejects_nulls(part, first) for part in condition.arguments]
+        return any(rejecting) if calls(condition, "and") else all(rejecting)
+    return _is_null(condition, first)
+
+
+def _is_null(value: Term, first: int) -> bool:
+    """Return whether a value is NULL of such a row: of NULL AND false, for one, it is not."""
+    if not isinstance(value, Call):
+        return isinstance(value, Place) and value.index >= first
+    return calls(value, *_STRICT) and any(_is_null(part, first) for part in value.arguments[:2])
+
+
+def _is_distinct(node: Node) -> bool:
+    return isinstance(node, Aggregate) and not node.aggregates and not node.groupings and len(node.sets) == 1
+
+
+def _adds_nothing(join: Join, domains: Mapping[int, int]) -> bool:
+    """Return whether a join is one of a domain with rows that hold, all in one place, a row of that domain."""
+    left = join.left
+    if join.how != "inner" or join.equal or join.condition is not None:
+        return False
+    if not isinstance(left, Ref) or left.number not in domains:
+        return False
+    origins = {}
+    for one, other in join.same:
+        origin = _origin(join.right, other.index) if isinstance(other, Place) else None
+        if not isinstance(one, Place) or origin is None or origin[1:] != (left.number, one.index):
+            return False
+        origins[one.index] = origin[0]
+    return len(origins) == domains[left.number] == len(join.same) and len(set(origins.values())) == 1
+
+
+def _origin(node: Node, index: int) -> Origin | None:
+    """Return which column of which occurrence of a `Ref` a column of a relation is a copy of."""
+    match node:
+        case Ref(number):
+            return (), number, index
+        case Project(input_, outputs):
+            return _below("input", input_, outputs[index])
+        case Aggregate(input_, keys, _, sets) if len(sets) == 1 and index < len(keys):
+            return _below("input", input_, keys[index])
+        case Filter(input_) | Temporal(input_):
+            return _below("input", input_, Place(index))
+        case Join(how, left, right):
+            width = width_of(left)
+            if index < width and how not in ("right", "full"):
+                return _below("left", left, Place(index))
+            if index >= width and how == "inner":
+                return _below("right", right, Place(index - width))
+    return None
+
+
+def _below(where: str, node: Node, expression: Term) -> Origin | None:
+    origin = _origin(node, expression.index) if isinstance(expression, Place) else None
+    return None if origin is None else ((where, *origin[0]), *origin[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A function that says a row's place, and the greatest one that is asked for."""
+
+    call: WindowCall
+    most: int
+
+
+def with_first_rows(plan: Node) -> Node:
+    """Return an equivalent plan in which windows are put over the first rows of partitions where no others count."""
+    made: Node = replaced(plan, with_first_rows)
+    if isinstance(made, Project) and isinstance(made.input, TopK):
+        return _without_order(made, made.input)
+    if isinstance(made, Filter) and isinstance(made.input, Window):
+        window, bound = made.input, _bound(made.input, factored_conjuncts(made.condition))
+        if bound is not None:
+            call: Any = bound.call
+            first = TopK(window.input, call.order, bound.most, 0, call.partition, call.function)
+            return Filter(Window(first, window.calls), made.condition)
+    return made
+
+
+def _without_order(shown: Project, top: TopK) -> Node:
+    """Return columns of first rows; where these tell partitions only, it does not matter which row is the first."""
+    places = {term: Place(at) for at, term in enumerate(top.partition)}
+    read = set().union(*map(places_in, shown.outputs))
+    is_first = bool(places) and (top.limit, top.offset, top.counted) == (1, 0, "row_number")
+    if not is_first or not {*map(Place, read)} <= places.keys():
+        return shown
+    distinct = Distinct(Project(top.input, top.partition))
+    return Project(distinct, tuple(moved(output, lambda at: places[Place(at)]) for output in shown.outputs))
+
+
+def _bound(window: Window, conditions: Sequence[Term]) -> _Bound | None:
+    """Return the condition by which the fewest rows are asked for; None if there is none, or others count, too."""
+    width = len(types_of(window.input))
+    bounds = []
+    for call in dict.fromkeys(window.calls):
+        if call.function not in _PLACES or (call.function != "row_number" and not call.order):
+            continue
+        places = [Place(width + place) for place, other in enumerate(window.calls) if other == call]
+        most = min((_most(part, places) for part in conditions), default=math.inf)
+        if 1 <= most <= FEW and all(_looks_back(other, call) for other in window.calls):
+            bounds.append(_Bound(call, int(most)))
+    return min(bounds, key=lambda bound: (bound.call.function != "row_number", bound.most), default=None)
+
+
+def _looks_back(call: WindowCall, by: WindowCall) -> bool:
+    """Return whether a function gives a row the same without the rows that are further on than some place."""
+    if (call.partition, call.order) != (by.partition, by.order) or call.frame.exclude or call.within:
+        return False
+    if call.function == "lag":
+        return len(call.arguments) < 2 or _number(call.arguments[1]) >= 0
+    if call.function not in _RUNNING:
+        return call.function in _PLACES
+    is_whole = by.function != "row_number" and call.frame.end == ("range", 0)
+    return call.frame.start is None and (is_whole or call.frame.end == ("rows", 0))
+
+
+def _most(condition: Term, places: Sequence[Place]) -> float:
+    """Return up to which number a place may be, so that a condition on it is true."""
+    if not isinstance(condition, Call):
+        return math.inf
+    if calls(condition, "or"):
+        return max(_most(part, places) for part in condition.arguments)
+    if calls(condition, "and"):
+        return min(_most(part, places) for part in condition.arguments)
+    if calls(condition, "in"):
+        one, *others = condition.arguments
+        return max(map(_floor, others)) if _is_place(one, places) else math.inf
+    for function in ("equal", "less", "less_equal", "greater", "greater_equal"):
+        if calls(condition, function):
+            one, other = condition.arguments
+            if _is_place(other, places):
+                one, other, function = other, one, _TURNED.get(function, function)
+            if _is_place(one, places) and function in ("equal", "less", "less_equal"):
+                return _floor(other) if function != "less" else _ceiling(other) - 1
+    return math.inf
+
+
+def _is_place(term: Term, places: Sequence[Place]) -> bool:
+    while isinstance(term, Call) and calls(term, "cast") and _is_number(term.options[0]):
+        [term] = term.arguments
+    return term in places
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
+
+
+def _floor(term: Term) -> float:
+    number = _number(term)
+    return number if math.isinf(number) else math.floor(number)
+
+
+def _ceiling(term: Term) -> float:
+    number = _number(term)
+    return number if math.isinf(number) else math.ceil(number)
+
+
+def _number(term: Term) -> float:
+    """Return the number that a constant is, or infinity."""
+    inner = term
+    while isinstance(inner, Call) and calls(inner, "cast"):
+        [inner] = inner.arguments
+    if not isinstance(inner, Lit):
+        return math.inf
+    try:
+        value: Any = evaluate(term, {})  # A cast rounds.
+    except (ValueError, pa.ArrowException):
+        return math.inf  # It says so when it is asked of a row.
+    number = value.as_py() if _is_number(value.type) else None
+    return math.inf if number is None or math.isnan(number) else float(number)

@@ -1,0 +1,123 @@
+"""`_now()`: conditions that compare the time as of which a view is read with what a row says.
+
+`_now()` is a moment (TIMESTAMP, in UTC) where all inputs have one timeline, and otherwise a number (BIGINT), the time
+itself. A row is there at the times for which its condition holds, so such a condition is a bound of these times, and
+nothing is computed again when time goes on. That needs `_now()`, or `_now()` plus or minus a constant, alone on one
+side of a comparison, which is one of the conditions that all must hold in a WHERE or HAVING.
+"""
+
+from typing import NoReturn
+
+import pyarrow as pa
+
+from persist.compute.sql.algebra import Node, Temporal
+from persist.compute.sql.duck import place
+from persist.core.errors import InvalidUsage
+from persist.core.expression.evaluation import evaluate
+from persist.core.expression.term import INTERVAL, SQL, Call, Lit, Term, calls, places_in, sql_call
+
+MARK = "persist: the time as of which a view is read"
+_MOMENTS = (pa.timestamp("us"), pa.timestamp("us", "UTC"))
+_TIMES = (*_MOMENTS, pa.int64())
+_MIRRORED = {
+    "less": "greater",
+    "less_equal": "greater_equal",
+    "greater": "less",
+    "greater_equal": "less_equal",
+    "equal": "equal",
+}
+
+
+def is_now(expression: Term) -> bool:
+    """Return whether an expression is `_now()`, as the binder sees it: an error of a certain text, cast to its type."""
+    match expression:
+        case Call("sql.cast", (Call("sql.error", (Lit(text),)),)):
+            return bool(text.as_py() == MARK)
+        case Call("sql.cast", (inner,)) if expression.kind in _TIMES:
+            return is_now(inner)
+    return False
+
+
+def reads_now(expression: Term) -> bool:
+    """Return whether `_now()` is a part of an expression."""
+    return isinstance(expression, Call) and (is_now(expression) or any(map(reads_now, expression.arguments)))
+
+
+def check_without_now(expression: Term, sql: str) -> None:
+    """Raise InvalidUsage if an expression that is no condition of a WHERE reads `_now()`."""
+    if reads_now(expression):
+        _refuse(expression, sql)
+
+
+def bounded(node: Node, conditions: list[Term], unit: str | None, sql: str) -> Node:
+    """Return a relation at the times at which conditions hold that compare `_now()`.
+
+    Args:
+        unit: of the timeline; None if times are numbers.
+    """
+    for condition in conditions:
+        node = _bounded(node, condition, unit or "", sql)
+    return node
+
+
+def _bounded(node: Node, condition: Term, unit: str, sql: str) -> Node:
+    if not isinstance(condition, Call) or not calls(condition, *_MIRRORED):
+        _refuse(condition, sql)
+    one, other = condition.arguments
+    how = condition.function.removeprefix(SQL)
+    if reads_now(other):
+        one, other, how = other, one, _MIRRORED[how]
+    if reads_now(other):
+        _refuse(condition, sql)
+    other = _moved_over(one, other, sql)
+
+    def time(function: str) -> Term:
+        return sql_call(function, pa.int64(), other, Lit(pa.scalar(unit)), at=condition.at)
+
+    # The first time that is not before, and the first that is after.
+    reach, passed = time("time_from"), time("time_after")
+    lower = {"greater": passed, "greater_equal": reach, "equal": reach}.get(how)
+    upper = {"less": reach, "less_equal": passed, "equal": passed}.get(how)
+    return Temporal(node, lower, upper)
+
+
+def _moved_over(now: Term, other: Term, sql: str) -> Term:
+    """Return what `_now()` alone is compared with: `_now() - x < y` is `_now() < y + x`."""
+    if is_now(now):
+        return other
+    if isinstance(now, Call) and calls(now, "cast") and now.kind in _MOMENTS:
+        [inner] = now.arguments
+        if isinstance(inner, Call) and inner.kind in _MOMENTS:  # In UTC, both are the same moment.
+            return _moved_over(inner, sql_call("cast", inner.kind, other, at=now.at), sql)
+    if isinstance(now, Call) and calls(now, "add", "subtract") and now.kind in _TIMES:
+        one, constant = now.arguments
+        if calls(now, "add") and reads_now(constant):
+            one, constant = constant, one
+        if is_now(one) and not places_in(constant) and not reads_now(constant):
+            if _has_months(constant):
+                raise InvalidUsage(
+                    "months and years are not of one length, so _now() cannot be compared at their distance: "
+                    f"write days{_place(now, sql)}"
+                )
+            back = "subtract" if calls(now, "add") else "add"
+            return sql_call(back, now.kind, other, constant, at=now.at)
+    _refuse(now, sql)
+
+
+def _has_months(constant: Term) -> bool:
+    value = evaluate(constant, {})
+    return bool(value.type == INTERVAL and value.is_valid and value[0].as_py())
+
+
+def _refuse(expression: Term, sql: str) -> NoReturn:
+    raise InvalidUsage(
+        "_now() can be compared in WHERE only, alone or plus or minus a constant, as one of the conditions that all "
+        f"must hold: WHERE _now() < expires AND …{_place(expression, sql)}"
+    )
+
+
+def _place(expression: Term, sql: str) -> str:
+    match expression:
+        case Call(_, arguments, _, at):
+            return place(sql, at) or next((where for argument in arguments if (where := _place(argument, sql))), "")
+    return ""

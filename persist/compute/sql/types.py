@@ -1,0 +1,298 @@
+"""Types as plans name them, and what they are in Arrow and in DuckDB.
+
+    boolean int8 … int64 uint8 … uint64 hugeint decimal(p,s) float double text blob
+    date time timestamp timestamp_s timestamp_ms timestamp_ns timestamptz interval
+
+    list(type) map(type,type) struct("name" type,…)
+
+The fields of a struct without names, DuckDB's TUPLE, are called v1, v2, and so on. A list of a fixed length, its ARRAY,
+is a list, and a UUID is a text: wherever DuckDB computes, they are what they are there.
+
+`hugeint`, which is what DuckDB adds integers up to, is decimal(38,0) in Arrow. A value beyond its 38 digits raises.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.compute.dataflow.plan.types import is_read_as
+from persist.compute.query import quoted
+from persist.core.errors import InvalidUsage
+from persist.core.expression.term import INTERVAL, Call, Lit, Term
+
+_SIMPLE = {
+    "boolean": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "uint8": pa.uint8(),
+    "uint16": pa.uint16(),
+    "uint32": pa.uint32(),
+    "uint64": pa.uint64(),
+    "hugeint": pa.decimal128(38, 0),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "text": pa.string(),
+    "blob": pa.binary(),
+    "date": pa.date32(),
+    "time": pa.time64("us"),
+    "timestamp": pa.timestamp("us"),
+    "timestamp_s": pa.timestamp("s"),
+    "timestamp_ms": pa.timestamp("ms"),
+    "timestamp_ns": pa.timestamp("ns"),
+    "timestamptz": pa.timestamp("us", "UTC"),
+    "interval": INTERVAL,
+    "null": pa.int32(),  # What a NULL of no type becomes in DuckDB, too.
+}
+_DUCKDB = {
+    "boolean": "BOOLEAN", "int8": "TINYINT", "int16": "SMALLINT", "int32": "INTEGER", "int64": "BIGINT",
+    "uint8": "UTINYINT", "uint16": "USMALLINT", "uint32": "UINTEGER", "uint64": "UBIGINT", "hugeint": "HUGEINT",
+    "float": "FLOAT", "double": "DOUBLE", "text": "VARCHAR", "blob": "BLOB", "date": "DATE", "time": "TIME",
+    "timestamp": "TIMESTAMP", "timestamp_s": "TIMESTAMP_S", "timestamp_ms": "TIMESTAMP_MS",
+    "timestamp_ns": "TIMESTAMP_NS", "timestamptz": "TIMESTAMP WITH TIME ZONE", "interval": "INTERVAL", "null": "NULL",
+}  # fmt: skip
+_NAMES = {name: kind for kind, name in _DUCKDB.items()}
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_EXACT = Context(prec=76)
+_ESCAPED = re.compile(rb"\\x([0-9a-fA-F]{2})")  # A byte of a blob.
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+
+
+@cache
+def to_arrow(kind: str) -> pa.DataType:
+    """Return the Arrow type of a type."""
+    match = _DECIMAL.fullmatch(kind)
+    if match:
+        return pa.decimal128(int(match[1]), int(match[2]))
+    form, parts = _parts(kind)
+    if form == "list":
+        return pa.list_(to_arrow(parts[0][1]))
+    if form == "map":
+        return pa.map_(*(to_arrow(part) for _, part in parts))
+    if form == "struct":
+        return pa.struct([(name, to_arrow(part)) for name, part in parts])
+    return _SIMPLE[kind]
+
+
+@cache
+def _parts(kind: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return what a nested type is, and the names and types of its parts; of another type, nothing.
+
+    They are written as list(int32), map(text,list(int32)) and struct("a" int32,"b" text), with names as in JSON.
+    """
+    form, opening, rest = kind.partition("(")
+    if form not in ("list", "map", "struct") or not opening:
+        return "", []
+    parts, depth, first, in_name, is_escaped = [], 0, 0, False, False
+    for at, sign in enumerate(rest):
+        if in_name:
+            in_name = is_escaped or sign != '"'
+            is_escaped = sign == "\\" and not is_escaped
+            continue
+        in_name = sign == '"'
+        depth += (sign == "(") - (sign == ")")
+        if depth < 0 or (sign == "," and not depth):
+            parts.append(rest[first:at])
+            first = at + 1
+    if form != "struct":
+        return form, [("", part) for part in parts]
+    decoder = json.JSONDecoder()
+    return form, [(name, part[end + 1 :]) for part in parts for name, end in [decoder.raw_decode(part)]]
+
+
+def is_nested(kind: str) -> bool:
+    """Return whether a type is of lists, maps or structs."""
+    return bool(_parts(kind)[0])
+
+
+def has_interval(kind: str) -> bool:
+    """Return whether a type is of intervals, or has them inside."""
+    return kind == "interval" or any(has_interval(part) for _, part in _parts(kind)[1])
+
+
+def _nested(form: str, parts: Iterable[tuple[str, str]]) -> str:
+    named = form == "struct"
+    return f"{form}({','.join(f'{json.dumps(name)} {kind}' if named else kind for name, kind in parts)})"
+
+
+def of_arrow(kind: pa.DataType) -> str | None:
+    """Return the type that queries read a column of a collection as; None if they cannot."""
+    if pat.is_decimal128(kind) and kind.scale >= 0:
+        return f"decimal({kind.precision},{kind.scale})"
+    nested = _nested_of(kind, of_arrow) if kind != INTERVAL else None
+    if nested is not None:
+        return nested
+    return next(
+        (name for name in _SIMPLE if name not in ("interval", "null") and is_read_as(kind, _SIMPLE[name])), None
+    )
+
+
+def _nested_of(kind: pa.DataType, of: Callable[[pa.DataType], str | None]) -> str | None:
+    """Return the type of an Arrow type that is nested; None if it is not, or if one of its parts has none."""
+    if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
+        form, fields = "list", [("", kind.value_type)]
+    elif pat.is_map(kind):
+        form, fields = "map", [("", kind.key_type), ("", kind.item_type)]
+    elif pat.is_struct(kind):
+        form, fields = "struct", [(field.name, field.type) for field in kind]
+    else:
+        return None
+    parts = [(name, of(part)) for name, part in fields]
+    named = [(name, part) for name, part in parts if part is not None]
+    return _nested(form, named) if len(named) == len(parts) and parts else None
+
+
+@cache
+def kind_of(kind: pa.DataType) -> str:
+    """Return what plans call the Arrow type of one of their types; of two types that are one in Arrow, the first."""
+    if pat.is_decimal128(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    nested = _nested_of(kind, kind_of) if kind != INTERVAL else None
+    return nested or next(name for name, other in _SIMPLE.items() if other == kind)
+
+
+def kind_in(term: Term) -> pa.DataType:
+    """Return the type of a constant or a call of a query's plan."""
+    assert isinstance(term, Lit | Call)
+    return term.value.type if isinstance(term, Lit) else term.kind
+
+
+def constant(kind: str, text: str | None) -> Lit:
+    """Return a constant of a type that is given as text, as plans store it; None is NULL.
+
+    Raises:
+        InvalidUsage: it is a number of more digits than there are types for.
+    """
+    return Lit(_scalar(kind, to_arrow(kind), text))
+
+
+def _scalar(kind: str, arrow: pa.DataType, text: str | None) -> pa.Scalar:
+    if text is None:
+        return pa.scalar(None, arrow)
+    if kind in INTEGERS:
+        return pa.scalar(int(text), arrow)
+    if kind == "hugeint":
+        if abs(int(text)) >= 10**38:
+            raise InvalidUsage(f"the number {text} has more than 38 digits; cast it to double")
+        return pa.scalar(Decimal(int(text)), arrow)
+    if kind.startswith("decimal"):
+        return pa.scalar(_EXACT.scaleb(_EXACT.create_decimal(int(text)), -arrow.scale), arrow)
+    if kind in ("double", "float"):
+        return pa.scalar(float(text), arrow)
+    if kind == "boolean":
+        return pa.scalar(text == "true", arrow)
+    if kind == "interval":
+        months, days, micros = map(int, text.split(","))
+        return pa.scalar(dict(zip(arrow.names, (months, days, micros), strict=True)), arrow)
+    if kind == "blob":
+        return pa.scalar(_ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), text.encode()), arrow)
+    if kind == "text":
+        return pa.scalar(text, arrow)
+    if text.lstrip("-").isdigit():
+        return pa.scalar(int(text), pa.int64()).cast(pa.int32() if arrow.bit_width == 32 else pa.int64()).cast(arrow)
+    return pa.scalar(text).cast(arrow)
+
+
+def text_of(scalar: pa.Scalar) -> str | None:
+    """Return the text of which `constant` makes a value; None of NULL."""
+    if not scalar.is_valid:
+        return None
+    kind = scalar.type
+    if pat.is_decimal(kind):
+        return str(int(_EXACT.scaleb(scalar.as_py(), kind.scale)))
+    if kind == INTERVAL:
+        return ",".join(str(part) for part in scalar.as_py().values())
+    if pat.is_boolean(kind):
+        return "true" if scalar.as_py() else "false"
+    if pat.is_binary(kind):
+        return "".join(f"\\x{byte:02X}" for byte in scalar.as_py())
+    return str(scalar.value if pat.is_temporal(kind) else scalar.as_py())
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What stands for the type of a column that queries cannot read: DuckDB binds it, and then it is refused.
+
+    Attributes:
+        why: what to say of it.
+        arrow: its type; None if it is no column.
+    """
+
+    why: str
+    arrow: pa.DataType | None = None
+
+
+def to_duckdb(kind: str) -> str:
+    """Return what DuckDB calls a type."""
+    match = _DECIMAL.fullmatch(kind)
+    if match:
+        return f"DECIMAL({match[1]},{match[2]})"
+    form, parts = _parts(kind)
+    if form == "list":
+        return f"{to_duckdb(parts[0][1])}[]"
+    if form == "map":
+        return f"MAP({', '.join(to_duckdb(part) for _, part in parts)})"
+    if form == "struct":
+        return f"STRUCT({', '.join(f'{quoted(name)} {to_duckdb(part)}' for name, part in parts)})"
+    return _DUCKDB[kind]
+
+
+def of_name(name: str) -> str:
+    """Return the type that DuckDB calls by a name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    match = re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", name)
+    return f"decimal({match[1]},{match[2]})" if match else _NAMES[name.strip('"')]
+
+
+def fields_of(kind: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the names and types of the fields of a struct that DuckDB's plan describes."""
+    parts = (kind.get("type_info") or {}).get("child_types")
+    if not parts:
+        raise InvalidUsage("values of structs without fields are not supported: leave them out")
+    return [(part["first"] or f"v{number}", part["second"]) for number, part in enumerate(parts, 1)]
+
+
+def of_duckdb(kind: dict[str, Any]) -> str:
+    """Return the type that DuckDB's plan describes.
+
+    Raises:
+        InvalidUsage: queries here cannot have such values.
+    """
+    name = kind.get("id", "?")
+    alias = (kind.get("type_info") or {}).get("alias")
+    if alias not in (None, "", "JSON"):
+        raise InvalidUsage(f"values of type {alias} are not supported; cast them to another type, or leave them out")
+    if name == "DECIMAL":
+        info = kind["type_info"]
+        return f"decimal({info['width']},{info['scale']})"
+    if kind.get("type_info", {}).get("collation"):
+        raise InvalidUsage(f"collation {kind['type_info']['collation']!r}: texts are compared by their bytes only")
+    if name in _NAMES:
+        return _NAMES[name]
+    info = kind.get("type_info") or {}
+    if name in ("LIST", "ARRAY"):
+        return _nested("list", [("", of_duckdb(info["child_type"]))])
+    if name == "MAP":
+        return _nested(
+            "map", [("", of_duckdb(part["second"])) for part in info["child_type"]["type_info"]["child_types"]]
+        )
+    if name in ("STRUCT", "TUPLE"):
+        made = _nested("struct", [(name, of_duckdb(part)) for name, part in fields_of(kind)])
+        if to_arrow(made) == INTERVAL:
+            raise InvalidUsage(f"a struct whose fields are {INTERVAL.names} is not supported: call them otherwise")
+        return made
+    known = {"SQLNULL": "null", "STRING_LITERAL": "text", "INTEGER_LITERAL": "int32", "UUID": "text"}
+    if name in known:
+        return known[name]
+    raise InvalidUsage(f"values of type {name} are not supported; cast them to another type, or leave them out")

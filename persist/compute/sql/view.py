@@ -1,0 +1,574 @@
+"""A view under its public face: the definition of a collection that holds the answer of a query, and its refreshes."""
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from os import PathLike
+from types import MappingProxyType
+from typing import Any, Protocol, get_args
+
+from persist.compute.dataflow.running.running import OperatorReport, Options, Running
+from persist.compute.dataflow.step.stepping import Elsewhere, Policy, Refreshed, Stepping, Where
+from persist.compute.dataflow.step.touched import wanted_indexes
+from persist.compute.index import create_index, refresh_indexes
+from persist.compute.sql.compile import asked_key
+from persist.compute.sql.definition import Definition, InputBehind, Start, behind, given_start
+from persist.compute.sql.draft import Catalog, drafted, has_groups, steps_to_drop
+from persist.compute.sql.graph import ViewProgram, definition_of, sizes_of, views_for
+from persist.compute.sql.reasons import UnboundedState, reasons, unbounded
+from persist.compute.sql.redefine import dependents_of, redefinition
+from persist.core.antichain import Antichain
+from persist.core.closing import Closes
+from persist.core.errors import (
+    AsOfCompacted,
+    CollectionExists,
+    CollectionNotFound,
+    HoldMoved,
+    HoldNotFound,
+    InvalidUsage,
+    LimitReached,
+    NotConverging,
+    OperatorFailed,
+    PersistError,
+    SchemaMismatch,
+    SchemaMoved,
+    SourceLost,
+    UpperMismatch,
+    ViewRedefined,
+)
+from persist.core.names import check_free_name, owner_of_groups
+from persist.core.progress import limited
+from persist.core.state.contents import definition_number
+from persist.engine.collection.failures import failures_told
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded, loaded_by_id
+
+FAILURES = (OperatorFailed, NotConverging)  # By what the rows are, so they may be over when rows are retracted.
+KEPT = Refreshed("state", "here", "changes", "this handle has its state")
+TRIES = 5  # While others redefine views, or refresh them.
+
+
+class OnView(Protocol):
+    """What stands on a live view: a `persist.View`, which has it as its attribute `live`."""
+
+    @property
+    def live(self) -> "LiveView":
+        """What it is made of."""
+
+
+class LiveView:
+    """A view as it is defined, with what its refreshes keep; `persist.View` says what its methods promise.
+
+    Attributes:
+        handle: the collection.
+        definition: the query, its plan, and what it reads.
+        options: of `Program.open`, for its refreshes: where they keep what they need.
+    """
+
+    def __init__(
+        self, handle: CollectionHandle, definition: Definition, options: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        self.handle = handle
+        self.definition = definition
+        self.options = options
+        self._running: Running | None = None
+        self._numbers: dict[str, int] = {}  # Of the definitions that are run, by id of their views.
+        self._spent_s = (
+            0.0  # What steps of this handle have taken, as `persist.compute.dataflow.step.choosing` estimates.
+        )
+        self._lock = threading.Lock()
+
+    @property
+    def engine(self) -> Engine:
+        """What it is read and written with."""
+        return self.handle.engine
+
+    def refresh(
+        self,
+        policy: Policy = "auto",
+        *,
+        elsewhere: Elsewhere | None = None,
+        where: Where = "auto",
+        timeout_s: float | None = None,
+        memory_limit: int | None = None,
+    ) -> Refreshed:
+        """Bring the view, and the views that it reads, up to what their inputs have sealed; see `View.refresh`.
+
+        Args:
+            elsewhere: another place where steps may run.
+        """
+        self.engine.writer("refresh")
+        with self._lock, limited(timeout_s, memory_limit), failures_told([self.handle]):
+            refreshed = self._refreshed_as_known(policy, elsewhere, where)
+            for left in reversed(range(TRIES)) if refreshed is None else ():
+                upper = self._known_upper()
+                try:
+                    refreshed = self._refresh(policy, elsewhere, where)
+                except SourceLost:
+                    self.engine.follower.looks.again()
+                    self.engine.follower.refresh()
+                    if not left or self._known_upper() == upper:
+                        raise  # Otherwise somebody has refreshed it meanwhile, so it reads from later on.
+                except (ViewRedefined, HoldNotFound, CollectionNotFound):
+                    if not left or not self._has_moved_on():
+                        raise
+                else:
+                    if not self._has_moved_on():
+                        break
+                self._stop()  # Somebody gave it, or a view below it, another definition: begin again with that.
+        assert refreshed is not None, "the last try returns or raises"
+        refresh_indexes(self.engine, self.definition.inputs)
+        self.warn_of_behind()
+        return refreshed
+
+    def _known_upper(self) -> Antichain | None:
+        """Return how far the view is sealed, as far as this client knows."""
+        entry = self.engine.follower.entry(self.handle.id)
+        return None if entry is None or entry.contents is None else entry.contents.upper
+
+    def _refreshed_as_known(self, policy: Policy, elsewhere: Elsewhere | None, where: Where) -> Refreshed | None:
+        """Refresh without a look at the log, if this client knows of something to do; None if that was not all.
+
+        It was, if the commit is the record that follows what was known: a look would have found nothing else.
+        """
+        follower = self.engine.follower
+        ids = (self.handle.id, *self.definition.inputs)
+        entries = map(follower.entry, ids)
+        known = [entry.contents for entry in entries if entry is not None and entry.contents is not None]
+        if len(known) < len(ids):
+            follower.refresh_and_load(ids, self.engine.pool)
+            return None
+        seqno, own = follower.state.seqno, known[0].upper
+        uppers = [contents.upper for contents in known[1:] if contents.view is None]
+        if not uppers or not all(upper > own for upper in uppers) or not follower.looks.put_off():
+            return None
+        try:
+            refreshed = self._refresh(policy, elsewhere, where)
+        except LimitReached:
+            raise
+        except PersistError:
+            refreshed = None  # What failed may be over in the newest state.
+        if refreshed is not None and refreshed.seqno == seqno + 1:
+            return refreshed
+        follower.looks.again()
+        return None
+
+    def warn_of_behind(self, *, is_new: bool = False) -> None:
+        """Warn if the view has no answer, or sees nothing of an input, because of how far inputs are sealed."""
+        reason = self._behind(is_new=is_new)
+        if reason is not None:
+            warnings.warn(reason, InputBehind, stacklevel=4 + is_new)  # Of whoever calls the client.
+
+    def _behind(self, *, is_new: bool = False) -> str | None:
+        known = [self.engine.follower.known(id_, id_) for id_ in self.definition.inputs]
+        inputs = [contents for contents in known if contents.view is None]
+        if is_new and any(contents.upper.time == 0 for contents in inputs):
+            return None  # It will be filled.
+        return behind(self.handle.name, self.definition.start, inputs)
+
+    def open_state(self) -> None:
+        """Bring the view up to date, and keep what the next refreshes need; see `View.open_state`."""
+        self.engine.writer("open_state")
+        with self._lock:
+            self._follow_anew()
+            self._run()
+
+    def explain_refresh(
+        self, policy: Policy = "auto", *, elsewhere: Elsewhere | None = None, where: Where = "auto"
+    ) -> str:
+        """Return how `refresh` would go now, and why; see `View.explain_refresh`."""
+        with self._lock:
+            self._follow_anew()
+        kept = self.is_open and where != "tasks"
+        how = str(KEPT) if kept else self._stepping(self.program, policy, elsewhere, where).explained()
+        reason = self._behind()
+        return how if reason is None else f"{how}\n{reason}"
+
+    def _stepping(
+        self, program: Callable[[], ViewProgram], policy: Policy, elsewhere: Elsewhere | None, where: Where
+    ) -> Stepping:
+        if policy not in get_args(Policy):
+            raise InvalidUsage(f'policy={policy!r} is not a way to refresh: use "auto" or "incremental"')
+        budget = Options.of(self.options).memory_budget
+        spent_s = 0.0 if elsewhere else self._spent_s
+        return Stepping(self.engine, program, budget, elsewhere, where, policy, spent_s)
+
+    def _refresh(self, policy: Policy, elsewhere: Elsewhere | None, where: Where) -> Refreshed:
+        built: list[ViewProgram] = []
+
+        def program() -> ViewProgram:
+            built[:] = [self._current()]
+            return built[0]
+
+        stepping = self._stepping(program, policy, elsewhere, where)
+        refreshed = KEPT if self.is_open and where != "tasks" else stepping.run()
+        if refreshed.way == "state":
+            refreshed = replace(refreshed, seqno=self._run(built[0] if built else None))
+            self._spent_s = 0.0
+        self._spent_s += refreshed.seconds if refreshed.way == "step" else 0.0
+        return refreshed
+
+    def _current(self) -> ViewProgram:
+        """Return the program of the definitions that there are now."""
+        views = views_for(self.engine, {self.handle.id: self.handle.name})
+        self._numbers = {view.handle.id: view.definition.number for view in views}
+        self._adopt(views[-1].definition)
+        return ViewProgram(self.engine, views)
+
+    def _run(self, program: ViewProgram | None = None) -> int | None:
+        """Bring what this handle keeps up to date; return the seqno of the first commit, if there was one.
+
+        Args:
+            program: of the definitions that there are now, if it is made already.
+        """
+        try:
+            if self._running is None:
+                self._running = (program or self._current()).open(self.engine, **self.options)
+            self._running.run()
+            return self._running.first_seqno
+        except FAILURES as error:
+            self._stop()
+            return _pass_over(self.program(), self.engine, self.options, error)
+        except BaseException:
+            self._stop()
+            raise
+
+    def _has_moved_on(self) -> bool:
+        """Return whether a view of the program has another definition by now, as far as this client knows.
+
+        Raises:
+            CollectionNotFound: one was dropped.
+        """
+        if self._follow_anew():
+            return True
+        follower = self.engine.follower
+        return any(definition_number(follower.known(id_, id_)) != number for id_, number in self._numbers.items())
+
+    def _follow_anew(self) -> bool:
+        """Go on with the view that took the place of this one, if it began anew; return whether it did.
+
+        Raises:
+            CollectionNotFound: it was dropped, and what has its name now is no view with its query.
+        """
+        state, name = self.engine.follower.refresh(), self.handle.name
+        if self.handle.id in state.entries:
+            return False
+        new = loaded(self.engine, name) if self.engine.follower.id_of(name) is not None else None
+        definition = None if new is None else definition_of(new)
+        if new is None or definition is None or definition.sql.strip() != self.definition.sql.strip():
+            raise CollectionNotFound(name, self.engine.url, state.names_in_memory())
+        self._stop()
+        self.handle, self.definition, self._numbers = new, definition, {}
+        return True
+
+    def _adopt(self, definition: Definition) -> None:
+        if definition.number != self.definition.number:
+            self.definition = definition
+            self.handle = self.handle.newest()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this handle keeps in memory what refreshes need, so that the next one reads what is new only."""
+        return self._running is not None
+
+    def make_indexes(self) -> None:
+        """Make the indexes that steps of the view would look records up in; see `Client.create_view`."""
+
+        def key_of(name: str) -> tuple[str, ...]:
+            return loaded(self.engine, name).schema.key_names
+
+        for name, columns in wanted_indexes(self.program().plan, key_of):
+            create_index(loaded(self.engine, name), columns)
+
+    def program(self) -> ViewProgram:
+        """Return the program that a refresh runs: of the view and of the views that it reads."""
+        return ViewProgram(self.engine, views_for(self.engine, {self.handle.id: self.handle.name}))
+
+    def redefine(self, sql: str | None, start: Start = None) -> None:
+        """Give the view another query, from the time on to which it is sealed; see `View.redefine`."""
+        self.engine.writer("redefine")
+        if start is not None:
+            self._begin_anew(self.definition.sql if sql is None else sql, start)
+            return
+        if sql is None:
+            raise InvalidUsage("redefine: give a query, or start= to begin the view at another time, or both")
+        for left in reversed(range(TRIES)):
+            self._refresh_all()
+            change = redefinition(self.engine, self.handle, sql)
+            if change is None:
+                return
+            try:
+                self.engine.submit("redefine", change.steps, dict(change.names)).result()
+            except (UpperMismatch, HoldMoved, SchemaMoved):
+                if not left:
+                    raise
+            else:
+                break
+        with self._lock:
+            self._stop()
+            self._adopt(definition_of(loaded_by_id(self.engine, self.handle.id, self.handle.name)) or self.definition)
+
+    def _begin_anew(self, sql: str, start: Start) -> None:
+        """Make the view anew under its name, with a history of its own from another time on."""
+        view = self.handle
+        readers = [reader.name for reader in dependents_of(self.engine, view) if not owner_of_groups(reader.name)]
+        if readers:
+            raise InvalidUsage(
+                f"view {view.name!r} cannot begin anew as long as {readers[0]!r} reads it: drop that "
+                "first, or change both by plan_views or `persist apply`"
+            )
+        catalog = Catalog(self.engine)
+        catalog.remove(view.name)
+        keeps_groups = has_groups(self.definition)
+        draft = drafted(catalog, view.name, sql, self.definition.key, start, keeps_groups=keeps_groups)
+        names = {**draft.names, view.id: view.name}
+        names |= {id_: catalog.by_id(id_).name for id_ in self.definition.inputs}
+        self.engine.submit("redefine", (*steps_to_drop(view, self.definition), *draft.steps), names).result()
+        with self._lock:
+            self._stop()
+            self.definition = draft.definition
+            self.handle = CollectionHandle(self.engine, draft.made.id, view.name, draft.made.schema)
+
+    def _refresh_all(self) -> None:
+        """Bring the view, and all that depend on it, to one time; what fails stays where it is."""
+        views = [
+            self,
+            *(live_view(self.engine, dependent.name) for dependent in dependents_of(self.engine, self.handle)),
+        ]
+        with suppress(*FAILURES, SchemaMismatch), ViewsTogether(views, self.options) as together:
+            together.refresh()
+
+    def explain(self, *, optimise: bool = True) -> str:
+        """Return the plan as it is run, and what was rewritten in it and why; see `View.explain`."""
+        shown = self.program().explain(optimise=optimise)
+        why = reasons(self.definition.plan, sizes_of(self.engine, self.definition.reads)) if optimise else []
+        with self._lock:
+            state = [] if self._running is None else self._running.state()
+        return "\n".join(
+            [
+                shown,
+                *(f"rewritten: {reason}" for reason in why),
+                *_told(self.definition),
+                *(f"state of {title}: {rows:,} updates, {size:,} bytes" for title, rows, size in state),
+            ]
+        )
+
+    def rehearse(self) -> list[OperatorReport]:
+        """Compute the view, write nothing, and return what its operators did and keep; see `View.rehearse`."""
+        views = views_for(self.engine, {self.handle.id: self.handle.name})
+        with ViewProgram(self.engine, views, is_rehearsal=True).open(self.engine, **self.options) as running:
+            running.run()
+            return running.operators()
+
+    def operators(self) -> list[OperatorReport]:
+        """Return what the operators of this handle keep and did since its first refresh; nothing before that."""
+        with self._lock:
+            return [] if self._running is None else self._running.operators()
+
+    def close(self) -> None:
+        """Free what refreshes keep in memory; idempotent. The view can be refreshed again."""
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+
+def _pass_over(
+    program: ViewProgram, engine: Engine, options: Mapping[str, Any], failure: OperatorFailed | NotConverging
+) -> int | None:
+    """Pass over the times at which a query fails; return the seqno of the commit, if there was one.
+
+    Raises:
+        OperatorFailed, NotConverging: the failure, if the query fails at the latest time, too.
+    """
+    try:
+        with program.open(engine, jump=True, **options) as running:
+            running.run()
+            return running.first_seqno
+    except FAILURES:
+        raise failure from None
+
+
+def _told(definition: Definition) -> list[str]:
+    """Return what to say of the definitions that a view had."""
+    before = definition.earlier
+    if not before:
+        return []
+    now = f"definition {definition.number} holds from {definition.since} on"
+    numbers = range(definition.number - len(before), definition.number)
+    return [now, *(f"definition {n}, from {was.since} on: {was.sql}" for n, was in zip(numbers, before, strict=True))]
+
+
+class ViewsTogether(Closes):
+    """Several views that are refreshed as one: what they read is read once, and all of them move in one commit.
+
+    They are refreshed by steps, and with state once these have taken as long, as by `View.refresh`. In a step each view
+    reads of the past what its own touched keys hold, so one that needs all of an input costs no other one. Make it with
+    `persist.sql.open_together`; close it, or use it in a `with`. Not for use from several threads at once.
+    """
+
+    def __init__(self, views: Sequence[LiveView], options: Mapping[str, Any]) -> None:
+        if not views or len({id(view.engine) for view in views}) > 1:
+            raise InvalidUsage(f"open_together: {list(views)!r} are not views of one client")
+        self._views = list(views)
+        self._options = options
+        self._budget = Options.of(options).memory_budget
+        self._spent_s = 0.0  # What steps have taken, as of a `LiveView`.
+        self._running: Running | None = None
+
+    def _program(self) -> ViewProgram:
+        engine, wanted = self._views[0].engine, {view.handle.id: view.handle.name for view in self._views}
+        return ViewProgram(engine, views_for(engine, wanted))
+
+    def refresh(self) -> None:
+        """Bring all views up to what their inputs have sealed, in one commit; errors are those of `View.refresh`."""
+        engine = self._views[0].engine
+        engine.writer("refresh")
+        with engine.follower.looks.once(), failures_told([view.handle for view in self._views]):
+            self._refresh(engine)
+            refresh_indexes(engine, {id_ for view in self._views for id_ in view.definition.inputs})
+
+    @property
+    def is_open(self) -> bool:
+        """Whether these views keep in memory what refreshes need; see `LiveView.is_open`."""
+        return self._running is not None
+
+    def explain_refresh(self) -> str:
+        """Return how `refresh` would go now, why, and what is read for each view; see `View.explain_refresh`."""
+        return str(KEPT) if self.is_open else self._stepping(self._views[0].engine).explained()
+
+    def _stepping(self, engine: Engine) -> Stepping:
+        return Stepping(engine, self._program, self._budget, spent_s=self._spent_s)
+
+    def _refresh(self, engine: Engine) -> None:
+        for left in reversed(range(TRIES)):
+            try:
+                if self._running is None:
+                    stepped = self._stepping(engine).run()
+                    if stepped.way == "step":
+                        self._spent_s += stepped.seconds
+                        return
+                    self._running = self._program().open(engine, **self._options)
+                self._running.run()
+                return
+            except ViewRedefined:
+                self.close()
+                if not left:
+                    raise
+            except FAILURES as error:
+                self.close()
+                _pass_over(self._program(), engine, self._options, error)
+                return
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Free what refreshes keep in memory; idempotent."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+
+def open_together(
+    views: Sequence[OnView], *, memory_budget: int | None = None, spill_folder: str | PathLike[str] | None = None
+) -> ViewsTogether:
+    """Refresh several views as one; see `ViewsTogether`. Each can be refreshed alone another time.
+
+    Args:
+        memory_budget, spill_folder: of what they keep together, whatever each was opened with; see `Client.view`.
+    """
+    return ViewsTogether([*map(live_of, views)], given_options(memory_budget, spill_folder))
+
+
+def given_options(memory_budget: int | None, spill_folder: str | PathLike[str] | None) -> dict[str, Any]:
+    every = {"memory_budget": memory_budget, "spill_folder": spill_folder}
+    given = {name: value for name, value in every.items() if value is not None}
+    Options.of(given)
+    return given
+
+
+def live_of(view: OnView) -> LiveView:
+    """Return the live view that a user's view stands on.
+
+    Raises:
+        InvalidUsage: it is no view.
+    """
+    live = getattr(view, "live", None)
+    if not isinstance(live, LiveView):
+        raise InvalidUsage(f"{view!r:.200} is no view: give what client.view(name) returns")
+    return live
+
+
+def live_view(engine: Engine, name: str, options: Mapping[str, Any] = MappingProxyType({})) -> LiveView:
+    """Return the view of a name; errors are those of `Client.view`."""
+    handle = loaded(engine, name)
+    definition = definition_of(handle)
+    if definition is None:
+        raise InvalidUsage(f"collection {name!r} is no view: it is written by its users. Load it with load()")
+    return LiveView(handle, definition, options)
+
+
+def made_view(
+    engine: Engine,
+    name: str,
+    sql: str,
+    key: Sequence[str] | None,
+    start: Start,
+    options: Mapping[str, Any],
+    *,
+    keeps_groups: bool = False,
+) -> LiveView:
+    """Return a view, which is created if there is none; arguments and errors are those of `Client.create_view`."""
+    check_free_name(name)
+    while True:
+        if engine.follower.newest_id_of(name) is not None:
+            return _existing(engine, name, sql, key, start, options)
+        try:
+            return _created(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
+        except (CollectionExists, AsOfCompacted):
+            engine.follower.looks.again()  # Another client created it in between, or has let an input be compacted.
+
+
+def _existing(
+    engine: Engine, name: str, sql: str, key: Sequence[str] | None, start: Start, options: Mapping[str, Any]
+) -> LiveView:
+    live = live_view(engine, name, options)
+    if live.definition.sql.strip() != sql.strip() or (key is not None and live.definition.key != asked_key(key)):
+        raise InvalidUsage(
+            f"there is a view {name!r} with another definition: {live.definition.sql!r:.300}. Choose another name, "
+            "drop it, or give it this one with redefine()"
+        )
+    begin = None if start is None else given_start(start, live.handle.known().timeline)
+    if begin not in (None, live.definition.start):
+        raise InvalidUsage(
+            f"view {name!r} begins at {live.definition.start}, and not at {begin}: leave start= out, choose another "
+            f"name, or begin it anew, with another history, by redefine(start={begin})"
+        )
+    return live
+
+
+def _created(
+    engine: Engine,
+    name: str,
+    sql: str,
+    key: Sequence[str] | None,
+    start: Start,
+    options: Mapping[str, Any],
+    *,
+    keeps_groups: bool,
+) -> LiveView:
+    draft = drafted(Catalog(engine), name, sql, key, start, keeps_groups=keeps_groups)
+    for reason in unbounded(draft.bound, sizes_of(engine, draft.definition.reads)):
+        warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=4)  # Of whoever calls the client.
+    engine.submit("create_view", draft.steps, dict(draft.names)).result()
+    live = LiveView(CollectionHandle(engine, draft.made.id, name, draft.made.schema), draft.definition, options)
+    if start is None:  # Otherwise somebody knows what they ask for.
+        live.warn_of_behind(is_new=True)
+    return live

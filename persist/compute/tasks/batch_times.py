@@ -1,0 +1,200 @@
+"""What the times of a batch are, what is sealed after it, and what becomes of updates and events that are late.
+
+Rows without times all get the time of the commit, which seals them. With times of their own they seal
+
+    "max"          to beyond the largest time of the batch
+    "watermark"    up to the largest time minus a delay
+    "none"         nothing; somebody else seals
+
+Tasks leave out updates that are late by what was sealed when they were planned (`LateFilter`). Where another writer
+seals after that, before the commit, parts with late updates are written anew. Whoever commits reads and writes
+them in pieces, within the memory budget of a client.
+
+Late events of a keyed collection may go to a collection of their own, by the commit that leaves them out:
+
+    key columns of the keyed collection | columns of its events, late_deleted, late_time, late_reason
+
+It is plain, and made when there is something for it. Each commit adds what it left out at the upper of the moment, and
+seals that. `late_time` is the time that an event had; `late_reason` is "sealed", or "late" for the late bound.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.part.part import Part
+from persist.codecs.part.stream import PartStream
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.codecs.updates.updates import Stamp
+from persist.compute.tasks.planned_write import Target, Uploads
+from persist.core.antichain import Antichain
+from persist.core.errors import InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper
+from persist.core.keyed.events import event_fields
+from persist.core.keyed.machine import DELETED
+from persist.core.log import kinds
+from persist.core.log.fields import KeyedForm
+from persist.core.names import check_free_name, check_text
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import created_or_loaded
+from persist.engine.location.resolver import REASON
+from persist.engine.read.scanning.scan import Scan
+from persist.engine.write.operations import Step
+from persist.engine.write.part_writer import group_bytes_max
+
+Sealing = Literal["max", "none", "watermark"]
+Late = Literal["error", "drop", "collect"]
+
+
+@dataclass(frozen=True)
+class BatchTimes:
+    """What the times of a batch are, and what is sealed after it.
+
+    Attributes:
+        is_plain: whether rows come without times, so that all of a batch get one.
+        delay: of the watermark.
+        late_collection: where late events go, if they are collected.
+        allow_future: on a timeline, take times that are more than a day ahead of the clock.
+    """
+
+    is_plain: bool
+    seal: Sealing = "max"
+    delay: int = 0
+    late: Late = "error"
+    late_collection: str | None = None
+    allow_future: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        is_plain: bool,
+        seal: str | None,
+        watermark: int | None,
+        late: str | None,
+        late_collection: str | None = None,
+        *,
+        is_keyed: bool = False,
+        allow_future: bool = False,
+    ) -> "BatchTimes":
+        """Check what was asked for.
+
+        Args:
+            is_keyed: the rows are events of a keyed collection, of which some may be late without times, too.
+
+        Raises:
+            InvalidUsage: it contradicts itself.
+        """
+        of_times = (("seal", seal), ("watermark", watermark), ("late", None if is_keyed else late))
+        if is_plain and (given := [name for name, value in of_times if value]):
+            raise InvalidUsage(
+                f"{', '.join(given)} goes with rows that have times, and these get one for each batch, which is sealed "
+                "with it. Leave it out, or give the rows times: a column _time, or the option time."
+            )
+        if seal is not None and watermark is not None:
+            raise InvalidUsage("seal and watermark both say what is sealed after a batch: give one of them")
+        check_one_of("seal", seal, ("max", "none"))
+        check_late(late, late_collection, is_keyed=is_keyed)
+        how = "watermark" if watermark is not None else seal or "max"
+        return cls(
+            is_plain, cast(Sealing, how), watermark or 0, cast(Late, late or "error"), late_collection, allow_future
+        )
+
+    def end_after(self, latest: int | None) -> Antichain | None:
+        """Return the upper to seal to after a batch whose largest time that is; None if nothing is sealed."""
+        if latest is None or self.seal == "none":
+            return None
+        is_beyond = self.is_plain or self.seal == "max"
+        return Antichain(latest + 1 if is_beyond else max(latest - self.delay, 0))
+
+
+def check_late(late: str | None, late_collection: str | None, *, is_keyed: bool) -> None:
+    """Raise InvalidUsage if what becomes of late events or updates is said in a way that contradicts itself."""
+    check_one_of("late", late, ("error", "drop", "collect"))
+    if late == "collect" and not is_keyed:
+        raise InvalidUsage(
+            'late="collect" goes with events for a keyed collection; late updates of others can be dropped, by '
+            'late="drop", or end the query'
+        )
+    if (late == "collect") != (late_collection is not None):
+        raise InvalidUsage(
+            f"late={late!r} and the late collection {late_collection!r} go together: to collect late events, give both "
+            'late="collect" and the name of a collection for them'
+        )
+    if late_collection is not None:
+        check_text("the late collection", late_collection)
+
+
+def check_one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    """Raise InvalidUsage if a value was given that is none of those allowed."""
+    if value is not None and value not in allowed:
+        raise InvalidUsage(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}")
+
+
+@dataclass
+class LateFilter:
+    """Leaves late updates out, and counts them: those before lower, unless that is None."""
+
+    lower: int | None
+    count: int = 0
+
+    def kept(self, table: pa.Table) -> pa.Table:
+        """Return the updates of a table that are not late."""
+        if self.lower is None:
+            return table
+        is_kept = pc.greater_equal(table["_time"], self.lower)
+        kept = table if pc.all(is_kept).as_py() else table.filter(is_kept)
+        self.count += len(table) - len(kept)
+        return kept
+
+
+def without_late(engine: Engine, target: Target, parts: Sequence[Part], lower: int) -> list[Part]:
+    """Upload the updates of parts at times from lower on; return their new parts."""
+    schema, reader = target.schema, engine.reader()
+    columns = [*schema.names, "_time", "_diff"]
+    with target.writer() as writer, Uploads(writer, target.id) as uploads:
+        for part in parts:
+            stream = PartStream(
+                schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, schema), sources=(part,)
+            )
+            scan = Scan(schema, (part,), lower, TIME_MAX + 1, schema.names)
+            for piece in scan.slices_within(reader.rewrite_slice_bytes):
+                for table in piece.updates(reader, columns):
+                    uploads.put(stream.add(pa.Table.from_arrays(table.columns, schema=schema.arrow)))
+            uploads.put(stream.finish())
+        return list(uploads.parts())
+
+
+LATE_BYTES_MAX = 64 << 20  # Of one batch: more of it is no exception, and says that something else is wrong.
+_RENAMED = {DELETED: "late_deleted", "_time": "late_time", REASON: "late_reason"}
+_ADDED = {"late_deleted": pa.bool_(), "late_time": pa.int64(), "late_reason": pa.string()}
+
+LateSteps = Callable[[pa.Table], tuple[list[Step], dict[str, str]]]
+
+
+def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: str) -> LateSteps:
+    """Return a function of late events: the steps that add them to the collection of that name, and its name by id.
+
+    Raises, when it is called:
+        SchemaMismatch: there is a collection of that name with other columns.
+        UpdateNotBeyondUpper: that is complete for ever.
+    """
+
+    def steps(late: pa.Table) -> tuple[list[Step], dict[str, str]]:
+        key = {field.name: field.type for field in schema.key.fields}
+        value = {field.name: field.type for field in event_fields(schema, form)}
+        if taken := [column for column in _ADDED if column in key or column in value]:
+            raise SchemaMismatch(f"late events have a column {taken[0]!r} of their own: rename that of the collection")
+        check_free_name(name)
+        contents, columns = created_or_loaded(engine, name, CollectionSchema.of(key, {**value, **_ADDED}))
+        upper = contents.upper
+        if upper.time is None:
+            raise UpdateNotBeyondUpper(0, upper)
+        rows = late.rename_columns([_RENAMED.get(column, column) for column in late.column_names])
+        rows = rows.append_column("_diff", pa.repeat(pa.scalar(1, pa.int64()), len(rows)))
+        adding = engine.writer("upsert").write_step(contents.id, columns, rows, Stamp(upper.time))
+        added: list[Step] = [] if adding is None else [adding]
+        return [*added, kinds.Seal(contents.id, (upper.time + 1,))], {contents.id: name}
+
+    return steps

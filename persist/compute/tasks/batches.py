@@ -1,0 +1,304 @@
+"""One micro-batch of a streaming query as one commit, once: updates for collections, or events for a keyed one.
+
+The record that adds the batch says so for each collection (`persist.core.state.annotations`), and that makes it happen
+once: a batch is run again if nobody knows whether it was committed, with the same query id and batch number.
+Then nothing is added; what its tasks uploaded is deleted.
+
+    1. if the batch is there already: say that this run goes on from it, and stop
+    2. choose what is late by the uppers there are; rows without times get that of the commit
+    3. commit; where another writer has sealed in between, go back to 2
+
+Until the record exists nothing is visible. What is rejected for good is deleted; after an error that does not say
+whether the record landed, all is left as it is, for the next run to find out.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.part.part import Part
+from persist.codecs.updates.updates import Stamp
+from persist.compute.tasks.batch_times import BatchTimes, without_late
+from persist.compute.tasks.keyed_work import (
+    KeyedWork,
+    Stored,
+    commit_events,
+    commit_pended,
+    commit_resolved,
+    handle_of,
+    seal_done,
+)
+from persist.compute.tasks.planned_write import Target, check_times, writing
+from persist.core.antichain import Antichain
+from persist.core.errors import (
+    Conflict,
+    FrontierRegression,
+    InvalidUsage,
+    LateEvents,
+    QueryMismatch,
+    UpdateNotBeyondUpper,
+)
+from persist.core.log import kinds
+from persist.core.state.annotations import is_repeated
+from persist.core.state.contents import CollectionState
+from persist.core.state.keyed_rules import due
+from persist.engine.collection.commit import Commit
+from persist.engine.location.engine import Engine
+from persist.engine.location.resolver import REASON
+from persist.engine.read.scanning.caches import PartCaches
+
+ATTEMPTS = 10
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Which batch of which query, in which run; first is the one the query may begin with besides 0."""
+
+    query: str
+    batch: int
+    run: str
+    first: int = 0
+
+    def of(self, collection: str, *, again: bool = False) -> kinds.Batch:
+        """Return the step that makes a commit this batch. With again, this run goes on from one committed before."""
+        return kinds.Batch(collection, self.query, self.batch, self.run, again)
+
+    def is_done(self, contents: Sequence[CollectionState]) -> bool:
+        """Return whether the batch was committed before.
+
+        Raises:
+            QueryMismatch: it cannot be the next one of the query here.
+        """
+        done = [is_repeated(state.queries, self.of(state.id)) for state in contents]
+        is_known = any(self.query in state.queries for state in contents)
+        if not is_known and self.batch not in (0, self.first):
+            raise QueryMismatch(self.query, self.batch, None, None)
+        return any(done)
+
+
+@dataclass
+class Share:
+    """What a batch adds to one collection. Rows without times have 0 until they get that of the commit."""
+
+    target: Target
+    parts: list[Part]
+    upper: Antichain = field(default_factory=lambda: Antichain(0))
+
+
+def commit_batch(mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None:
+    """Commit what tasks have uploaded for a batch, unless it was committed before.
+
+    Raises:
+        QueryMismatch: it is not the next batch of the query; nothing was written.
+        UpdateNotBeyondUpper: an update is late.
+        CollectionNotFound, Locked, WriterFenced, UploadExpired: as `Collection.write`.
+    """
+    with writing(shares[0].target.location, shares[0].target.storage) as engine:
+        try:
+            if not _was_done(engine, mark, shares):
+                _commit(engine, mark, shares, times)
+        except (InvalidUsage, Conflict):
+            for share in shares:
+                _discard(share.target, share.parts)
+            raise
+
+
+def _was_done(engine: Engine, mark: Mark, shares: Sequence[Share]) -> bool:
+    """If the batch was committed before, delete what is here of it, and let this run take over."""
+    contents = [share.target.at(engine).contents() for share in shares]
+    if not mark.is_done(contents):
+        return False
+    for share, state in zip(shares, contents, strict=True):
+        named = {part.blob for part in state.parts}
+        _discard(share.target, [part for part in share.parts if part.blob not in named])
+    with Commit(engine) as commit:
+        for share, state in zip(shares, contents, strict=True):
+            last = state.queries.get(mark.query)
+            if last is not None and last.batch == mark.batch and last.runs[-1] != mark.run:
+                commit.add(share.target.at(engine), [mark.of(state.id, again=True)])
+    return True
+
+
+def _commit(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None:
+    at_commit = times.is_plain and any(share.parts for share in shares)
+    for attempt in range(ATTEMPTS):
+        for share in shares:
+            share.upper = share.target.at(engine).contents().upper
+        seal = None if times.is_plain else _fit_events(engine, mark, shares, times)
+        try:
+            with Commit(engine) as commit:
+                for share in shares:
+                    handle = share.target.at(engine)
+                    commit.add(handle, [mark.of(handle.id)])
+                    commit.add_parts(handle, share.parts, keep=True, at_commit=at_commit)
+                    if not at_commit:
+                        check_times(handle, share.parts, allow_future=times.allow_future)
+                    if seal is not None and share.upper < Antichain(seal):
+                        commit.add(handle, [handle.seal_step(seal)])
+            return
+        except (UpdateNotBeyondUpper, FrontierRegression) as error:
+            is_late = isinstance(error, UpdateNotBeyondUpper) and times.late == "error"
+            if is_late or attempt == ATTEMPTS - 1:
+                raise
+
+
+def _fit_events(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> int | None:
+    """Leave out what is late, if it is to be dropped; return what to seal to."""
+    latest = max((part.time_max for share in shares for part in share.parts), default=None)
+    for share in shares if times.late == "drop" else ():
+        late = [part for part in share.parts if not share.upper.has_beyond(part.time_min)]
+        if late:
+            lower = share.upper.time
+            rest = [] if lower is None else without_late(engine, share.target, late, lower)
+            report_late(share.target, mark, sum(p.rows for p in late) - sum(p.rows for p in rest))
+            _replace(share, late, [*(part for part in share.parts if part not in late), *rest])
+    end = times.end_after(latest)
+    return None if end is None else end.time
+
+
+def report_late(target: Target, mark: Mark, rows: int) -> None:
+    """Log how many updates were dropped."""
+    if rows:
+        logger.warning(
+            "batch %d of query %s: %d late updates to %r were dropped, because their times were sealed already",
+            mark.batch, mark.query, rows, target.name,
+        )  # fmt: skip
+
+
+def _replace(share: Share, old: list[Part], new: list[Part]) -> None:
+    share.parts = new
+    _discard(share.target, old)
+
+
+def _discard(target: Target, parts: Sequence[Part]) -> None:
+    """Delete parts that no record names, or will."""
+    with target.writer() as writer:
+        writer.discard(parts)
+
+
+Planning = Callable[[Stamp | None, Antichain | None, CollectionState], KeyedWork]
+Committing = Callable[[Engine, KeyedWork], pa.Table | None]
+
+
+def commit_keyed_batch(
+    mark: Mark, work: KeyedWork, rows: pa.Table, times: BatchTimes, plan: Planning, *, caches: PartCaches | None = None
+) -> None:
+    """Commit the events of a batch that are here, unless it was committed before.
+
+    Args:
+        work: as it was planned for the batch.
+        plan: plans it again, with the time of rows that have none, a seal, and contents as they are.
+        caches: what the batches before it have left of parts; each batch looks keys up in much the same ones.
+
+    Raises:
+        QueryMismatch: it is not the next batch of the query; nothing was written.
+        UpdateNotBeyondUpper, LateEvents: an event is late.
+        What `KeyedWork.to_events` does.
+    """
+    more = (mark.of(work.target.id),)
+    latest = pc.max(rows["_time"]).as_py() if len(rows) and not times.is_plain else None
+
+    def commit(engine: Engine, planned: KeyedWork) -> pa.Table | None:
+        return commit_events(engine, planned, rows, more, times.late_collection)
+
+    _commit_keyed(mark, work, latest, times, plan, commit, is_empty=not len(rows), caches=caches)
+
+
+def commit_large_batch(
+    mark: Mark,
+    work: KeyedWork,
+    latest: int | None,
+    times: BatchTimes,
+    plan: Planning,
+    store: Callable[[KeyedWork, bool], Stored],
+) -> None:
+    """Commit a batch of events that tasks store, unless it was committed before.
+
+    Args:
+        latest: the greatest time of the events; not needed where they have none.
+        store: has tasks store the events, or what they amount to.
+
+    Raises:
+        As `commit_keyed_batch`.
+    """
+    more = (mark.of(work.target.id),)
+
+    def commit(engine: Engine, planned: KeyedWork) -> pa.Table | None:
+        if planned.can_resolve:
+            stored = store(planned, True)
+            if commit_resolved(engine, planned, stored, more, times.late_collection):
+                return stored.late_events
+        stored = store(planned, False)
+        commit_pended(engine, planned, stored, more, times.late_collection)
+        return stored.late_events
+
+    _commit_keyed(mark, work, latest, times, plan, commit)
+
+
+def _commit_keyed(
+    mark: Mark,
+    work: KeyedWork,
+    latest: int | None,
+    times: BatchTimes,
+    plan: Planning,
+    commit: Committing,
+    *,
+    is_empty: bool = False,
+    caches: PartCaches | None = None,
+) -> None:
+    with writing(work.target.location, work.target.storage, caches) as engine:
+        for attempt in range(ATTEMPTS):
+            contents = handle_of(work, engine).contents()
+            if taken_over(engine, mark, work, contents, times):
+                return
+            time = _upper_of(contents) if times.is_plain else None
+            if latest is not None and not times.is_plain:
+                handle_of(work, engine).check_times([latest], allow_future=times.allow_future)
+            end = None if is_empty else times.end_after(time if times.is_plain else latest)
+            end = end if end is not None and contents.upper < end else None
+            planned = plan(None if time is None else Stamp(time), end, contents)
+            try:
+                late = commit(engine, replace(planned, collects=times.late != "error"))
+                _report(work, mark, late, times)
+                return
+            except (UpdateNotBeyondUpper, FrontierRegression, LateEvents) as error:
+                # Another writer has sealed, or moved the late bound. What has a time of its own stays late.
+                is_later = times.is_plain and not isinstance(error, LateEvents)
+                if attempt == ATTEMPTS - 1 or not (is_later or times.late != "error"):
+                    raise
+
+
+def _report(work: KeyedWork, mark: Mark, late: pa.Table | None, times: BatchTimes) -> None:
+    if late is not None and times.late == "drop":
+        sealed = pc.sum(pc.equal(late[REASON], "sealed")).as_py()
+        logger.warning(
+            "batch %d of query %s: %d late events to %r were dropped: %d at sealed times, %d below the late bound",
+            mark.batch, mark.query, len(late), work.target.name, sealed, len(late) - sealed,
+        )  # fmt: skip
+
+
+def taken_over(engine: Engine, mark: Mark, work: KeyedWork, contents: CollectionState, times: BatchTimes) -> bool:
+    """If the batch was committed before, say that this run goes on from it, and return True.
+
+    A large batch may have been committed without its seal. Rows without times of their own are at upper then, and
+    sealed here; others are sealed with the next batch.
+    """
+    if not mark.is_done([contents]):
+        return False
+    commit_batch(mark, [Share(work.target, [])], BatchTimes(is_plain=True))
+    if times.is_plain and contents.upper.time is not None:
+        end = Antichain(contents.upper.time + 1)
+        if due(contents, end.elements):
+            seal_done(engine, replace(work, end=end))
+    return True
+
+
+def _upper_of(contents: CollectionState) -> int:
+    if contents.upper.time is None:
+        raise UpdateNotBeyondUpper(0, contents.upper)
+    return contents.upper.time

@@ -1,0 +1,183 @@
+"""What tasks do for compaction, and how work is cut into it.
+
+A *job* is what one task does: to make parts (`Job`), or only to look whether parts may stay (`Look`). Both go to tasks
+as pickles of the driver; an `Answer` comes back as JSON. Jobs are independent of each other, and doing one twice does
+no harm: uploads have names of their own.
+
+An error that would be the same each time is an answer, too, so that it reaches the caller at once and as what it is.
+Any other fails the task, and is tried again elsewhere.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, TypeVar
+
+import msgspec
+
+from persist.blob.errors import CorruptBlob, InvalidUsage, MissingBlob, PersistError
+from persist.blob.threads import Pool
+from persist.codecs.errors import DiffOverflow
+from persist.codecs.part.part import Part
+from persist.core.settings import Settings, open_storage
+from persist.engine.compact import LocalPartMaker, Rewrite, RunPiece
+from persist.engine.read.scanning.reader import PartReader, memory_within
+from persist.engine.read.scanning.scan import Scan
+from persist.engine.write.part_writer import PartWriter
+
+ROOM = 1.1  # A part may become this much larger than the target, rather than leave a small one behind it.
+LEFT_MIN = 1 / 8  # A task reads no more than this many times what it makes, as far as anybody can tell beforehand.
+IO_THREADS = 2
+ANSWERED: dict[str, type[PersistError]] = {
+    kind.__name__: kind for kind in (CorruptBlob, DiffOverflow, InvalidUsage, MissingBlob)
+}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TaskStore:
+    """Where tasks read and write."""
+
+    location: str
+    storage_options: dict[str, Any]
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one task makes: parts of one collection, out of pieces that follow each other in key.
+
+    Attributes:
+        part_bytes: what a part should have, so that the last one is no small rest.
+        seqno: of the log when the work began, for the names of uploads.
+    """
+
+    collection: str
+    pieces: tuple[Rewrite, ...]
+    part_bytes: int
+    seqno: int
+
+    def do(self, place: TaskStore) -> "Answer":
+        """Do it, in a task."""
+        with _local_maker(place, self.part_bytes, self.seqno) as maker:
+            sources = [part for piece in self.pieces for part in piece.scan.all_parts]
+            [made] = maker.make(self.collection, [self.pieces], sources)
+        return Answer(parts=made.new, added=made.added)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one task looks at: whether history changes anything in some regions of a keyframe."""
+
+    regions: tuple[Scan, ...]
+
+    def do(self, place: TaskStore) -> "Answer":
+        """Do it, in a task."""
+        with _local_maker(place, place.settings.tuning.part_bytes, 0) as maker:
+            return Answer(touched=tuple(map(maker.is_touched, self.regions)))
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What came of a job.
+
+    Attributes:
+        parts, added: of a `Job`: the parts that it made, and the sum of the diffs of the history that it read.
+        touched: of a `Look`, for each region.
+        error: the name of a class in ANSWERED, and what its instances are made of.
+    """
+
+    parts: tuple[Part, ...] = ()
+    added: int = 0
+    touched: tuple[bool, ...] = ()
+    error: tuple[str, tuple[str, ...]] | None = None
+
+    def check(self) -> None:
+        """Raise the error that it is."""
+        if self.error is not None:
+            name, arguments = self.error
+            raise ANSWERED[name](*arguments)
+
+
+def answered(job: Job | Look, place: TaskStore) -> Answer:
+    """Do a job, in a task. Other errors than those in ANSWERED are raised."""
+    try:
+        return job.do(place)
+    except PersistError as error:
+        if ANSWERED.get(type(error).__name__) is not type(error):
+            raise
+        return Answer(error=(type(error).__name__, error.args))
+
+
+@contextmanager
+def _local_maker(place: TaskStore, part_bytes: int, seqno: int) -> Iterator[LocalPartMaker]:
+    budget = place.settings.memory_budget
+    storage = open_storage(place.location, place.storage_options, place.settings)
+    pool = Pool(IO_THREADS, "persist-io")
+    try:
+        reader, writer = PartReader(storage.blob, pool, None, budget), PartWriter(storage.blob, lambda: seqno, budget)
+        yield LocalPartMaker(reader, writer, pool, part_bytes, threading.Event())
+    finally:
+        pool.shutdown(wait=True)
+        storage.close()
+
+
+def encoded_bytes(scan: Scan) -> int:
+    """Return about how many bytes the parts of a scan take, as far as they are inside."""
+    return int(sum(part.bytes * _share(part, scan) for part in scan.all_parts))
+
+
+def result_bytes(piece: Rewrite) -> int:
+    """Return about how many bytes a piece will take when it has been rewritten."""
+    scan = piece.scan
+    if piece.as_of is None or not scan.all_parts:
+        return encoded_bytes(scan)  # Updates at different times stay apart.
+    # Where no record is there twice, the diffs say how many are left.
+    signed = [*((1, part) for part in scan.base), *((scan.sign, part) for part in scan.parts)]
+    left = sum(sign * part.diff_sum * _share(part, scan) for sign, part in signed)
+    rows = sum(part.rows * _share(part, scan) for part in scan.all_parts)
+    return int(encoded_bytes(scan) * min(max(left / max(rows, 1), LEFT_MIN), 1))
+
+
+def _share(part: Part, scan: Scan) -> float:
+    return memory_within(part, scan.keys, scan.schema) / max(part.memory, 1)
+
+
+def cut(pieces: Sequence[RunPiece], collection: str, unit: int, part_bytes: int, seqno: int) -> list[int | Job]:
+    """Return the pieces of a run, in order, with jobs for those that are rewritten.
+
+    Args:
+        unit: how many bytes a job should make.
+        part_bytes: what a part should have.
+        seqno: of the log, now.
+    """
+    planned: list[int | Job] = []
+    for is_quiet, some in groupby(pieces, lambda piece: None if isinstance(piece, int) else piece.is_quiet):
+        if is_quiet is None:
+            planned += [piece for piece in some if isinstance(piece, int)]
+            continue
+        fine = [slice for piece in some if isinstance(piece, Rewrite) for slice in _sliced(piece, unit)]
+        for group in grouped(fine, [result_bytes(rewrite) for rewrite in fine], unit):
+            size = sum(map(result_bytes, group))
+            parts = max(1, round(size / part_bytes))
+            planned.append(Job(collection, tuple(group), max(part_bytes, int(ROOM * size / parts)), seqno))
+    return planned
+
+
+def _sliced(piece: Rewrite, unit: int) -> list[Rewrite]:
+    count = round(result_bytes(piece) / unit)
+    return [replace(piece, scan=scan) for scan in piece.scan.slices(count)] if count > 1 else [piece]
+
+
+def grouped(items: Sequence[T], sizes: Sequence[int], unit: int) -> list[list[T]]:
+    """Return items in groups of neighbours of about unit each, and of about equal size."""
+    total = max(1, sum(sizes))
+    count = max(1, round(total / unit))
+    groups: list[list[T]] = [[] for _ in range(count)]
+    before = 0
+    for item, size in zip(items, sizes, strict=True):
+        groups[min(count * (2 * before + size) // (2 * total), count - 1)].append(item)
+        before += size
+    return [group for group in groups if group]

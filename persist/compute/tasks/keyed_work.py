@@ -1,0 +1,324 @@
+"""Events of a keyed collection by many tasks: what a task does with those of some keys, and the one commit for all.
+
+A task has all events of its keys. It looks up what these hold, works out the updates, and stores them; nothing of the
+collection is shuffled, and of its parts only the row groups that may hold one of these keys are read. What comes after
+the seal is stored as events. The driver then commits all of it as one record, which is refused if anything has been
+sealed or added meanwhile that would have mattered: then all events are added as they are, and whoever seals resolves
+them (`persist.engine.collection.keyed_events`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.order.arrays import int64_array, int64_values
+from persist.codecs.order.digest import DIGEST_MODULUS, digest_of
+from persist.codecs.order.ordering import combined
+from persist.codecs.part.part import Part
+from persist.compute.tasks.batch_times import LATE_BYTES_MAX, late_steps
+from persist.compute.tasks.planned_write import Target, digests_added, upload
+from persist.core.antichain import Antichain
+from persist.core.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
+from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.form import machine_of
+from persist.core.keyed.intake import EventTable
+from persist.core.keyed.machine import SEQ, Machine
+from persist.core.log import kinds
+from persist.core.log.fields import KeyedForm, TokenMark, Watermarks
+from persist.core.state.collection_rules import ExpectErasures
+from persist.core.state.contents import CollectionState
+from persist.core.state.erasures import erasure_number
+from persist.core.state.keyed_rules import PlannedPend, due, form_in
+from persist.engine.collection.keyed_events import AskedEvents, seal
+from persist.engine.collection.keyed_events import submit as submit_keyed
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import read_engine
+from persist.engine.location.resolver import split_late
+from persist.engine.read.keyed.resolution import machine_needed, resolved_updates
+from persist.engine.write.operations import Step, Write
+
+ToEvents = Callable[[pa.Table], EventTable]
+
+
+@dataclass(frozen=True)
+class KeyedWork:
+    """A batch of events for one collection, as it was planned from one state.
+
+    Attributes:
+        contents: of the collection, then.
+        machine: that it has.
+        to_events: makes events of rows.
+        end: what is sealed to in the same commit; None for nothing.
+        token: names the batch; None for no name.
+        collects: late events are left out and given back, instead of refused with all others.
+        is_done: the collection remembers the token: the batch was committed before.
+    """
+
+    target: Target
+    contents: CollectionState
+    machine: Machine
+    to_events: ToEvents
+    end: Antichain | None
+    token: str | None = None
+    collects: bool = False
+    is_done: bool = False
+
+    @property
+    def form(self) -> KeyedForm:
+        """How the collection resolves events, as the schema of the target has it."""
+        form = form_in(self.contents, replace(self.target.schema, known=self.contents.schema.known))
+        assert form is not None, "work is planned for keyed collections"
+        return form
+
+    @property
+    def can_resolve(self) -> bool:
+        """Whether tasks can work out the updates: events are resolved by whoever seals, and none are waiting."""
+        form = self.form
+        return self.end is not None and form.resolve == "seal" and not due(self.contents, self.end.elements)
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether the order in which events arrive may say which of them count, so that a shuffle must keep it."""
+        return self.form.ties == "last"
+
+    def stored(self, rows: pa.Table, *, resolves: bool) -> "Stored":
+        """Store what comes of rows, among which are all events of their keys.
+
+        Args:
+            rows: in the order of their arrival; or in any, with a column `_seq` that ascends in it.
+            resolves: work out the updates of what is sealed; otherwise all is stored as events.
+        """
+        events, late = self.to_events(_in_order(rows)), None
+        digest = self._digest(events)
+        if self.collects:
+            events, late = split_late(events, self.contents, self.form)
+        before, after = self._cut(events.table) if resolves else (events.table.slice(0, 0), events.table)
+        updates = self._updates(before) if len(before) else ()
+        parts = upload(self.target, updates) if len(before) else ()
+        pended = upload(replace(self.target, schema=events.schema), [after]) if len(after) else ()
+        times = pc.min_max(events.table["_time"]).as_py()
+        sent = () if late is None else (_sent(late),)
+        return Stored(parts, pended, len(before), events.watermarks, times["min"], digest, sent)
+
+    def _cut(self, events: pa.Table) -> tuple[pa.Table, pa.Table]:
+        assert self.end is not None
+        if self.end.time is None:
+            return events, events.slice(0, 0)
+        mask = pc.less(events["_time"], self.end.time)
+        return events.filter(mask), events.filter(pc.invert(mask))
+
+    def _updates(self, events: pa.Table) -> Iterable[pa.Table]:
+        assert self.end is not None
+        target = self.target
+        with read_engine(target.location, target.storage) as engine:
+            reader = engine.reader()
+            machine = machine_needed(machine_of(self.form, self.machine, target.name), self.form, target.name)
+            yield from resolved_updates(self.contents, target.schema, machine, self.end, reader, events)
+
+    def _digest(self, events: EventTable) -> int | None:
+        if self.token is None:
+            return None
+        columns = [name for name in events.schema.names if name != SEQ]
+        return digest_of(events.table, [*columns, "_time"]) % DIGEST_MODULUS
+
+
+def _in_order(rows: pa.Table) -> pa.Table:
+    if SEQ not in rows.column_names:
+        return rows
+    order = np.argsort(int64_values(combined(rows[SEQ])), kind="stable")
+    return rows.drop_columns([SEQ]).take(int64_array(order))
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True):
+    """What one task has stored, or all of them.
+
+    Attributes:
+        parts: of updates.
+        pended: parts of events.
+        resolved: how many events the updates are of.
+        watermarks: of all events.
+        first: the least time of them; None if there were none.
+        digest: of all events, if that is needed.
+        late: the events that were left out, as Arrow streams.
+    """
+
+    parts: tuple[Part, ...] = ()
+    pended: tuple[Part, ...] = ()
+    resolved: int = 0
+    watermarks: Watermarks | None = None
+    first: int | None = None
+    digest: int | None = 0
+    late: tuple[bytes, ...] = ()
+
+    @classmethod
+    def together(cls, tasks: Sequence["Stored"]) -> "Stored":
+        """Return what several tasks have stored."""
+        marks = [task.watermarks for task in tasks if task.watermarks is not None]
+        firsts = [task.first for task in tasks if task.first is not None]
+        return cls(
+            tuple(part for task in tasks for part in task.parts),
+            tuple(part for task in tasks for part in task.pended),
+            sum(task.resolved for task in tasks),
+            (min(least for least, _ in marks), max(most for _, most in marks)) if marks else None,
+            min(firsts, default=None),
+            digests_added(task.digest for task in tasks),
+            _few(tuple(stream for task in tasks for stream in task.late)),
+        )
+
+    @property
+    def late_events(self) -> pa.Table | None:
+        """The events that were left out, with `_reason`; None if there are none."""
+        tables = [pa.ipc.open_stream(stream).read_all() for stream in self.late]
+        return pa.concat_tables(tables) if tables else None
+
+    @property
+    def everything(self) -> tuple[Part, ...]:
+        return (*self.parts, *self.pended)
+
+
+def handle_of(work: KeyedWork, engine: Engine) -> CollectionHandle:
+    """Return the collection as a handle of an engine, with its machine."""
+    return replace(work.target.at(engine), machine=work.machine)
+
+
+def commit_events(
+    engine: Engine,
+    work: KeyedWork,
+    rows: pa.Table,
+    more: tuple[Step, ...] = (),
+    late_to: str | None = None,
+) -> pa.Table | None:
+    """Add events that are here, and seal, as one commit; more is committed with it.
+
+    Args:
+        late_to: the collection that late events are added to, by the same commit; it is made if there is none.
+
+    Returns:
+        late events that were left out, with `_reason`, if they are collected and there are some.
+
+    Raises:
+        What `KeyedWork.to_events` and `Collection.upsert` do.
+    """
+    late = Counter[str]() if work.collects else None
+    also = None if late_to is None else late_steps(engine, work.target.schema, work.form, late_to)
+    asked = AskedEvents(work.to_events(rows), work.end, work.token, more, late=late, late_steps=also)
+    future = submit_keyed(handle_of(work, engine), "upsert", asked)
+    future.result()
+    return future.late
+
+
+def commit_resolved(
+    engine: Engine, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = (), late_to: str | None = None
+) -> bool:
+    """Commit what tasks have worked out, and the seal; return False if something came in between, and delete it then.
+
+    Args:
+        more, late_to: as of `commit_events`.
+
+    Raises:
+        UpdateNotBeyondUpper, FrontierRegression, LateEvents: an event or the seal is late; all is deleted.
+        TokenReused: the token names other events.
+    """
+    assert work.end is not None
+    contents, id_, end = work.contents, work.target.id, work.end.elements
+    steps: list[Step] = [kinds.Seal(id_, end)]
+    marks, rest = (stored.watermarks, None) if stored.resolved else (None, stored.watermarks)
+    if stored.resolved:
+        resolve = kinds.Resolve(id_, contents.resolved.elements, end, (), stored.parts, watermarks=marks)
+        steps = [ExpectErasures(id_, erasure_number(contents)), resolve]
+    steps += _pending(work, stored, rest)
+    return _committed(engine, work, stored, [*more, *steps, *_tokens(work, stored)], late_to)
+
+
+def commit_pended(
+    engine: Engine, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = (), late_to: str | None = None
+) -> None:
+    """Commit events that tasks have stored; then seal, if that is wanted, which resolves them.
+
+    Raises:
+        As `commit_resolved`.
+    """
+    steps = [*more, *_pending(work, stored, stored.watermarks), *_tokens(work, stored)]
+    if steps or (stored.late and late_to is not None):
+        committed = _committed(engine, work, stored, steps, late_to)
+        assert committed, "nothing comes in between events that are added"
+    seal_done(engine, work)
+
+
+def seal_done(engine: Engine, work: KeyedWork) -> None:
+    """Seal what was committed, unless it is sealed that far."""
+    handle = handle_of(work, engine)
+    if work.end is not None and not work.end <= handle.contents().upper:
+        seal(handle, work.end).result()
+
+
+def _pending(work: KeyedWork, stored: Stored, watermarks: Watermarks | None) -> list[Step]:
+    parts = stored.pended
+    if not parts:
+        return []
+    first, last = min(part.time_min for part in parts), max(part.time_max for part in parts)
+    uploaded: Future[tuple[Part, ...]] = Future()
+    uploaded.set_result(parts)
+    schema = events_schema(work.target.schema, event_fields(work.target.schema, work.form))
+    planned = PlannedPend(work.target.id, first, last, watermarks, schema.version)
+    return [Write(work.target.id, schema, first, 0, uploaded, is_kept=True, events=planned)]
+
+
+def _tokens(work: KeyedWork, stored: Stored) -> list[Step]:
+    if work.token is None:
+        return []
+    digest = stored.digest or 0
+    return [kinds.Tokens(work.target.id, (TokenMark(work.token, stored.first or 0, f"{digest:016x}"),))]
+
+
+def _committed(engine: Engine, work: KeyedWork, stored: Stored, steps: list[Any], late_to: str | None) -> bool:
+    names = {work.target.id: work.target.name}
+    try:
+        first = stored.first
+        if first is not None and not work.contents.upper.has_beyond(first):
+            raise UpdateNotBeyondUpper(first, work.contents.upper)
+        if late_to is not None and (late := stored.late_events) is not None:
+            more, named = late_steps(engine, work.target.schema, work.form, late_to)(late)
+            steps, names = [*steps, *more], {**names, **named}
+        engine.submit("upsert", steps, names).result()
+    except (Superseded, UploadExpired) as error:
+        _discard(work.target, stored)
+        if isinstance(error, UploadExpired):
+            raise
+        return False
+    except (InvalidUsage, Conflict):
+        _discard(work.target, stored)
+        raise
+    return True
+
+
+def _discard(target: Target, stored: Stored) -> None:
+    with target.writer() as writer:
+        writer.discard(stored.everything)
+
+
+def _sent(late: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, late.schema) as stream:
+        stream.write_table(late)
+    (sent,) = _few((bytes(sink.getvalue()),))
+    return sent
+
+
+def _few(streams: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Return late events as they are; raise InvalidUsage if they are more than the driver takes."""
+    size = sum(map(len, streams))
+    if size > LATE_BYTES_MAX:
+        raise InvalidUsage(
+            f"{size:,} bytes of events of one batch are late, and {LATE_BYTES_MAX:,} are collected at most: leave out "
+            "what is at sealed times before, or give smaller batches."
+        )
+    return streams

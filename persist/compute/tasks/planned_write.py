@@ -1,0 +1,415 @@
+"""What a task does to write: rows become updates, updates parts, and parts are uploaded; no record names them yet.
+
+Names are drawn anew for every upload, so a task that fails, is killed or runs twice leaves at most blobs that nobody
+refers to; those of a task that fails by itself are deleted at once, others are garbage. Updates that come sorted by key
+become parts that do not overlap (see `persist.codecs.part.stream`), and while one part is uploaded the next is
+encoded.
+
+A write by many tasks is planned: what it writes to, at what time, and what its one commit is to say. It has a token in
+any case, the user's or one drawn here: a commit that is tried again, after it was not known whether it landed, is then
+recognised, and never deletes what it has committed itself.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pyarrow as pa
+
+from persist.codecs.order.digest import DIGEST_MODULUS, digest_of
+from persist.codecs.part.part import Part
+from persist.codecs.part.stream import RunStream
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.antichain import Antichain
+from persist.core.errors import (
+    FrontierRegression,
+    InvalidUsage,
+    Superseded,
+    UpdateNotBeyondUpper,
+    UpdatesBeyondUpper,
+    UpperMismatch,
+)
+from persist.core.log.fields import KeyedForm
+from persist.core.settings import Settings, open_storage
+from persist.core.state.collection_rules import ExpectErasures, ExpectNothingBeyondUpper
+from persist.core.state.erasures import erasure_number
+from persist.core.timeline import Moment, begins_with_a_day
+from persist.engine.collection.commit import Commit
+from persist.engine.collection.plain_rows import refused_beside
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded, open_engine, read_engine
+from persist.engine.location.writer import OpenOptions
+from persist.engine.read.scanning.caches import PartCaches
+from persist.engine.write.operations import delete_digest, overwrite_digest
+from persist.engine.write.part_writer import PartWriter
+
+BUFFER_BYTES_MAX = 64 << 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """The very collection that a job writes to: by id, not another that has got its name meanwhile.
+
+    Attributes:
+        seqno: the next one of the log when the job was planned; uploads are named by it.
+    """
+
+    location: str
+    storage: Mapping[str, Any]
+    id: str
+    name: str
+    schema: CollectionSchema
+    keyed: KeyedForm | None
+    seqno: int
+
+    @classmethod
+    def of(cls, handle: CollectionHandle, location: str, storage: Mapping[str, Any]) -> "Target":
+        seqno = handle.engine.follower.next_seqno()
+        return cls(location, storage, handle.id, handle.name, handle.schema, handle.keyed, seqno)
+
+    def at(self, engine: Engine) -> CollectionHandle:
+        """Return the collection as a handle of an engine."""
+        return CollectionHandle(engine, self.id, self.name, self.schema, self.keyed)
+
+    @contextmanager
+    def writer(self) -> Iterator[PartWriter]:
+        """Open the store for uploads, without reading anything."""
+        storage = open_storage(self.location, self.storage)
+        try:
+            yield PartWriter(storage.blob, lambda: self.seqno)
+        finally:
+            storage.close()
+
+
+def writing(location: str, storage: Mapping[str, Any], caches: PartCaches | None = None) -> Engine:
+    """Open a location for one commit: the engine does nothing in the background.
+
+    Args:
+        caches: what engines of the same location before it have left of parts, for those that come after it.
+    """
+    return open_engine(location, storage, OpenOptions(settings=Settings(background=False), caches=caches))
+
+
+def upload(target: Target, tables: Iterable[pa.Table]) -> tuple[Part, ...]:
+    """Store the updates of one task; return the descriptors of their parts.
+
+    Raises:
+        DiffOverflow, InvalidUpdate: of what `encode_parts` raises.
+        Unavailable: the store did not take a part.
+    """
+    with target.writer() as writer, Uploads(writer, target.id) as uploads:
+        stream = RunStream(target.schema)
+        for table in tables:
+            uploads.put(stream.add(table))
+        uploads.put(stream.finish())
+        return uploads.parts()
+
+
+@dataclass
+class DigestSum:
+    """The digest of tables that pass, by some of their columns; None if there are no columns to take it by."""
+
+    by: tuple[str, ...]
+    total: int | None = None
+
+    def __post_init__(self) -> None:
+        self.total = 0 if self.by else None
+
+    def passed(self, table: pa.Table) -> pa.Table:
+        if self.total is not None:
+            self.total = (self.total + digest_of(table, self.by)) % DIGEST_MODULUS
+        return table
+
+
+def digests_added(digests: Iterable[int | None]) -> int | None:
+    """Return the digest of everything that several tasks have had; None if one of them is unknown."""
+    total = 0
+    for digest in digests:
+        if digest is None:
+            return None
+        total += digest
+    return total % DIGEST_MODULUS
+
+
+class Uploads:
+    """Parts on their way to the store, one at a time, beside what the caller does; deleted if the block raises."""
+
+    def __init__(self, writer: PartWriter, collection: str) -> None:
+        self._writer = writer
+        self._collection = collection
+        self._thread = ThreadPoolExecutor(1, "persist-upload")
+        self._begun: list[Future[Part]] = []
+
+    def put(self, encoded: Iterable[tuple[bytes, Part]]) -> None:
+        """Begin to upload parts; wait until at most one is on its way, because each takes memory."""
+        for data, part in encoded:
+            if self._begun:
+                self._begun[-1].result()
+            self._begun.append(self._thread.submit(self._writer.put, self._collection, data, part))
+
+    def parts(self) -> tuple[Part, ...]:
+        """Wait for all of them and return their descriptors."""
+        return tuple(upload.result() for upload in self._begun)
+
+    def __enter__(self) -> "Uploads":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._thread.shutdown(wait=True)
+        if kind is not None:
+            self._writer.discard(upload.result() for upload in self._begun if upload.exception() is None)
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield tables of about BUFFER_BYTES_MAX bytes; none for no rows."""
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for batch in batches:
+        if batch.num_rows:
+            held.append(batch)
+            held_bytes += batch.nbytes
+        if held_bytes >= BUFFER_BYTES_MAX:
+            yield pa.Table.from_batches(held)
+            held, held_bytes = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions:
+    """What to write to, and how.
+
+    Attributes:
+        time: of all rows, or a moment that is one. Text that does not begin with a day is the name of the column that
+            has the time of each. None if rows have a column `_time`, or for the time of the commit.
+        seal: what to seal to in the same commit; None not to seal, or, to overwrite, to seal beyond time.
+        token: names the write; None to have one drawn.
+        allow_future: on a timeline, take times that are more than a day ahead of the clock.
+        storage: options of the store.
+    """
+
+    location: str
+    collection: str
+    time: int | Moment | None = None
+    seal: int | Moment | Antichain | None = None
+    token: str | None = None
+    allow_future: bool = False
+    storage: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def column(self) -> str | None:
+        """The column that has the time of each row."""
+        return self.time if isinstance(self.time, str) and not begins_with_a_day(self.time) else None
+
+
+@dataclass(frozen=True)
+class PlannedWrite:
+    """A write to one collection.
+
+    Attributes:
+        options: what was asked for.
+        time: of all rows; None if they have times of their own.
+        at_commit: all rows get the time of the commit, which seals after it; until then it is 0.
+        upper: that of the collection when this was planned.
+        erasures: how often something had been erased from it then.
+        is_done: whether the token says that it was done before: then nothing is uploaded any more.
+        is_compared: whether the token may name something else, so that the digest of the rows must be known.
+        overwrites_at: for the digest of an overwrite, the time that was asked for; None for that of the commit.
+        where: the text of the condition on the records that are replaced; None for all of them.
+        replaces: the updates are the difference from the contents of the last sealed time, so that nobody else may have
+            added anything to these.
+        refused: why the contents cannot be replaced: somebody had added updates that were not sealed.
+    """
+
+    options: SinkOptions
+    target: Target
+    time: int | None
+    seal: Antichain | None
+    token: str
+    upper: Antichain
+    is_done: bool
+    is_compared: bool
+    replaces: bool
+    refused: UpdatesBeyondUpper | None
+    overwrites_at: int | None
+    where: str | None
+    at_commit: bool
+    erasures: int = 0
+
+    @classmethod
+    def append(cls, options: SinkOptions, *, has_times: bool = True) -> "PlannedWrite":
+        """Plan to add updates; `check` tells whether it can be done.
+
+        Args:
+            has_times: the rows have a column `_time`.
+
+        Raises:
+            CollectionNotFound; InvalidUsage: to seal rows that have no time.
+        """
+        return cls._planned(options, None, at_commit=options.time is None and not has_times)
+
+    @classmethod
+    def overwrite(cls, options: SinkOptions, where: str | None = None) -> "PlannedWrite":
+        """Plan to write what makes the contents those that are given: by default at the time of the commit, sealed.
+
+        Raises:
+            CollectionNotFound; UpdateNotBeyondUpper: the collection is complete for ever.
+        """
+        return cls._planned(options, where, replaces=True, at_commit=options.time is None)
+
+    @classmethod
+    def _planned(
+        cls, options: SinkOptions, where: str | None, *, at_commit: bool, replaces: bool = False
+    ) -> "PlannedWrite":
+        if at_commit and options.seal is not None:
+            raise InvalidUsage(
+                f"seal={options.seal!r} goes with times, and these rows have none: the commit gives them one, and "
+                "seals just after it. Leave seal out, or give a time."
+            )
+        with read_engine(options.location, options.storage) as engine:
+            handle = loaded(engine, options.collection)
+            for what, named in (("time", options.time), ("seal", options.seal)):
+                handle.check_meant(what, named, allow_future=options.allow_future)
+            has_own = options.time is None or options.column is not None
+            asked = None if has_own else handle.exact_time("time", cast(Moment, options.time))
+            seal = None if options.seal is None else handle.frontier("seal", options.seal)
+            contents = handle.contents()
+            is_done = handle.remembers(contents, options.token)
+            refused = refused_beside(handle, contents) if replaces and not is_done else None
+            target = Target.of(handle, options.location, options.storage)
+        if at_commit and contents.upper.is_empty and not is_done:
+            raise UpdateNotBeyondUpper(0, contents.upper)
+        if replaces and asked is not None and seal is None:
+            seal = Antichain(asked + 1)
+        return cls(
+            options=options,
+            target=target,
+            time=0 if at_commit else asked,
+            seal=seal,
+            token=options.token or uuid.uuid4().hex,
+            upper=contents.upper,
+            is_done=is_done,
+            is_compared=options.token is not None,
+            replaces=replaces,
+            refused=refused,
+            overwrites_at=asked if replaces else None,
+            where=where,
+            at_commit=at_commit,
+            erasures=erasure_number(contents),
+        )
+
+    @property
+    def digest_by(self) -> tuple[str, ...]:
+        """The columns by which tasks take the digest of their rows (`persist.codecs.order.digest.digest_of`); none if
+        unneeded."""
+        names = self.target.schema.names
+        return () if not self.is_compared else names if self.replaces else (*names, "_time")
+
+    def check(self) -> None:
+        """Check, before any task starts, what can be checked: time and seal, and that nobody appends meanwhile.
+
+        Raises:
+            UpdatesBeyondUpper: to overwrite, and somebody appends to the collection.
+            UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
+        """
+        if self.is_done:
+            return
+        if self.refused is not None:
+            raise self.refused
+        if self.time is not None and not self.at_commit and not self.upper.has_beyond(self.time):
+            raise UpdateNotBeyondUpper(self.time, self.upper)
+        if self.seal is not None:
+            if not self.upper <= self.seal:
+                raise FrontierRegression("upper", self.seal, self.upper)
+            if self.time is not None:
+                self._check_seal(self.time)
+
+    def until_committed(self, attempt: Callable[["PlannedWrite"], None]) -> None:
+        """Make and commit a difference, anew as long as others come first; only once if it names its time.
+
+        Args:
+            attempt: does so for a write as it is planned then.
+
+        Raises:
+            UpperMismatch, UpdatesBeyondUpper: it names its time, and others came first; and what `check` raises.
+        """
+        planned = self
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                attempt(planned)
+                return
+            except (UpperMismatch, UpdatesBeyondUpper, Superseded):
+                if not planned.at_commit:
+                    raise
+                planned = planned._again()
+        raise UpperMismatch(self.upper, planned.upper)
+
+    def _again(self) -> "PlannedWrite":
+        with read_engine(self.target.location, self.target.storage) as engine:
+            handle = self.target.at(engine)
+            contents = handle.contents()
+            is_done = handle.remembers(contents, self.token)
+            refused = None if is_done else refused_beside(handle, contents)
+        if contents.upper.is_empty and not is_done:
+            raise UpdateNotBeyondUpper(0, contents.upper)
+        planned = replace(
+            self, upper=contents.upper, is_done=is_done, refused=refused, erasures=erasure_number(contents)
+        )
+        planned.check()
+        return planned
+
+    def commit(self, parts: Sequence[Part], digest: int | None = None) -> None:
+        """Commit parts, and the seal, as one record; of a commit that is rejected, the parts are deleted.
+
+        Args:
+            digest: the sum of those of the rows that were given to all tasks, by `digest_by`; None if unknown.
+        """
+        if not self.is_compared:
+            digest = None
+        if digest is not None and self.replaces:
+            digest = overwrite_digest(digest, self.overwrites_at, self.where)
+        self._commit(parts, digest)
+
+    def commit_deletion(self, parts: Sequence[Part], digest: int) -> None:
+        """Commit the retractions of what has certain keys, or fulfils the condition where; otherwise as `commit`.
+
+        Args:
+            digest: that of the keys, each once; 0 if there is a condition.
+        """
+        self._commit(parts, delete_digest(digest, self.overwrites_at, self.where))
+
+    def _commit(self, parts: Sequence[Part], digest: int | None) -> None:
+        with writing(self.target.location, self.target.storage) as engine:
+            handle = self.target.at(engine).dating(allow_future=self.options.allow_future)
+            with Commit(engine, self.token) as commit:
+                if self.replaces:
+                    commit.add(handle, [ExpectNothingBeyondUpper(handle.id, self.upper.elements)])
+                    commit.add(handle, [ExpectErasures(handle.id, self.erasures)])
+                commit.add_parts(handle, parts, digest=digest, at_commit=self.at_commit)
+                if not self.at_commit:
+                    check_times(handle, parts, allow_future=self.options.allow_future)
+                if self.seal is not None:
+                    self._check_seal(max((part.time_max for part in parts), default=-1))
+                    commit.add(handle, [handle.seal_step(self.seal)])
+
+    def _check_seal(self, latest: int) -> None:
+        assert self.seal is not None
+        if self.seal.has_beyond(latest):
+            raise InvalidUsage(
+                f"seal={self.seal.time} is not beyond the data, whose latest time is {latest}: what is sealed to is "
+                f"complete, and this would be left out. Seal to {latest + 1} or later, or write without a seal."
+            )
+
+
+def check_times(handle: CollectionHandle, parts: Sequence[Part], *, allow_future: bool) -> None:
+    """Refuse parts whose first or last time nobody is likely to mean; see `CollectionHandle.check_times`."""
+    if parts:
+        ends = min(part.time_min for part in parts), max(part.time_max for part in parts)
+        handle.check_times(ends, allow_future=allow_future)

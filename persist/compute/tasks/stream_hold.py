@@ -1,0 +1,214 @@
+"""How far a query has come, as its checkpoint keeps it, and the permanent hold that keeps history for it.
+
+    {"version": 1, "location": id, "collection": id}                   nothing was read yet
+    {… , "as_of" | "from": time, "upper": time | "complete", "hold": name}
+
+The second: all updates at times not beyond `upper` have been read, the contents as of `as_of` first, or from the time
+`from` on. The first is what every query begins with; Spark does not keep it, and asks for it anew when it repeats the
+first micro-batch. So how the query began is in the offset at which that ends, and what was chosen then stays.
+
+The hold is in the log under a name that is in the query's checkpoint, at or before the time from which on the query may
+have to read again. It is made once the checkpoint that names it is written, and before anything is read; it is moved
+when a micro-batch will never be repeated. So a query that dies before its first micro-batch leaves nothing behind, and
+one that dies later finds its history.
+
+Invariant: hold <= the last position committed <= where the next micro-batch begins. A hold that is further on was moved
+by somebody else; so was one that is not where this process left it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from persist.blob.errors import ReadOnlyStore, StoreMisconfigured
+from persist.codecs.types.schema import TIME_MAX
+from persist.core.antichain import Antichain
+from persist.core.errors import HoldMoved, HoldNotFound, InvalidUsage, PersistError
+from persist.core.state.contents import CollectionState
+from persist.engine.collection.descriptions import take_hold
+from persist.engine.hold import Hold
+from persist.engine.location.collection_handle import CollectionHandle
+
+VERSION = 1
+COMPLETE = "complete"
+NO_HOLD = "none"
+ANEW = "begin with a new checkpointLocation"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a query is.
+
+    Attributes:
+        as_of, lower: how it began: with the contents as of a time, or with the updates from one on; one of them.
+        upper: what it has read up to, exclusive; None for all there will ever be.
+        hold: the name of its hold, or "none".
+    """
+
+    as_of: int | None
+    lower: int | None
+    upper: int | None
+    hold: str
+
+    @property
+    def began(self) -> int:
+        """The time that since must not pass for the first micro-batch to be read."""
+        return self.as_of if self.as_of is not None else max(0, (self.lower or 0) - 1)
+
+    @property
+    def reached(self) -> int:
+        """The time that since must not pass for what follows to be read: the last one whose contents are known."""
+        return TIME_MAX if self.upper is None else max(0, self.upper - 1)
+
+    @property
+    def frontier(self) -> Antichain:
+        return Antichain() if self.upper is None else Antichain(self.upper)
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """A position in a collection; None for the beginning."""
+
+    location: str
+    collection: str
+    position: Position | None = None
+
+    @classmethod
+    def of(cls, written: Json) -> "Offset":
+        """Read what `to_json` returned.
+
+        Raises:
+            InvalidUsage: it is something else.
+        """
+        match written:
+            case {"version": 1, "location": str(location), "collection": str(collection), **rest}:
+                if not rest:
+                    return cls(location, collection)
+                if (position := _position(rest)) is not None:
+                    return cls(location, collection, position)
+        raise InvalidUsage(
+            f"the checkpoint has the offset {written!r:.200}, which this version does not know. Use the version that "
+            "wrote it, or begin with a new checkpointLocation."
+        )
+
+    def to_json(self) -> Json:
+        """Return the written form."""
+        place: Json = {"version": VERSION, "location": self.location, "collection": self.collection}
+        at = self.position
+        if at is None:
+            return place
+        began = {"as_of": at.as_of} if at.as_of is not None else {"from": at.lower}
+        return {**place, **began, "upper": COMPLETE if at.upper is None else at.upper, "hold": at.hold}
+
+
+def _position(written: Mapping[str, Any]) -> Position | None:
+    match written:
+        case {"as_of": int(as_of), "upper": int(upper), "hold": str(hold)}:
+            return Position(as_of, None, upper, hold)
+        case {"as_of": int(as_of), "upper": "complete", "hold": str(hold)}:
+            return Position(as_of, None, None, hold)
+        case {"from": int(lower), "upper": int(upper), "hold": str(hold)}:
+            return Position(None, lower, upper, hold)
+        case {"from": int(lower), "upper": "complete", "hold": str(hold)}:
+            return Position(None, lower, None, hold)
+    return None
+
+
+_TAKEN = (
+    "The hold belongs to another query, or to an earlier one: give this one another name with the option hold, or "
+    "release that hold with collection.hold(name=…).release() if nobody needs it."
+)
+_MOVED = (
+    "Somebody else moved this hold: another one that has the same hold, or a copy of its checkpoint. Stop one of them; "
+)
+_UNWRITABLE = (
+    'A query holds history by a record in the log. To read what nobody may write, use .option("hold", "none"): then '
+    "its history is kept by nobody."
+)
+
+
+class StreamHold:
+    """The hold of one query on a collection, as one process of it sees it."""
+
+    def __init__(self, handle: CollectionHandle, anew: str = ANEW) -> None:
+        """Take a collection, and how one begins anew where history is lost."""
+        self._handle = handle
+        self._anew = anew
+        self._hold: Hold | None = None
+
+    def take(self, at: Position) -> None:
+        """Make the hold of a query that begins, or find it if this repeats the first micro-batch; idempotent.
+
+        Raises:
+            HoldMoved: it is there, and not where the query began.
+            AsOfCompacted: the history to be held is gone.
+            ReadOnlyStore, StoreMisconfigured: nothing can be written here.
+        """
+        if at.hold == NO_HOLD or self._hold is not None:
+            return
+        try:
+            hold = take_hold(self._handle, at.began, at.hold)
+        except (ReadOnlyStore, StoreMisconfigured) as error:
+            raise _advised(error, _UNWRITABLE) from None
+        if hold.time != at.began:
+            raise _advised(HoldMoved(at.hold, at.began, hold.time), _TAKEN)
+        self._hold = hold
+
+    def check(self, contents: CollectionState, at: Position) -> None:
+        """Check that what follows a position is kept for this query, and for no other.
+
+        Raises:
+            HoldNotFound: somebody removed the hold.
+            HoldMoved: it is beyond the position.
+        """
+        if at.hold == NO_HOLD:
+            return
+        held = contents.holds.get(at.hold)
+        if held is None:
+            known = tuple(name for name, hold in contents.holds.items() if hold.lease is None)
+            raise _advised(HoldNotFound(at.hold, known), _gone(at, contents, self._anew))
+        if held.time > at.reached:
+            raise _advised(HoldMoved(at.hold, at.reached, held.time), self._moved)
+
+    def move(self, at: Position) -> None:
+        """Let go of what is before a position; of everything, if that is the end of all.
+
+        Raises:
+            HoldMoved: the hold is not where this process left it.
+        """
+        if at.hold == NO_HOLD:
+            return
+        if self._hold is None:
+            self._hold = take_hold(self._handle, None, at.hold)
+        try:
+            if at.upper is None:
+                self._hold.release()
+            elif at.reached > self._hold.time:
+                self._hold.advance(at.reached)
+        except HoldMoved as error:
+            raise _advised(error, self._moved) from None
+
+    @property
+    def _moved(self) -> str:
+        return f"{_MOVED}{self._anew} if this one is behind."
+
+
+def check_free(name: str, contents: CollectionState) -> None:
+    """Raise HoldMoved if there is a hold of that name, before a query writes it down as its own."""
+    hold = contents.holds.get(name)
+    if hold is not None:
+        raise _advised(HoldMoved(name, None, hold.time), _TAKEN)
+
+
+def _gone(at: Position, contents: CollectionState, anew: str) -> str:
+    what = f"It kept history for what follows by it, and somebody removed it. Since is {contents.since}, so"
+    if contents.since.has_beyond(at.reached):
+        return f"{what} nothing is lost yet: make it again at time {at.reached}, then restart."
+    return f"{what} changes after {at.reached} are lost: {anew}."
+
+
+def _advised(error: PersistError, advice: str) -> PersistError:
+    error.add_note(advice)
+    return error

@@ -1,0 +1,521 @@
+"""A stream's side of the driver: how far it can go, what its micro-batches are made of, and the hold behind it.
+
+Tasks get an address of the collection, and open its store themselves. A plan is a function of two offsets and the
+collection's history between them, which no compaction changes as long as since stays at or before the first. The
+permanent hold (`persist.compute.tasks.stream_hold`) sees to that. What keeps the blobs that a plan names while tasks
+read them is a claim of this process, by its lease; it is given up when there is nothing to do, because engines (Spark
+does) kill this process without asking it to close.
+
+A micro-batch that may hold only so much ends at a time, and holds all updates before that. How many these are follows
+from the descriptors of parts that hold one time only; of any other the column `_time` is read, once, as far as it is
+needed to find the end.
+"""
+
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from persist.blob.errors import MissingBlob
+from persist.blob.lru import ByteBoundedLru
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.compute.tasks.stream_hold import NO_HOLD, Offset, Position, StreamHold, check_free
+from persist.core.antichain import Antichain
+from persist.core.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, LeaseExpired
+from persist.core.settings import Storage, open_storage
+from persist.core.state.contents import CollectionState, check_changes_readable, check_readable
+from persist.core.state.keyed_rules import form_in
+from persist.engine.collection.keyed_events import keyed_form
+from persist.engine.location.opening import loaded, open_engine, read_engine
+from persist.engine.location.writer import Mode, OpenOptions
+from persist.engine.read.following.changes import Transitions, UpsertEvents
+from persist.engine.read.scanning.plan import changes_scan, snapshot_scan
+from persist.engine.read.scanning.reader import ClaimedRead, PartReader, collected
+from persist.engine.read.scanning.scan import Scan
+
+COUNTS_BYTES_MAX = 32 << 20
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """How much a micro-batch may hold; None for no limit."""
+
+    updates: int | None = None
+    times: int | None = None
+
+
+NO_LIMITS = BatchLimits()
+
+
+@dataclass(frozen=True)
+class TimeCounts:
+    """Ascending times, and how many updates each has."""
+
+    times: Ints
+    counts: Ints
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.times.nbytes + self.counts.nbytes)
+
+    def __add__(self, other: "TimeCounts") -> "TimeCounts":
+        times, where = np.unique(np.concatenate([self.times, other.times]), return_inverse=True)
+        counts = np.zeros(len(times), np.int64)
+        np.add.at(counts, where, np.concatenate([self.counts, other.counts]))
+        return TimeCounts(times, counts)
+
+    def within(self, lower: int, upper: int) -> "TimeCounts":
+        """Return those with `lower <= time < upper`."""
+        a, b = self.times.searchsorted([lower, upper])
+        return TimeCounts(self.times[a:b], self.counts[a:b])
+
+
+_NOTHING = TimeCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+class BatchEnds:
+    """Finds where micro-batches end. Memory: `COUNTS_BYTES_MAX`, and 16 bytes for each time of a few parts."""
+
+    def __init__(self) -> None:
+        self._kept: ByteBoundedLru[str, TimeCounts] = ByteBoundedLru(
+            2 * COUNTS_BYTES_MAX, lambda counts: counts.nbytes, value_bytes_max=COUNTS_BYTES_MAX
+        )
+
+    def end(self, scan: Scan, reader: PartReader, limits: BatchLimits) -> int:
+        """Return the greatest end of what scan may be cut to, so that it is within limits or of one time only.
+
+        Cost: reading the parts of several times each that it takes to know, if they were not read for this before.
+
+        Raises:
+            CorruptBlob: a part is missing or damaged.
+        """
+        if limits.times is None and (limits.updates is None or sum(p.rows for p in scan.parts) <= limits.updates):
+            return scan.time_upper
+        parts = sorted(scan.parts, key=lambda part: part.time_min)
+        # Of times that later parts cannot hold, and of those that they can.
+        updates = times = 0
+        open_counts = _NOTHING
+        for at, part in enumerate(parts):
+            open_counts += self._counts(part, scan, reader)
+            bound = parts[at + 1].time_min if at + 1 < len(parts) else scan.time_upper
+            closed = open_counts.within(0, bound)
+            end = _first_beyond(closed, updates, times, limits)
+            if end is not None:
+                return end
+            updates, times = updates + int(closed.counts.sum()), times + len(closed.times)
+            open_counts = open_counts.within(bound, scan.time_upper)
+        return scan.time_upper
+
+    def _counts(self, part: Part, scan: Scan, reader: PartReader) -> TimeCounts:
+        if part.time_min == part.time_max:
+            counts = TimeCounts(np.array([part.time_min]), np.array([part.rows]))
+        else:
+            kept = self._kept.get(part.rows_id)
+            counts = _counted(part, scan.schema, reader) if kept is None else kept
+            self._kept.put(part.rows_id, counts)
+        return counts.within(scan.time_lower, scan.time_upper)
+
+
+def _counted(part: Part, schema: CollectionSchema, reader: PartReader) -> TimeCounts:
+    total = _NOTHING
+    for _, table in reader.tables([part], schema, ["_time"]):
+        times, counts = np.unique(table["_time"].to_numpy(), return_counts=True)
+        total += TimeCounts(times, counts)
+    return total
+
+
+def _first_beyond(counts: TimeCounts, updates: int, times: int, limits: BatchLimits) -> int | None:
+    """Return the first time that does not fit any more after so many updates of so many times, if there is one."""
+    fits = np.ones(len(counts.times), np.bool_)
+    if limits.updates is not None:
+        fits &= updates + np.cumsum(counts.counts) <= limits.updates
+    if limits.times is not None:
+        fits &= times + np.arange(1, len(counts.times) + 1) <= limits.times
+    if times == 0 and len(fits):
+        fits[0] = True
+    beyond = np.flatnonzero(~fits)
+    return int(counts.times[beyond[0]]) if len(beyond) else None
+
+
+@dataclass(frozen=True)
+class CollectionAddress:
+    """Where a collection is, for tasks: they open the store themselves. The URL is absolute."""
+
+    url: str
+    storage: Mapping[str, Any]
+    collection: str
+
+    @contextmanager
+    def opened(self) -> Iterator[Storage]:
+        """Open the store, for reading what a plan names.
+
+        Raises:
+            LeaseExpired: a blob that was read in the block is gone, and the collection does not need it any more.
+            CorruptBlob: it is gone, and the collection needs it.
+        """
+        storage = open_storage(self.url, self.storage)
+        try:
+            yield storage
+        except MissingBlob as error:
+            if self._is_needed(error.key):
+                raise
+            raise collected(error) from error
+        finally:
+            storage.close()
+
+    def _is_needed(self, key: str) -> bool:
+        """Tell whether the collection, as it is now, refers to a blob."""
+        with read_engine(self.url, self.storage) as engine:
+            try:
+                return loaded(engine, self.collection).needs(key)
+            except CollectionNotFound:
+                return False
+
+
+RowsByKey = Literal["transitions", "upserts"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """What to follow, and from where on: one of as_of and start is set. A time may be "latest", or a timestamp.
+
+    Attributes:
+        as_of: begin with the contents as of this time.
+        start: begin without contents, with the updates at this time and later.
+        columns: those wanted; None for all.
+        rows_by_key: make rows by key of what is read: "transitions"; or "upserts", which are of a keyed collection,
+            tombstones among them. None for records and updates.
+        hold: the name of the permanent hold, "none" for no hold, None to have a name drawn.
+        partitions: into how many slices a micro-batch is cut, at most; None for what fits into memory.
+        timeout_s: how long as_of may stay unsealed; None for no limit.
+        storage: options of the store.
+    """
+
+    location: str
+    collection: str
+    as_of: int | str | None = "latest"
+    start: int | str | None = None
+    columns: tuple[str, ...] | None = None
+    rows_by_key: RowsByKey | None = None
+    hold: str | None = None
+    partitions: int | None = None
+    timeout_s: float | None = None
+    storage: Mapping[str, Any] = field(default_factory=dict)
+
+
+POLL_S = 0.5  # How long to look for something new before the engine is told that there is nothing.
+SLICE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class PlannedSlice:
+    """What one task reads: part of the contents as of a time, or, if that is None, of the updates of an interval.
+
+    Attributes:
+        events: makes rows by key of it, if these are wanted.
+    """
+
+    scan: Scan
+    as_of: int | None
+    events: Transitions | UpsertEvents | None = None
+
+
+class StreamSource:
+    """Follows one collection for one query. One engine is open all the time. For one thread at a time."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        mode: Mode = "read" if options.hold == NO_HOLD else "shared"
+        self._engine = open_engine(options.location, options.storage, OpenOptions(mode))
+        try:
+            self._handle = loaded(self._engine, options.collection)
+            if options.rows_by_key == "upserts":
+                keyed_form(self._handle)
+        except BaseException:
+            self._engine.close()
+            raise
+        self._follower = self._engine.follower
+        self._clock = self._engine.clock
+        self._opened_s = self._clock.monotonic_s()
+        self._drawn = f"spark-{uuid.uuid4().hex[:16]}"
+        self._hold = StreamHold(self._handle)
+        self._reading: ClaimedRead | None = None
+        self._claimed = 0
+        self._last: Antichain | None = None  # With Trigger.AvailableNow, where it ends.
+        self._ends = BatchEnds()
+        self._begun: Position | None = None  # Where this process, and not one before it, let the query begin.
+        self._seen: Offset | None = None
+
+    @property
+    def address(self) -> CollectionAddress:
+        """Where tasks find what a plan names."""
+        return CollectionAddress(self._engine.url, self._options.storage, self._options.collection)
+
+    def beginning(self) -> Offset:
+        """Return the offset of a query that has read nothing."""
+        location = self._follower.state.location
+        assert location is not None, "a location with a collection has an id"
+        return Offset(location, self._handle.id)
+
+    def end_here(self) -> None:
+        """From now on, go no further than what is sealed at this moment; if as_of is to be waited for, after that."""
+        options = self._options
+        if options.timeout_s is not None and options.as_of == "latest":
+            # The latest sealed time is not waited for, but who says how long to wait means the first one.
+            self._follower.wait_for(lambda: self._known if self._known.upper > 0 else None, options.timeout_s)
+            self._handle.sealed(None, 0.0)
+        elif options.timeout_s is not None and options.as_of is not None:
+            self._handle.sealed(options.as_of, options.timeout_s)
+        self._last = self._handle.contents().upper
+
+    def newest(self) -> Offset | None:
+        """Return the offset of all that is known to be sealed, without asking the store; None if nothing was read."""
+        if self._seen is None or self._seen.position is None:
+            return self._seen
+        upper = self._known.upper
+        return replace(self._seen, position=replace(self._seen.position, upper=upper.time))
+
+    def next_offset(self, start: Offset, limits: BatchLimits) -> Offset:
+        """Return where the micro-batch that begins at start ends; start itself if there is nothing to read yet.
+
+        Cost: a GET at least, and up to `POLL_S` of waiting for something to read.
+
+        Raises:
+            HoldNotFound, HoldMoved: the hold is not there, or not behind start.
+            AsOfCompacted, AsOfNotSealed: what the query is to begin with cannot be read.
+            InvalidUsage: start is not of this collection.
+        """
+        self._check_collection(start)
+        before = start.position
+        if before is None:
+            position = self._begun = self._first(limits)
+        elif before.upper is None:
+            position = before
+            self._clock.sleep(self._patience_s)  # The engine asks again at once.
+        else:
+            contents = self._more(before)
+            self._check(self._known, before)
+            position = before if contents is None else self._cut(contents, before, limits)
+        self._seen = replace(start, position=position)
+        if position == before:
+            self._rest()
+        return self._seen
+
+    def plan(self, start: Offset, end: Offset) -> list[PlannedSlice]:
+        """Return what is read between two offsets. Cost: a GET; and a commit before the first micro-batch.
+
+        Raises:
+            HoldNotFound, HoldMoved: the hold is not there, or not behind start.
+            AsOfCompacted: the history from start on is not there any more.
+            InvalidUsage: an offset is not of this collection.
+        """
+        self._check_collection(start)
+        self._check_collection(end)
+        at, before = end.position, start.position
+        if at is None or at == before:
+            return []
+        contents = self._handle.contents()
+        if before is None:
+            self._hold.take(at)
+        else:
+            self._check(contents, before)
+        self._check_reached(contents, at)
+        lower = at.lower if before is None else before.upper
+        pieces = self._pieces(contents, at, lower)
+        if all(part.inline for piece in pieces for part in piece.scan.all_parts):
+            return pieces
+        return self._pieces(self._claim(at.began if before is None else before.reached), at, lower)
+
+    def commit(self, end: Offset) -> None:
+        """Let since pass what will not be read again; at the end of all, give the hold up. Cost: a commit, or nothing.
+
+        Raises:
+            HoldNotFound, HoldMoved: the hold is not there, or not behind end.
+        """
+        at = end.position
+        if at is None:
+            return
+        if at.upper is not None:
+            self._check(self._known, at)
+            self._hold.move(at)
+        elif at.hold in self._known.holds:  # In a query of several sources this is not the last micro-batch.
+            self._hold.move(at)
+
+    def close(self) -> None:
+        """End the lease and free threads and sockets; the permanent hold stays."""
+        self._engine.close()
+
+    @property
+    def _known(self) -> CollectionState:
+        return self._handle.known()
+
+    @property
+    def _patience_s(self) -> float:
+        return POLL_S if self._last is None else 0.0
+
+    def _sealed(self, contents: CollectionState) -> Antichain:
+        """Return how far this may go."""
+        return contents.upper if self._last is None or contents.upper <= self._last else self._last
+
+    def _first(self, limits: BatchLimits) -> Position | None:
+        """Return the end of the first micro-batch, and None as long as what the query begins with is not sealed."""
+        hold = self._options.hold or self._drawn
+        check_free(hold, self._handle.contents())
+        if self._options.start is None:
+            as_of = self._as_of()
+            if as_of is None:
+                return None
+            return Position(as_of, None, as_of + 1, hold)
+        lower = self._lower()
+        if lower is None:
+            return Position(None, TIME_MAX, None, hold)
+        at = Position(None, lower, lower, hold)
+        contents = self._more(at)
+        return at if contents is None else self._cut(contents, at, limits)
+
+    def _lower(self) -> int | None:
+        """Return the first time wanted; None if that is none, because what is sealed is all there will ever be."""
+        contents, given = self._known, self._options.start
+        assert given is not None
+        lower = self._sealed(contents).time if given == "latest" else self._handle.as_bound("start", given)
+        if lower is not None:
+            check_changes_readable(contents, lower)
+        return lower
+
+    def _as_of(self) -> int | None:
+        """Return the time of the contents wanted, and None as long as they are not sealed."""
+        given = self._options.as_of
+        assert given is not None
+        as_of = None if given == "latest" else self._handle.as_time("as_of", given)
+
+        def sealed() -> CollectionState | None:
+            contents = self._known
+            if as_of is not None:
+                check_readable(contents, as_of)
+            return None if self._sealed(contents).has_beyond(as_of or 0) else contents
+
+        contents = self._follower.wait_for(sealed, self._patience_s)
+        if contents is not None:
+            time = as_of if as_of is not None else _last_time(contents, self._sealed(contents))
+            check_readable(contents, time)
+            return time
+        timeout_s = self._options.timeout_s
+        if timeout_s is not None and self._clock.monotonic_s() - self._opened_s >= timeout_s:
+            raise AsOfNotSealed(as_of, self._known.upper, timeout_s)
+        return None
+
+    def _more(self, at: Position) -> CollectionState | None:
+        """Wait for a state in which more is sealed than up to a position; None if there is none soon."""
+
+        def sealed() -> CollectionState | None:
+            return self._known if self._sealed(self._known) > at.frontier else None
+
+        return self._follower.wait_for(sealed, self._patience_s)
+
+    def _cut(self, contents: CollectionState, at: Position, limits: BatchLimits) -> Position:
+        """Return the position after at, as far as contents and limits allow."""
+        assert at.upper is not None, "nothing comes after the end of all"
+        upper, contents = self._sealed(contents), self._handle.folded(contents)
+        scan = changes_scan(contents, self._handle.schema, at.upper, _end(upper), ())
+        end = self._ends.end(scan, self._engine.reader(), limits)
+        return replace(at, upper=upper.time if end == scan.time_upper else end)
+
+    def _pieces(self, contents: CollectionState, at: Position, lower: int | None) -> list[PlannedSlice]:
+        """Cut what is read up to a position: contents, or the updates from lower on."""
+        schema, contents = self._handle.schema, self._handle.folded(contents)
+        raw = self._options.rows_by_key == "upserts"
+        wanted = schema.names if self._options.columns is None else schema.distinct("columns", self._options.columns)
+        # With the key, how updates are consolidated does not depend on how they are cut, nor on how they are stored.
+        wanted = (*wanted, *(name for name in schema.key_names if name not in wanted))
+        if lower is None:
+            assert at.as_of is not None
+            scan = snapshot_scan(contents, schema, at.as_of, wanted, raw=raw)
+        else:
+            check_changes_readable(contents, lower)
+            scan = changes_scan(contents, schema, lower, _end(at.frontier), wanted, raw=raw)
+        scan.check_columns()
+        slices = scan.slices(self._options.partitions) if self._options.partitions else scan.slices_within(SLICE_BYTES)
+        events: Transitions | UpsertEvents | None = None
+        if raw:
+            events = UpsertEvents(scan.schema, form_in(contents, scan.schema, resolves=False))
+        elif self._options.rows_by_key == "transitions":
+            events = Transitions.of_columns(scan.schema, self._options.columns)
+        as_of = at.as_of if lower is None else None
+        return [PlannedSlice(piece, as_of, events) for piece in slices if piece.all_parts]
+
+    def _claim(self, time: int) -> CollectionState:
+        """Keep what is read from a time on, for tasks that run from now on; return the contents of a moment after that.
+
+        Tasks of a plan run until the next one begins later: only then may what it names go.
+        """
+        if self._reading is not None:
+            try:
+                self._reading()
+            except LeaseExpired:  # This process stood still for long. What is needed is behind the permanent hold.
+                self._reading = None
+        if self._reading is None:
+            contents, self._reading = self._handle.claim(time)
+            self._claimed = time
+            return contents
+        if time > self._claimed:
+            self._reading.move(time)
+            self._claimed = time
+        return self._known
+
+    def _rest(self) -> None:
+        """Give up the claim: all tasks have ended, and the engine may end this process next."""
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
+            if self._engine.mode != "read":
+                self._engine.writer("reading").leases.settle(self._handle.id)
+
+    def _check(self, contents: CollectionState, at: Position) -> None:
+        """Check that what follows a position is kept for this query, and for no other."""
+        if at == self._begun:
+            self._hold.take(at)  # The engine need not have planned a micro-batch of which nobody wanted anything.
+            contents = self._known
+        self._hold.check(contents, at)
+        self._check_reached(contents, at)
+
+    def _check_reached(self, contents: CollectionState, at: Position) -> None:
+        if at.frontier <= contents.upper or at.upper == at.lower:  # An interval may begin beyond upper.
+            return
+        raise InvalidUsage(
+            f"the checkpoint has read up to {at.frontier}, and the collection {self._handle.name!r} is sealed up "
+            f"to {contents.upper}: it was put back to an earlier state. Begin with a new checkpointLocation."
+        )
+
+    def _check_collection(self, offset: Offset) -> None:
+        here = self.beginning()
+        if (offset.location, offset.collection) != (here.location, here.collection):
+            raise InvalidUsage(
+                f"the checkpoint is of the collection with id {offset.collection} of the location with id "
+                f"{offset.location}, and {self._handle.name!r} at {self._engine.url} is collection "
+                f"{here.collection} of location {here.location}. Give the path and the collection that the query "
+                "began with, or begin with a new checkpointLocation."
+            )
+        asked = self._options.hold
+        if asked is not None and offset.position is not None and offset.position.hold != asked:
+            raise InvalidUsage(
+                f"option hold={asked!r}, and the query began with the hold {offset.position.hold!r}, which is in its "
+                "checkpoint. Leave the option as it was, or begin with a new checkpointLocation."
+            )
+
+
+def _last_time(contents: CollectionState, upper: Antichain) -> int:
+    """Return the last time before upper; of a collection that is complete for ever, the last that says anything."""
+    if upper.time is not None:
+        return upper.time - 1
+    return max([contents.since.time or 0, *(part.time_max for part in contents.parts)])
+
+
+def _end(upper: Antichain) -> int:
+    return TIME_MAX + 1 if upper.time is None else upper.time

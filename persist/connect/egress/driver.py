@@ -1,0 +1,288 @@
+"""The one loop that moves collections into a target: read a step, let the target take it, let the hold follow.
+
+The target knows how far it has come, so the loop asks it first, and again whenever it was lost. All collections of a
+sink go together: what a step has of them is what one point of the log holds. If all are sealed to one time, and were
+sent up to one time, a step may end at an earlier time, which is the same for all; so a backlog is sent in steps of
+bounded size. A time is never cut.
+
+The hold follows behind the target, at most every `KEEP_S`: each time is a commit in the location.
+
+A sink is described by a URL with options, a TOML file, or what such a file would hold.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from persist.api.client import Client, open
+from persist.blob.threads import Backoff
+from persist.connect.egress.feed import Feed
+from persist.connect.egress.sink import Piece, Sink
+from persist.connect.ingest.driver import check_no_options, checked, described
+from persist.core.errors import InvalidUsage, TargetUnavailable
+from persist.core.progress import task
+from persist.core.settings import Location
+from persist.core.state.contents import CollectionState
+from persist.engine.collection.failures import failures_told, tell_failure, tell_success
+from persist.engine.location.collection_handle import CollectionHandle
+
+logger = logging.getLogger(__name__)
+KEEP_S = 5.0
+WAIT_S = 1.0
+RETRY_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Egressed:
+    """What was sent: rows, transactions that had rows, and up to which time the target has each collection.
+
+    Attributes:
+        dropped: collections whose holds were given up, if that was asked for.
+    """
+
+    sink: str
+    rows: int
+    commits: int
+    uppers: Mapping[str, int | None]
+    dropped: tuple[str, ...] = ()
+
+
+def egress(
+    location: Location | Client,
+    sink: "str | os.PathLike[str] | Mapping[str, Any] | Sink",
+    *,
+    once: bool = False,
+    drop: bool = False,
+    stop: threading.Event | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Egressed:
+    """Send what collections hold to a target, exactly once, and go on with what changes; see `docs/use/egress.md`.
+
+    Args:
+        location: as of `persist.open`, or a client.
+        sink: the URL of a target, the path of a TOML file that describes one, or what such a file would hold.
+        once: return when all that is sealed by now was sent; else this goes on until it is stopped.
+        drop: send nothing; give up the holds, so that history may be compacted, and let the target forget how far it
+            has come. Its rows stay.
+        stop: ends it after the transaction under way, when it is set.
+        storage_options: of the location.
+        options: of the sink, such as `collections=["orders"]`; they go before what the file says.
+
+    Raises:
+        InvalidUsage: the sink or an option is unknown, or the target refuses what it is to get.
+        CollectionNotFound: a collection is not there, or was dropped meanwhile.
+        HoldNotFound, HoldMoved, AsOfCompacted: history that was not sent yet is not kept for this sink any more.
+        SinkMoved: another process feeds the same target.
+        TargetUnavailable: the target does not answer.
+    """
+    with ExitStack() as stack:
+        writing = sink_of(sink, options)
+        stack.callback(writing.close)
+        client = location if isinstance(location, Client) else open(location, storage_options=storage_options)
+        if client is not location:
+            stack.enter_context(client)
+        if not writing.collections or len({*writing.collections}) < len(writing.collections):
+            raise InvalidUsage(f'collections={[*writing.collections]} must name what to send: collections = ["orders"]')
+        feeds = [Feed(client.load(name), writing.hold, writing.rows, writing.name) for name in writing.collections]
+        for feed in feeds:
+            stack.callback(feed.close)
+        if drop:
+            return _dropped(client, writing, feeds)
+        with failures_told([_first_of(feeds)], writing.hold):
+            return _Egress(client, writing, feeds, once, stop or threading.Event()).run()
+
+
+def _dropped(client: Client, sink: Sink, feeds: Sequence[Feed]) -> Egressed:
+    names = tuple(feed.leaving.name for feed in feeds if feed.release())
+    tell_success([_first_of(feeds)], sink.hold)
+    sink.forget(_id_of(client), [feed.leaving for feed in feeds])
+    return Egressed(sink.name, 0, 0, {}, names)
+
+
+def _first_of(feeds: Sequence[Feed]) -> CollectionHandle:
+    """Return the collection that says what is wrong with a sink."""
+    return min(feeds, key=lambda feed: feed.leaving.name).handle
+
+
+def _id_of(client: Client) -> str:
+    location = client.engine.follower.state.location
+    assert location is not None, "its collections are there"
+    return location
+
+
+@dataclass
+class _Egress:
+    """One run of the loop."""
+
+    client: Client
+    sink: Sink
+    feeds: Sequence[Feed]
+    once: bool
+    stop: threading.Event
+    rows: int = 0
+    commits: int = 0
+    _kept_s: float = field(init=False)
+    _tries: Backoff | None = None
+
+    def run(self) -> Egressed:
+        """Send until all is there, or until it is stopped."""
+        engine = self.client.engine
+        engine.count_also("egress", lambda: {"rows": self.rows, "commits": self.commits})
+        self._kept_s = engine.clock.monotonic_s()
+        with task("egress", self.sink.name, streams=True) as done:
+            while True:
+                try:
+                    self._go_on()
+                    for step in self._steps():
+                        self._take(step)
+                        done(sum(piece.count for piece in step))
+                        if self.stop.is_set():
+                            break
+                    break
+                except TargetUnavailable as problem:
+                    self._wait(problem)
+        for feed in self.feeds:
+            feed.keep()
+        uppers = {feed.leaving.name: feed.reached.upper for feed in self.feeds if feed.reached is not None}
+        return Egressed(self.sink.name, self.rows, self.commits, uppers)
+
+    def _go_on(self) -> None:
+        """Ask the target how far it has come."""
+        standing = self.sink.begin(_id_of(self.client), [feed.leaving for feed in self.feeds])
+        for feed in self.feeds:
+            feed.go_on(standing.get(feed.leaving.id))
+
+    def _take(self, step: Sequence[Piece]) -> None:
+        taken = self.sink.take(step)
+        self._succeeded()
+        for feed in self.feeds:
+            for piece in step:
+                if piece.leaving.id == feed.leaving.id:
+                    feed.passed(piece.after, is_taken=piece in taken)
+        rows = sum(piece.count for piece in step)
+        self.rows, self.commits = self.rows + rows, self.commits + bool(rows)
+        now_s = self.client.engine.clock.monotonic_s()
+        if now_s - self._kept_s >= KEEP_S:
+            self._kept_s = now_s
+            for feed in self.feeds:
+                feed.keep()
+
+    def _wait(self, problem: TargetUnavailable) -> None:
+        """Wait a while before the target is asked again; raise what is wrong, if it has been so for long.
+
+        The location is told of it.
+        """
+        tell_failure([_first_of(self.feeds)], problem, self.sink.hold)
+        if self.once:
+            raise problem
+        self._tries = self._tries or Backoff(self.client.engine.clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
+        if self.stop.is_set() or not self._tries.wait():
+            raise problem
+        logger.warning("%s; it is tried again", problem)
+
+    def _succeeded(self) -> None:
+        self._tries = None
+        tell_success([_first_of(self.feeds)], self.sink.hold)
+
+    def _steps(self) -> Iterator[list[Piece]]:
+        """Yield steps; each is taken before the next one is asked for."""
+        promised = [piece for feed in self.feeds if (piece := feed.promised()) is not None]
+        if promised:
+            yield promised
+        while not all(feed.reached is not None for feed in self.feeds):
+            begun = [
+                piece for feed, contents in self._known() if feed.reached is None and (piece := feed.begun(contents))
+            ]
+            if begun:
+                yield begun
+            if not begun and (self.once or not self._look(lambda feed, contents: feed.reached is None)):
+                return
+        for feed in self.feeds:
+            if feed.reached is not None and feed.reached.stage == "copying":
+                for piece in feed.contents():
+                    yield [piece]
+        shown = {
+            feed: feed.shown() for feed in self.feeds if feed.reached is not None and feed.reached.stage == "copied"
+        }
+        if shown and len(self.feeds) > 1:  # They may be of different moments: one point of the log is seen at first.
+            known = [
+                (feed, contents, shown[feed].after if feed in shown else feed.reached)
+                for feed, contents in self._known()
+            ]
+            later = [
+                feed.changes(contents.upper.time, at) for feed, contents, at in known if feed.has_more(contents, at)
+            ]
+            yield [*shown.values(), *later]
+        elif shown:
+            yield [*shown.values()]
+        yield from self._changes()
+
+    def _changes(self) -> Iterator[list[Piece]]:
+        last = {feed.leaving.id: contents.upper for feed, contents in self._known()} if self.once else {}
+        while not self.stop.is_set():
+            known = [(feed, contents) for feed, contents in self._known() if feed.has_more(contents)]
+            if self.once:
+                known = [pair for pair in known if last[pair[0].leaving.id] > pair[0].seen]
+            if known:
+                yield self._step(known)
+            elif self.once or all(feed.is_finished for feed in self.feeds):
+                return
+            else:
+                self._look(Feed.has_more)
+
+    def _step(self, known: Sequence[tuple[Feed, CollectionState]]) -> list[Piece]:
+        """Return what was sealed at one point of the log, or up to a time that is the same for all."""
+        begins = {feed.reached_upper for feed in self.feeds}
+        ends = {contents.upper for _, contents in known}
+        if len(begins) == len(ends) == 1 and len(known) == len(self.feeds):
+            cuts = [feed.end(contents, self.sink.batch_rows) for feed, contents in known]
+            times = [cut for cut in cuts if cut is not None]
+            end = min(times) if times else None
+            return [feed.changes(end) for feed, _ in known]
+        return [feed.changes(contents.upper.time) for feed, contents in known]
+
+    def _known(self) -> list[tuple[Feed, CollectionState]]:
+        """Return all collections at one point of the log. Cost: a GET."""
+        follower = self.client.engine.follower
+        follower.refresh()
+        return self._at_once()
+
+    def _at_once(self) -> list[tuple[Feed, CollectionState]]:
+        wanted = [(feed.handle.id, feed.leaving.name) for feed in self.feeds]
+        _, states = self.client.engine.follower.known_at_once(wanted)
+        return [*zip(self.feeds, states, strict=True)]
+
+    def _look(self, wanted: Any) -> bool:
+        """Wait until a collection has what is wanted, or a second has passed; return whether this is to go on."""
+        self._succeeded()  # The target answered, and has all.
+        if not self.stop.is_set():
+            self.client.engine.follower.wait_for(lambda: any(wanted(*pair) for pair in self._at_once()) or None, WAIT_S)
+        return not self.stop.is_set()
+
+
+def sink_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Sink", options: Mapping[str, Any]) -> "Sink":
+    """Return the sink that is described.
+
+    Raises:
+        InvalidUsage: there is no such file, it is no TOML, or an option is unknown, missing or of another type.
+    """
+    if not isinstance(given, (str, os.PathLike, Mapping)):
+        check_no_options("Sink", options)
+        return given
+    url, config, where = described("sink", given, options, "postgres://writer@db.example/shop")
+    if url.startswith(("postgres://", "postgresql://")):
+        from persist.connect.egress.postgres import PostgresConfig, PostgresSink
+
+        return PostgresSink(checked(PostgresConfig, config, where, "sink"))
+    if url.startswith("kafka://"):
+        from persist.connect.egress.kafka import KafkaSink, KafkaSinkConfig
+
+        return KafkaSink(checked(KafkaSinkConfig, config, where, "sink"))
+    from persist.connect.egress.files import FilesConfig, FilesSink
+
+    return FilesSink(checked(FilesConfig, config, where, "sink"))

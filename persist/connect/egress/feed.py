@@ -1,0 +1,436 @@
+"""One collection on its way out: what is read of it from where on, and the hold that keeps it until it was sent.
+
+Contents are sent in slices of keys, or, if there is no key, in shares by a hash of the rows. Where one ends is written
+down as a key or a hash, and not as a number of rows: rows come in no particular order, and slices are cut elsewhere
+after a compaction.
+
+    share [LOWER, UPPER)   the rows whose hash, an integer below `HASHES`, is inside
+
+A hash is of the row's values alone, by `row_hashes`, in the types of the schema version that is sent. So a share is
+definite, however the collection is stored by then. A position that says up to which hash rows were sent can be gone on
+from after any compaction.
+
+All parts are read once. Their updates are consolidated as far as memory allows, cut by hash, and put into a temporary
+file without a name, where the runs of a share are found by where they begin. Then each share is consolidated alone.
+So the disk needs room for the contents, compressed by LZ4, and a process that goes on reads all parts once more.
+
+Memory: a chunk and a share, about four times each while they are consolidated.
+Rejected: shares in the order of rows. Parts have it, but a position would be a row of any size and any type.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persist.api.collection import Collection
+from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.digest import row_hashes
+from persist.codecs.order.sums import consolidate
+from persist.codecs.part.key_range import KeyRange
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.compute.tasks.stream_hold import StreamHold
+from persist.compute.tasks.stream_source import BatchEnds, BatchLimits
+from persist.connect.egress.sink import SINK, Leaving, Piece, Reached, Rows, Standing
+from persist.core.errors import HoldNotFound, InvalidUsage, LeaseExpired
+from persist.core.state.contents import CollectionState, check_changes_readable, last_sealed
+from persist.engine.collection.descriptions import describe_step, take_hold
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.read.following.changes import Changes, Transitions
+from persist.engine.read.scanning.merging import Form, read_snapshot
+from persist.engine.read.scanning.plan import changes_scan, snapshot_scan
+from persist.engine.read.scanning.reader import ClaimedRead
+from persist.engine.read.scanning.scan import Scan
+
+HASHES = 1 << 32
+CHUNK_BYTES = 16 << 20
+SHARES_MAX = 1 << 10  # Each of them has a run in the file for each chunk.
+
+
+def cuts(lower: int, memory: int, share_bytes: int) -> list[int]:
+    """Return where shares of contents of so much memory begin, from a hash on, and where the last one ends."""
+    left = HASHES - lower
+    count = min(SHARES_MAX, max(1, -(-memory * left // (HASHES * share_bytes))))
+    return [lower + left * share // count for share in range(count + 1)]
+
+
+class Shares:
+    """The shares of contents between some hashes. For one thread.
+
+    Args:
+        scan: the plan of all contents.
+        bounds: where shares begin, and where the last one ends.
+    """
+
+    def __init__(self, scan: Scan, reading: ClaimedRead, bounds: Sequence[int]) -> None:
+        self._scan = scan
+        self._reading = reading
+        self._bounds = np.array(bounds, np.int64)
+        self._file = tempfile.TemporaryFile(prefix="persist-egress-")  # noqa: SIM115  `close` closes it.
+        self._runs: list[list[int]] = [[] for _ in bounds[1:]]  # By share: where they begin in the file.
+        self._is_read = False
+
+    def rows(self, share: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a share, with `_diff`; errors as of `read_snapshot`."""
+        if not self._is_read:
+            with self._reading.explained():
+                self._read()
+        runs = [self._run(start) for start in self._runs[share]]
+        if runs:
+            table = consolidate(pa.concat_tables(runs), self._scan.columns)
+            del runs
+            yield from self._scan.given_out(table).to_batches()
+
+    def close(self) -> None:
+        """Give the file up."""
+        with suppress(OSError):  # Of what a full disk has not taken.
+            self._file.close()
+
+    def _read(self) -> None:
+        reader, wanted = self._reading(), [*self._scan.columns, "_diff"]
+        chunk: list[pa.Table] = []
+        for table in chain(self._scan.base_rows(reader, wanted), self._scan.updates(reader, wanted)):
+            self._reading.checked(reader)
+            chunk.append(table)
+            if sum(rows.nbytes for rows in chunk) >= CHUNK_BYTES:
+                self._put(chunk)
+        if chunk:
+            self._put(chunk)
+        self._is_read = True
+
+    def _put(self, chunk: list[pa.Table]) -> None:
+        """Put the rows of a chunk into the file, share by share; take them from the list."""
+        table = consolidate(pa.concat_tables(chunk), self._scan.columns)
+        chunk.clear()
+        hashes = row_hashes(_as_sent(table, self._scan), self._scan.columns) >> np.uint64(32)
+        shares = np.searchsorted(self._bounds, hashes.astype(np.int64), side="right") - 1
+        # Bring the rows of each share together; those of share s stand from starts[s] up to starts[s + 1].
+        order = np.argsort(shares, kind="stable")
+        table = table.take(int64_array(order))
+        starts = np.searchsorted(shares[order], np.arange(len(self._bounds)))
+        try:
+            for share in np.flatnonzero(np.diff(starts)).tolist():
+                start, end = starts[share : share + 2].tolist()
+                self._runs[share].append(self._file.tell())
+                options = pa.ipc.IpcWriteOptions(compression="lz4")
+                with pa.ipc.new_stream(self._file, table.schema, options=options) as writer:
+                    writer.write_table(table.slice(start, end - start))
+            self._file.flush()
+        except OSError as error:
+            raise InvalidUsage(
+                f"contents without a key are sorted in a temporary file, in {tempfile.gettempdir()!r}: {error}. Make "
+                "room there, or name another folder by TMPDIR"
+            ) from error
+
+    def _run(self, start: int) -> pa.Table:
+        self._file.seek(start)
+        with pa.ipc.open_stream(self._file) as run:
+            return run.read_all()
+
+
+def _as_sent(table: pa.Table, scan: Scan) -> pa.Table:
+    """Return rows in the types that are sent, by whose values they are hashed.
+
+    What does not fit is of no row of the contents: it is consolidated away, so any hash will do that is the same for
+    equal rows.
+    """
+    if scan.narrow is None:
+        return table
+    try:
+        for at, name in enumerate(table.column_names):
+            wanted = scan.narrow.arrow.field(name)
+            if table.schema.types[at] != wanted.type:
+                table = table.set_column(at, wanted, table.column(at).cast(wanted.type, safe=False))
+    except pa.ArrowException:
+        return scan.given_out(table)
+    return table
+
+
+SLICE_BYTES = 32 << 20
+ANEW = "give the sink up by --drop, empty its tables, and begin anew"
+
+
+class Feed:
+    """What flows out of one collection. For one thread at a time.
+
+    Attributes:
+        reached: how far the target has come; None if it has nothing.
+        held: how far the hold knows that.
+        seen: up to which time it is known that nothing more has to be sent.
+    """
+
+    def __init__(self, collection: Collection, hold: str, rows: Rows | None, sink: str) -> None:
+        """Take a collection, the name of its hold, what it is sent as, and what the sink is called."""
+        self._handle = collection.handle
+        self._name = hold
+        self._sink = sink
+        self._hold = StreamHold(self._handle, ANEW)
+        self._reading: ClaimedRead | None = None
+        self._ends = BatchEnds()
+        schema = self._handle.reading_schema()
+        if rows == "keys" and not schema.key_names:
+            raise InvalidUsage(
+                f'the collection {collection.name!r} has no key, so it cannot be sent with rows = "keys"'
+            )
+        self.leaving = Leaving(self._handle.id, collection.name, rows or ("keys" if schema.key_names else "multiset"))
+        self.reached: Reached | None = None
+        self.seen = 0
+        self._promised: Reached | None = None
+        self.held: Reached | None = None
+
+    @property
+    def handle(self) -> CollectionHandle:
+        """The collection."""
+        return self._handle
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether it is sent by key."""
+        return self.leaving.rows == "keys"
+
+    def go_on(self, standing: Standing | None) -> None:
+        """Go on where the target is.
+
+        Raises:
+            HoldNotFound, HoldMoved: the hold is not there, or not behind that.
+            AsOfCompacted: contents that are being copied cannot be read any more.
+            InvalidUsage: the collection was put back to an earlier state.
+        """
+        self._let_go()
+        reached = None if standing is None else standing.reached
+        self.reached = self.held = reached
+        self._promised = None if standing is None else standing.promised
+        self.seen = 0
+        if reached is None:
+            return
+        if reached.upper is None and reached.stage == "following":
+            self.release()  # A process that was killed may have left it.
+            return
+        if reached.stage != "following":  # Who was killed when it had begun has not made the hold.
+            self._hold.take(reached.position(self._name))
+        contents = self._handle.contents()
+        self._hold.check(contents, reached.position(self._name))
+        self._mark(contents)
+        sealed = contents.upper.time
+        if sealed is not None and (reached.upper is None or reached.upper > sealed):
+            raise InvalidUsage(
+                f"the target has got more of {self.leaving.name!r} than is sealed up to {contents.upper}: the "
+                f"collection was put back to an earlier state. So {ANEW}"
+            )
+
+    def begun(self, contents: CollectionState) -> Piece | None:
+        """Return the first piece, which names the contents that are sent first; None if nothing can be read yet.
+
+        The target hears of it before the hold is made. So if there is a hold, the target has lost what it knew.
+
+        Raises:
+            InvalidUsage: there is a hold.
+        """
+        if self._name in contents.holds:
+            raise InvalidUsage(
+                f"the target has no position of {self.leaving.name!r}, and there is a hold {self._name!r} already: the "
+                f"target has lost what it knew, or another sink has that name. Choose another name, or {ANEW}"
+            )
+        schema = self._handle.schema_in(contents, None)
+        as_of: int | None = None
+        if contents.since < contents.upper:
+            as_of = last_sealed(contents)
+        elif contents.upper > 0 or contents.since > 0:
+            return None  # It cannot be read until more is sealed.
+        upper = 0 if as_of is None else None if as_of == TIME_MAX else as_of + 1
+        after = Reached("copying", as_of, upper, None, schema.version)
+        return Piece(self.leaving, None, after, schema)
+
+    def contents(self) -> Iterator[Piece]:
+        """Yield the pieces of contents that are not there yet; each is to be taken before the next one is asked for.
+
+        Memory: a slice of about `SLICE_BYTES`.
+        """
+        at = self.reached
+        assert at is not None
+        assert at.stage == "copying"
+        if at.as_of is None:
+            schema = self._handle.reading_schema(at.schema)
+            yield Piece(self.leaving, at, replace(at, stage="copied"), schema, schema)
+            return
+        scan, schema, reading = self._contents_scan(at, None)
+        for below, rows in self._cut(scan, reading, at):
+            before = self.reached
+            assert before is not None
+            after = replace(before, stage="copied") if below is None else replace(before, below=below)
+            yield Piece(self.leaving, before, after, schema, schema, rows)
+
+    def promised(self) -> Piece | None:
+        """Return the step that the target has begun, once; None if there is none."""
+        at, after = self.reached, self._promised
+        if at is None or after is None:
+            return None
+        self._promised = None
+        if at.stage == "following":
+            return replace(self.changes(after.upper, schema=after.schema), after=after)
+        below = after.below if after.stage == "copying" else None  # Else they are the last of the contents.
+        scan, schema, reading = self._contents_scan(at, below)
+        rows = self._rows(scan, reading)
+        if not schema.key_names and (at.below or below):
+            bounds = [at.below[0] if at.below else 0, below[0] if below else HASHES]
+            rows = _closed(Shares(scan, reading, bounds))
+        return Piece(self.leaving, at, after, schema, schema, rows)
+
+    def passed(self, after: Reached, *, is_taken: bool) -> None:
+        """Take note that a piece was taken, or that it has no rows."""
+        if is_taken:
+            if self.reached is None:
+                self._hold.take(after.position(self._name))
+                self._mark(self._handle.contents())
+            self.reached = after
+        else:
+            assert after.upper is not None, "what ends all is taken"
+            self.seen = after.upper
+
+    def _contents_scan(self, at: Reached, below: tuple[Any, ...] | None) -> tuple[Scan, CollectionSchema, ClaimedRead]:
+        """Return the plan of the contents whose keys are not there yet, and are below a key."""
+        assert at.as_of is not None
+        contents, reading = self._claimed(at.as_of, end=at.as_of + 1)
+        schema = self._handle.schema_in(contents, at.schema)
+        bounds = (at.below, below) if schema.key_names else ()
+        keys = KeyRange(*(None if bound is None else [*bound] for bound in bounds))
+        scan = replace(snapshot_scan(contents, schema, at.as_of, None), keys=keys).pruned()
+        scan.check_columns()
+        return scan, schema, reading
+
+    def _cut(
+        self, scan: Scan, reading: ClaimedRead, at: Reached
+    ) -> Iterator[tuple[tuple[Any, ...] | None, Iterator[pa.RecordBatch]]]:
+        """Yield contents in pieces: below what each one is, None for the last one, and its rows."""
+        if scan.schema.key_names or not (at.below or scan.memory > 2 * SLICE_BYTES):
+            for piece in scan.slices_within(SLICE_BYTES) or [scan]:
+                below = piece.keys.upper
+                yield None if below is None else tuple(below), self._rows(piece, reading)
+            return
+        bounds = cuts(at.below[0] if at.below else 0, scan.memory, SLICE_BYTES)
+        with closing(Shares(scan, reading, bounds)) as shares:
+            for share, upper in enumerate(bounds[1:]):
+                yield None if upper == HASHES else (upper,), shares.rows(share)
+
+    def shown(self) -> Piece:
+        """Return the piece that lets readers see the contents that were copied."""
+        at = self.reached
+        assert at is not None
+        schema = self._handle.reading_schema(at.schema)
+        return Piece(self.leaving, at, replace(at, stage="following", below=None), schema, schema)
+
+    def end(self, contents: CollectionState, limit: int) -> int | None:
+        """Return how far a piece may go that has about so many updates; None if that is all there will ever be."""
+        lower, upper = self._next(contents)
+        contents = self._handle.folded(contents, end=upper)
+        scan = changes_scan(contents, self._handle.schema_in(contents, None), lower, upper, ())
+        end = self._ends.end(scan, self._handle.engine.reader(), BatchLimits(updates=limit))
+        return contents.upper.time if end == upper else end
+
+    def changes(self, end: int | None, at: Reached | None = None, *, schema: int | None = None) -> Piece:
+        """Return the changes from where the target is up to a time; None for all that will ever be.
+
+        Args:
+            at: where it will be by then, if that is somewhere else than now.
+            schema: the version of the columns; the newest if it is left out.
+        """
+        at = at or self.reached
+        assert at is not None
+        assert at.upper is not None
+        lower, upper = at.upper, TIME_MAX + 1 if end is None else end
+        contents, reading = self._claimed(max(0, lower - 1), end=upper)
+        check_changes_readable(contents, lower)
+        newest = self._handle.schema_in(contents, schema)
+        earlier = self._handle.schema_in(contents, at.schema)
+        scan = changes_scan(contents, newest, lower, upper, None)
+        scan.check_columns()
+        pairs = Transitions.of_columns(newest, None) if self.is_keyed else None
+        after = replace(at, upper=end, schema=newest.version)
+        return Piece(self.leaving, at, after, newest, earlier, Changes(scan, reading, None, pairs).to_batches())
+
+    @property
+    def reached_upper(self) -> int | None:
+        """Up to which time the target has it; None if that is all, or nothing."""
+        return None if self.reached is None else self.reached.upper
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the target has all that there will ever be."""
+        return self.reached is not None and self.reached.upper is None
+
+    def has_more(self, contents: CollectionState, at: Reached | None = None) -> bool:
+        """Return whether more is sealed than the target has, or will have once it is somewhere else."""
+        at = at or self.reached
+        return at is not None and at.upper is not None and contents.upper > max(at.upper, self.seen)
+
+    def keep(self) -> None:
+        """Let since follow what the target has. Cost: a commit, or nothing."""
+        at = self.reached
+        if at is None or at == self.held or at.stage != "following":
+            return
+        self._hold.move(at.position(self._name))
+        self.held = at
+        if at.upper is not None and self._reading is not None:
+            self._reading.move(max(0, at.upper - 1))
+
+    def release(self) -> bool:
+        """Give the hold up; return whether there was one."""
+        self._let_go()
+        with suppress(HoldNotFound):
+            take_hold(self._handle, None, self._name).release()
+            self._say(None)
+            return True
+        return False
+
+    def close(self) -> None:
+        """Let go of what is read."""
+        self._let_go()
+
+    def _mark(self, contents: CollectionState) -> None:
+        """Let the collection say whose hold that is, if it does not: `persist status` names the sink."""
+        if self._name in contents.holds and contents.about.properties.get(SINK + self._name) != self._sink:
+            self._say(self._sink)
+
+    def _say(self, sink: str | None) -> None:
+        step = describe_step(self._handle, None, {SINK + self._name: sink}, None, None)
+        self._handle.submit("egress", [step]).result()
+
+    def _next(self, contents: CollectionState) -> tuple[int, int]:
+        at = self.reached
+        assert at is not None
+        assert at.upper is not None
+        return at.upper, TIME_MAX + 1 if contents.upper.time is None else contents.upper.time
+
+    def _rows(self, scan: Scan, reading: ClaimedRead) -> Iterator[pa.RecordBatch]:
+        form: Form = "rows" if self.is_keyed else "diff"
+        with reading.explained():
+            for table in read_snapshot(scan, form, reading()):
+                yield from table.to_batches()
+
+    def _claimed(self, time: int, *, end: int) -> tuple[CollectionState, ClaimedRead]:
+        """Keep what is read from a time on; return the state of a moment after that."""
+        if self._reading is not None:
+            try:
+                self._reading()
+            except LeaseExpired:  # This process stood still for long. What is needed is behind the permanent hold.
+                self._let_go()
+            else:
+                return self._handle.folded(self._handle.known(), end=end), self._reading
+        contents, self._reading = self._handle.claim(time, end=end)
+        return contents, self._reading
+
+    def _let_go(self) -> None:
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
+
+
+def _closed(shares: Shares) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the first share, and close the file."""
+    with closing(shares):
+        yield from shares.rows(0)

@@ -1,0 +1,465 @@
+"""Files as a sink: each step of a collection is a file or several, which nobody writes twice.
+
+    COLLECTION/contents-TIME-N.parquet         contents as of a time; N counts the files of a collection
+    COLLECTION/LOWER-UPPER.parquet             the changes with LOWER <= time < UPPER
+    COLLECTION/LOWER-UPPER-ROW.parquet         those of them from a row on, if they do not fit one file
+    _persist/NAME/ID/N.json                    file N: where its step begins and ends, and which rows of it are there
+
+A file is first promised, by its object N.json, which is made only if there is none: so of two processes, one decides
+where file N ends. Then the file is made, also only if there is none. Whoever finds a promise without its file makes
+the file: what lies between two times is definite, and in a definite order, so it is the same, whoever reads it. Whoever
+finds that the rows of a step go on goes on with the next one. Steps without rows are not promised, unless they end
+something; the next one begins where the last promise ended.
+
+Files are Parquet, Arrow IPC, CSV or JSON lines. Memory: a file, compressed if it is Parquet, and a copy of it. Contents
+come in no definite order, so a step of them is one file, which the feed keeps small. Changes are cut where a file has
+`file_bytes`.
+"""
+
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, Literal, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.blob.protocol import Blob
+from persist.codecs.order.arrays import int64_array
+from persist.codecs.types.objects import find_unwritable, to_dicts
+from persist.connect.egress.sink import Leaving, Piece, Reached, Rows, Standing, sink_name
+from persist.core.errors import Indeterminate, InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
+from persist.core.rendering import without_secrets
+from persist.core.settings import open_storage
+
+Nan = Literal["refuse", "null"]  # What becomes of NaN and infinities in JSON.
+
+
+SUFFIXES = {"parquet": "parquet", "csv": "csv", "json": "jsonl"}
+ROWS_MAX = 2**63  # More than any step has.
+CHUNK_BYTES = 8 << 20  # Decoded: so much is encoded at a time, which is a row group of Parquet.
+
+
+class FilesConfig(msgspec.Struct, kw_only=True):
+    """The options of a folder or a prefix as a target.
+
+    Attributes:
+        sink: a folder or the URL of a prefix, as a location may have it: s3://bucket/changes.
+        collections: that are sent, each to a folder of its own.
+        format: of the files: parquet, csv or json (lines).
+        rows: "keys" for the new row of each key and what became of it, "multiset" for updates with `_diff`; else what a
+            collection has.
+        name: of the hold and of the positions; else it is made of the URL. Two sinks of a location need two names.
+        batch_rows: how many updates become one step, at most, if they are of several times.
+        file_bytes: how large a file of changes is, about: a step that has more becomes several files.
+        nan: what becomes of NaN and infinities in JSON.
+        storage_options: for the store of the files.
+    """
+
+    sink: str
+    collections: list[str]
+    format: Literal["parquet", "csv", "json"] = "parquet"
+    rows: Rows | None = None
+    name: str | None = None
+    batch_rows: int = 1_000_000
+    file_bytes: int = 64 << 20
+    nan: Nan = "refuse"
+    storage_options: dict[str, Any] = {}
+
+
+class _Step(msgspec.Struct, omit_defaults=True):
+    """A promise, as it is written: the positions of the step, and the key of the file, if it has one.
+
+    Attributes:
+        rows: which rows of the step the file has, `[first, end)`; None for all of them.
+        goes_on: whether the step has more rows, which the next promise is for.
+    """
+
+    before: str | None
+    after: str
+    file: str | None
+    rows: tuple[int, int] | None = None
+    goes_on: bool = False
+
+
+class FilesSink:
+    """A sink of files."""
+
+    def __init__(self, config: FilesConfig) -> None:
+        self.config = config
+        self.name = without_secrets(config.sink)
+        where = self.name if "://" in config.sink else os.path.abspath(config.sink)
+        self.hold = config.name or sink_name("files", where)
+        self.collections = config.collections
+        self.rows = config.rows
+        self.batch_rows = config.batch_rows
+        for option in ("batch_rows", "file_bytes"):
+            if (value := getattr(config, option)) < 1:
+                raise InvalidUsage(f"{option}={value} must be at least 1")
+        self._storage = open_storage(config.sink, config.storage_options)
+        self._next: dict[str, int] = {}  # By collection: the number of the file that begins where it is.
+        self._open: dict[str, tuple[_Step, bool]] = {}  # The last promise of a step that is not whole; is its file?
+
+    @property
+    def _blob(self) -> Blob:
+        return self._storage.retried
+
+    def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
+        """Return where the last step of each collection ends, and what it lacks. Cost: log N requests for N steps."""
+        standings = {}
+        self._open.clear()
+        with self._answering():
+            for collection in leaving:
+                last = self._last(collection)
+                self._next[collection.id] = last + 1
+                step = None if last < 0 else self._step(collection, last)
+                if step is None:
+                    continue
+                after = Reached.of(step.after, self.name)
+                is_made = step.file is None or self._is_there(step.file)
+                if is_made and not step.goes_on:
+                    standings[collection.id] = Standing(after)
+                    continue
+                self._next[collection.id] = last + is_made
+                self._open[collection.id] = step, is_made
+                assert step.before is not None, "what begins has no file"
+                standings[collection.id] = Standing(Reached.of(step.before, self.name), after)
+        return standings
+
+    def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
+        """Promise and make the files of each piece that has rows."""
+        with self._answering():
+            return [piece for piece in step if self._taken(piece)]
+
+    def forget(self, location: str, leaving: Sequence[Leaving]) -> None:
+        """Delete the promises; the files stay."""
+        with self._answering():
+            for collection in leaving:
+                for entry in [*self._blob.list(self._promises(collection))]:
+                    self._blob.delete(entry.key)
+
+    def close(self) -> None:
+        """Close the store."""
+        self._storage.close()
+
+    def _taken(self, piece: Piece) -> bool:
+        rows = _Rows(piece, min(CHUNK_BYTES, self.config.file_bytes))
+        if piece.before is None:
+            self._check_empty(piece.leaving)
+        if piece.leaving.id in self._open:
+            self._go_on(piece, rows)
+        elif rows.is_at_end():
+            if piece.is_turn:
+                self._promise(piece, None)
+            return piece.is_turn
+        while not rows.is_at_end():
+            first = rows.at
+            made = self._made(rows, None, piece.leaving.name)
+            goes_on = not rows.is_at_end()
+            share = (first, rows.at) if first or goes_on else None
+            key = self._key(piece, share)
+            self._promise(piece, key, share, goes_on=goes_on)
+            self._create(piece, key, made)
+        return True
+
+    def _go_on(self, piece: Piece, rows: "_Rows") -> None:
+        """Make the file that was promised, if it is not there, and pass over the rows that are."""
+        step, is_made = self._open.pop(piece.leaving.id)
+        first, end = step.rows or (0, None)
+        rows.skip(first if end is None or not is_made else end)
+        piece.count -= rows.at
+        made = b"" if is_made else self._made(rows, ROWS_MAX if end is None else end, piece.leaving.name)
+        if rows.at != end if end is not None else not made:
+            raise self._no_such_rows(piece, step)
+        if not is_made:
+            assert step.file is not None, "what has no file is made"
+            self._create(piece, step.file, made)
+        if rows.is_at_end() == step.goes_on:
+            raise self._no_such_rows(piece, step)
+
+    def _no_such_rows(self, piece: Piece, step: _Step) -> InvalidUsage:
+        return InvalidUsage(
+            f"{self.name}: what {piece.leaving.name!r} has of this step is not what was promised with {step.file!r}: "
+            "the collection was put back to an earlier state. Give the sink up by --drop, empty its folder, and begin "
+            "anew"
+        )
+
+    def _create(self, piece: Piece, key: str, made: bytes) -> None:
+        self._blob.create(key, made)
+        self._next[piece.leaving.id] += 1
+
+    def _promise(
+        self, piece: Piece, file: str | None, rows: tuple[int, int] | None = None, *, goes_on: bool = False
+    ) -> None:
+        leaving, before = piece.leaving, piece.before
+        written = None if before is None else before.to_json()
+        promise = msgspec.json.encode(_Step(written, piece.after.to_json(), file, rows, goes_on))
+        key = self._promise_key(leaving, self._next[leaving.id])
+        if not self._blob.create(key, promise) and self._blob.get(key) != promise:
+            raise SinkMoved(
+                f"{self.name}: another process sends {leaving.name!r} as {self.hold!r}, and was first. Let one of them "
+                "run; if the other one is to go elsewhere, give it a name of its own"
+            )
+        if file is None:
+            self._next[leaving.id] += 1
+
+    def _made(self, rows: "_Rows", end: int | None, name: str) -> bytes:
+        """Return a file of the rows up to one of them; without that, as many as a file has."""
+        out = io.BytesIO()
+        writer = None
+        bytes_max = self.config.file_bytes if end is None and rows.is_definite else math.inf
+        while out.tell() < bytes_max and (batch := rows.next(ROWS_MAX if end is None else end)) is not None:
+            writer = writer or row_writer(batch.schema, self.config.format, out, nan=self.config.nan)
+            try:
+                writer.write_batch(batch)
+            except InvalidUsage as error:
+                raise InvalidUsage(f"{self.name} cannot take the collection {name!r}: {error}") from None
+        if writer is not None:
+            writer.close()
+        return out.getvalue()
+
+    def _key(self, piece: Piece, rows: tuple[int, int] | None) -> str:
+        before, after = piece.before, piece.after
+        assert before is not None
+        if before.stage == "copying":
+            name = f"contents-{_digits(before.as_of)}-{self._next[piece.leaving.id]:06d}"
+        else:
+            name = f"{_digits(before.upper)}-{_digits(after.upper)}"
+        if rows is not None:
+            name += f"-{rows[0]:012d}"
+        return f"{piece.leaving.name}/{name}.{SUFFIXES[self.config.format]}"
+
+    def _check_empty(self, leaving: Leaving) -> None:
+        entry = next(self._blob.list(f"{leaving.name}/"), None)
+        if entry is not None:
+            raise InvalidUsage(
+                f"{self.name} has {entry.key!r}, which this sink has not made: empty the folder {leaving.name}, or "
+                "send to another place"
+            )
+
+    def _last(self, leaving: Leaving) -> int:
+        """Return the number of the last step, or -1: steps have no gaps, so it is searched for."""
+        low, step = -1, 1  # Step `low` is there.
+        while self._is_there(self._promise_key(leaving, low + step)):
+            low, step = low + step, 2 * step
+        while step > 1:
+            step //= 2
+            if self._is_there(self._promise_key(leaving, low + step)):
+                low += step
+        return low
+
+    def _step(self, leaving: Leaving, number: int) -> _Step:
+        key = self._promise_key(leaving, number)
+        written = self._blob.get(key)
+        try:
+            return msgspec.json.decode(written or b"", type=_Step)
+        except msgspec.MsgspecError as error:
+            raise InvalidUsage(
+                f"{self.name} has {key!r}, which no sink has made: {error}. Give the sink up by --drop, and begin anew"
+            ) from None
+
+    def _is_there(self, key: str) -> bool:
+        return self._blob.get(key, (0, 1)) is not None
+
+    def _promises(self, leaving: Leaving) -> str:
+        return f"_persist/{self.hold}/{leaving.id}/"
+
+    def _promise_key(self, leaving: Leaving, number: int) -> str:
+        return f"{self._promises(leaving)}{number:020d}.json"
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        try:
+            yield
+        except (Unavailable, Indeterminate) as error:
+            raise TargetUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}") from None
+
+
+class _Rows:
+    """The rows of a step as files have them, of which each file takes some.
+
+    Attributes:
+        at: how many were given out or passed over.
+        is_definite: whether they come in the same order, whoever reads them.
+    """
+
+    def __init__(self, piece: Piece, chunk_bytes: int) -> None:
+        """Take a step, and how many bytes of it are given out at a time."""
+        self.at = 0
+        self.is_definite = piece.before is not None and piece.before.stage == "following"
+        self._piece = piece
+        self._batches = iter(piece.read())
+        self._bytes = chunk_bytes
+        self._left: pa.RecordBatch | None = None
+
+    def is_at_end(self) -> bool:
+        """Return whether there are no more."""
+        if self._left is None or not self._left.num_rows:
+            self._left = next(self._batches, None)
+        return self._left is None
+
+    def next(self, end: int) -> pa.RecordBatch | None:
+        """Return some of the rows before one of them; None if there are none."""
+        batch = self._taken(end)
+        return None if batch is None else _rows(batch, self._piece)
+
+    def skip(self, end: int) -> None:
+        """Pass over the rows before one of them."""
+        while self._taken(end) is not None:
+            pass
+
+    def _taken(self, end: int) -> pa.RecordBatch | None:
+        if self.at >= end or self.is_at_end():
+            return None
+        left = self._left
+        assert left is not None
+        fits = max(1, left.num_rows * self._bytes // max(1, left.nbytes))
+        some = left.slice(0, min(fits, end - self.at))
+        self._left = left.slice(some.num_rows)
+        self.at += some.num_rows
+        return some
+
+
+def _digits(time: int | None) -> str:
+    return "end" if time is None else f"{time:020d}"
+
+
+def _rows(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
+    """Return the columns that a file has: those of the collection, `_time`, and `_change` or `_diff`."""
+    assert piece.before is not None
+    sign = "_change" if piece.leaving.rows == "keys" else "_diff"
+    columns = {name: batch.column(name) for name in piece.schema.names}
+    if "_time" in batch.schema.names:
+        columns |= {"_time": batch.column("_time"), sign: batch.column(sign)}
+    else:
+        columns["_time"] = int64_array(np.full(batch.num_rows, piece.before.as_of or 0, np.int64))
+        inserted = pa.repeat(pa.scalar("insert"), batch.num_rows)
+        columns[sign] = inserted if sign == "_change" else batch.column(sign)
+    return pa.RecordBatch.from_arrays([*columns.values()], [*columns])
+
+
+class RowWriter(Protocol):
+    """Writes batches to a file that somebody else closes."""
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of a batch."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left."""
+        ...
+
+
+def row_writer(schema: pa.Schema, format: str, file: BinaryIO, *, nan: Nan = "null") -> RowWriter:
+    """Return a writer of rows in a format: parquet, arrow, csv, or else JSON lines.
+
+    Raises:
+        InvalidUsage: the format cannot hold a column.
+    """
+    if format == "parquet":
+        import pyarrow.parquet as pq
+
+        return pq.ParquetWriter(file, schema, compression="zstd")  # type: ignore[no-any-return]
+    if format == "arrow":
+        return pa.ipc.new_stream(file, schema)  # type: ignore[no-any-return]
+    if format == "csv":
+        return CsvRows(schema, file)
+    return JsonLines(file, nan=nan)
+
+
+class CsvRows:
+    """Writes rows as CSV, with a head; bytes are written as they are, which they can be if they are UTF-8."""
+
+    def __init__(self, schema: pa.Schema, file: BinaryIO, *, with_head: bool = True) -> None:
+        import pyarrow.csv as csv
+
+        try:
+            self._writer = csv.CSVWriter(file, schema, write_options=csv.WriteOptions(include_header=with_head))
+        except pa.ArrowException as error:
+            raise InvalidUsage(
+                f"CSV cannot hold a column of these: {error}. Use the format json, parquet or arrow"
+            ) from error
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of a batch."""
+        if (name := find_unwritable(batch)) is not None:
+            raise InvalidUsage(
+                f"the column {name!r} has a date too far away to be written as CSV. Use the format json, parquet or "
+                "arrow, or leave the column out"
+            )
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if pa.types.is_binary(column.type) or pa.types.is_fixed_size_binary(column.type):
+                try:
+                    column.cast(pa.string())
+                except pa.ArrowInvalid:
+                    raise InvalidUsage(
+                        f"the column {name!r} has bytes that are not UTF-8, which CSV cannot hold. Use the format json "
+                        "(base64), parquet or arrow, or leave the column out"
+                    ) from None
+        self._writer.write_batch(batch)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+class JsonLines:
+    """Writes each row as one JSON object on a line of its own; on a terminal nothing but ASCII."""
+
+    def __init__(self, file: BinaryIO, *, nan: Nan = "null") -> None:
+        self._file = file
+        self._nan: Nan = nan
+        self._is_ascii = file.isatty()
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of a batch."""
+        lines: Iterable[bytes] = json_lines(batch, nan=self._nan)
+        if self._is_ascii:
+            lines = (json.dumps(json.loads(line)).encode() for line in lines)
+        self._file.writelines(line + b"\n" for line in lines)
+
+    def close(self) -> None:
+        """Leave the file to whoever opened it."""
+        self._file.flush()
+
+
+def json_lines(batch: pa.RecordBatch | pa.Table, *, nan: Nan = "null") -> list[bytes]:
+    """Return each row as a JSON object; what JSON has no form for is text, and NaN and infinities are as `nan` says.
+
+    Raises:
+        InvalidUsage: there is one, and that is refused.
+    """
+    import msgspec
+
+    if nan == "refuse":
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            _check_finite(column, name)
+
+    encode: Any = msgspec.json.Encoder(enc_hook=str).encode
+    return [*map(encode, to_dicts(batch))]
+
+
+def _check_finite(column: pa.Array | pa.ChunkedArray, name: str) -> None:
+    kind = column.type
+    if pa.types.is_floating(kind):
+        if pc.any(pc.invert(pc.is_finite(column)), min_count=0).as_py():
+            raise InvalidUsage(
+                f'the column {name!r} has NaN or an infinity, and JSON has none. Say nan = "null" to send null for '
+                "them, which nobody can tell from NULL then, or use the format parquet"
+            )
+    elif pa.types.is_nested(kind) and not pa.types.is_dictionary(kind):
+        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+            for part in chunk.flatten() if pa.types.is_struct(kind) else [_values(chunk)]:
+                _check_finite(part, name)
+
+
+def _values(column: pa.Array) -> pa.Array:
+    """Return the elements of lists, or the values of maps; those that a NULL hides are not among them."""
+    if pa.types.is_map(column.type):
+        return column.drop_null().items
+    return column.flatten()

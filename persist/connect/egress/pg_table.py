@@ -1,0 +1,427 @@
+"""One collection as a table of Postgres, and the statements that bring it from where it is to where it will be.
+
+There are two forms. By key, the table has a row for each key, and the key is its primary key. As a multiset, the table
+has a row for each distinct row, with two more columns: `_row`, the SHA-256 of its text, which is the primary key, and
+`_count`, how often the collection has it. So negative multiplicities have a place, too, and an index finds each row.
+
+Contents are first copied into a table beside it, which becomes the table when all are there, so nobody sees a part of
+them. If the table is there already, it gets what was copied. Changes are copied into a temporary table, and applied
+from there: what comes last counts of each key.
+
+By key, each change must find what the change says: an insert finds no row, an update or a deletion finds one. So it is
+noticed when a key has several rows, or when somebody else has inserted or deleted some.
+
+Types of Arrow become those of Postgres, as the table in `docs/use/egress.md` says. Zeros have no sign, as in
+collections, where both are equal.
+"""
+
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from persist.codecs.types.objects import to_objects
+from persist.codecs.types.schema import CollectionSchema
+from persist.connect.egress.sink import Leaving
+from persist.core.errors import InvalidUsage
+
+ROW, COUNT = "_row", "_count"
+CHANGED = "_change"
+
+
+class PgTable:
+    """A table of a sink, by the columns that a version of the collection's schema has."""
+
+    def __init__(self, leaving: Leaving, schema: CollectionSchema, place: tuple[str, str], copy: str) -> None:
+        """Take a collection, its columns, the schema and name of its table, and the name of that of a copy."""
+        from psycopg2 import sql
+
+        self._sql = sql
+        self.leaving = leaving
+        self.schema = schema
+        self.place = place
+        self.columns = [*schema.names]
+        self.key = [*schema.key_names] if leaving.rows == "keys" else [ROW]
+        self._types = {name: type_of(schema.arrow.field(name).type, f"{leaving.name}.{name}") for name in self.columns}
+        self.table = sql.Identifier(*place)
+        self.copy = sql.Identifier(place[0], copy)
+        self._stage = sql.Identifier(f"stage_{copy[-16:]}_{schema.version}")
+        if clash := {*self.columns} & ({ROW, COUNT} if leaving.rows == "multiset" else {CHANGED, "_time"}):
+            raise InvalidUsage(f"{leaving.name!r} has a column {min(clash)!r}, which means something else in its table")
+
+    @property
+    def shown(self) -> str:
+        """The table's name, for people."""
+        return ".".join(self.place)
+
+    def _run(self, cursor: Any, text: str, values: Sequence[Any] = (), **parts: Any) -> None:
+        sql = self._sql
+        parts |= {"table": self.table, "copy": self.copy, "stage": self._stage, "row": self._digest()}
+        parts |= {"columns": self._names(self.columns), "key": self._names(self.key)}
+        cursor.execute(sql.SQL(text).format(**parts), values or None)
+
+    def _names(self, names: Sequence[str], before: str = "", between: str = ", ") -> Any:
+        sql = self._sql
+        return sql.SQL(between).join(sql.SQL(before) + sql.Identifier(name) for name in names)
+
+    def _digest(self) -> Any:
+        sql = self._sql
+        return sql.SQL("sha256(convert_to(ROW({})::text, 'UTF8'))").format(self._names(self.columns))
+
+    def _same_key(self, one: str, other: str) -> Any:
+        sql = self._sql
+        pairs = [
+            sql.SQL(one) + sql.Identifier(name) + sql.SQL(" = " + other) + sql.Identifier(name) for name in self.key
+        ]
+        return sql.SQL(" AND ").join(pairs)
+
+    def begin(self, cursor: Any) -> None:
+        """Make the table of the copy. A table that is there must fit, and be empty."""
+        if self._is_there(cursor):
+            self._check_columns(cursor)
+            self._check_empty(cursor)
+        sql = self._sql
+        self._run(cursor, "DROP TABLE IF EXISTS {copy}")
+        if self._is_there(cursor):
+            self._run(cursor, "CREATE TABLE {copy} (LIKE {table} INCLUDING DEFAULTS)")
+            return
+        made = [sql.Identifier(name) + sql.SQL(" " + self._types[name]) for name in self.columns]
+        if self.leaving.rows == "multiset":
+            made += [sql.SQL(f"{ROW} bytea, {COUNT} bigint NOT NULL")]
+        self._run(cursor, "CREATE TABLE {copy} ({made})", made=sql.SQL(", ").join(made))
+
+    def add(self, cursor: Any, batches: Iterable[pa.RecordBatch]) -> None:
+        """Add contents to the copy."""
+        if self.leaving.rows == "keys":
+            for batch in batches:
+                self._copy(cursor, self.copy, self.columns, batch.select(self.columns))
+            return
+        self._stage_updates(cursor, self.copy, batches)
+        self._run(
+            cursor,
+            "INSERT INTO {copy} ({columns}, _row, _count) SELECT {columns}, {row}, _diff FROM {stage}",
+        )
+
+    def show(self, cursor: Any) -> None:
+        """Make the copy the table, or give the table that is there what the copy has."""
+        if not self._is_there(cursor):
+            self._run(cursor, "ALTER TABLE {copy} ADD PRIMARY KEY ({key})")
+            self._run(cursor, "ALTER TABLE {copy} RENAME TO {name}", name=self._sql.Identifier(self.place[1]))
+            return
+        self._run(cursor, "LOCK TABLE {table} IN EXCLUSIVE MODE")
+        self._check_columns(cursor)
+        self._check_empty(cursor)
+        more = self._names([ROW, COUNT], ", ", "") if self.leaving.rows == "multiset" else self._sql.SQL("")
+        self._run(
+            cursor,
+            "INSERT INTO {table} ({columns}{more}) SELECT {columns}{more} FROM {copy}; DROP TABLE {copy}",
+            more=more,
+        )
+
+    def evolve(self, cursor: Any, before: "PgTable") -> None:
+        """Give the table the columns that the collection has by now."""
+        sql, was, now = self._sql, before.schema, self.schema
+        old, new = dict(zip(was.ids, was.names, strict=True)), dict(zip(now.ids, now.names, strict=True))
+        renamed = {id_: f"_renamed_{id_}" for id_ in old if id_ in new and old[id_] != new[id_]}
+        for id_, name in old.items():  # First out of each other's way: two columns may have changed their names.
+            if id_ not in new:
+                self._run(cursor, "ALTER TABLE {table} DROP COLUMN {name}", name=sql.Identifier(name))
+            elif id_ in renamed:
+                self._rename(cursor, name, renamed[id_])
+        for id_, name in new.items():
+            kind = sql.SQL(self._types[name])
+            if id_ not in old:
+                self._run(cursor, "ALTER TABLE {table} ADD COLUMN {name} {kind}", name=sql.Identifier(name), kind=kind)
+            elif id_ in renamed:
+                self._rename(cursor, renamed[id_], name)
+            if id_ in old and before._types[old[id_]] != self._types[name]:
+                text = "ALTER TABLE {table} ALTER COLUMN {name} TYPE {kind}"
+                self._run(cursor, text, name=sql.Identifier(name), kind=kind)
+        if self.leaving.rows == "multiset":
+            self._merge(cursor)
+            self._run(cursor, "UPDATE {table} SET _row = {row}")
+
+    def _merge(self, cursor: Any) -> None:
+        """Make one row of those that are equal without columns that they had."""
+        self._run(
+            cursor,
+            "UPDATE {table} t SET _count = s.total FROM (SELECT _row, _count, sum(_count) OVER (PARTITION BY {row}) "
+            "AS total FROM {table}) s WHERE t._row = s._row AND s.total <> s._count; "
+            "DELETE FROM {table} t USING (SELECT _row, row_number() OVER (PARTITION BY {row} ORDER BY _row) AS n "
+            "FROM {table}) s WHERE t._row = s._row AND (s.n > 1 OR t._count = 0)",
+        )
+
+    def _rename(self, cursor: Any, name: str, to: str) -> None:
+        parts = {"name": self._sql.Identifier(name), "to": self._sql.Identifier(to)}
+        self._run(cursor, "ALTER TABLE {table} RENAME COLUMN {name} TO {to}", **parts)
+
+    def apply(self, cursor: Any, batches: Iterable[pa.RecordBatch]) -> None:
+        """Apply changes: transitions by key, or updates."""
+        if self.leaving.rows == "multiset":
+            self._stage_updates(cursor, self.table, batches)
+            self._run(
+                cursor,
+                "INSERT INTO {table} AS t ({columns}, _row, _count) SELECT DISTINCT ON (_row) {columns}, _row, "
+                "sum(_diff) OVER (PARTITION BY _row) FROM (SELECT *, {row} AS _row FROM {stage}) s "
+                "ON CONFLICT (_row) DO UPDATE SET _count = t._count + EXCLUDED._count; "
+                "DELETE FROM {table} t USING {stage} s WHERE t._row = {staged} AND t._count = 0",
+                staged=self._sql.SQL("sha256(convert_to(ROW({})::text, 'UTF8'))").format(
+                    self._names(self.columns, "s.")
+                ),
+            )
+            return
+        names = [*self.columns, "_time", "_was", "_is"]
+        self._make_stage(cursor, self.table, "_time bigint, _was boolean, _is boolean")
+        is_empty = True
+        for batch in batches:
+            is_empty = False
+            self._copy(cursor, self._stage, names, _signed(batch, self.columns))
+        if is_empty:
+            return
+        self._run(cursor, "ANALYZE {stage}")
+        self._check_found(cursor)
+        last = "(SELECT DISTINCT ON ({key}) * FROM {stage} ORDER BY {key}, _time DESC) s"
+        self._run(
+            cursor,
+            "DELETE FROM {table} t USING " + last + " WHERE NOT s._is AND {same}",
+            same=self._same_key("t.", "s."),
+        )
+        values = [name for name in self.columns if name not in self.key]
+        sets = self._sql.SQL(", ").join(self._sql.SQL("{0} = EXCLUDED.{0}").format(self._names([v])) for v in values)
+        action = self._sql.SQL("UPDATE SET {}").format(sets) if values else self._sql.SQL("NOTHING")
+        self._run(
+            cursor,
+            "INSERT INTO {table} ({columns}) SELECT {columns} FROM " + last + " WHERE s._is "
+            "ON CONFLICT ({key}) DO {action}",
+            action=action,
+        )
+
+    def _check_found(self, cursor: Any) -> None:
+        """Check that each change finds what it says: by the one before of its key, or by the table."""
+        self._run(
+            cursor,
+            "SELECT {named}, s._was FROM (SELECT *, row_number() OVER w AS _n, lag(_is) OVER w AS _before FROM {stage} "
+            "WINDOW w AS (PARTITION BY {key} ORDER BY _time)) s LEFT JOIN (SELECT *, true AS _there FROM {table}) t "
+            "ON {same} WHERE s._was <> CASE WHEN s._n = 1 THEN t._there IS NOT NULL ELSE s._before END LIMIT 1",
+            named=self._names(self.key, "s."),
+            same=self._same_key("t.", "s."),
+        )
+        if row := cursor.fetchone():
+            key = ", ".join(f"{name}={value!r}" for name, value in zip(self.key, row, strict=False))
+            state = "no row with" if row[-1] else "a row already with"
+            raise InvalidUsage(
+                f"the table {self.shown} has {state} {key}, so what {self.leaving.name!r} says of it cannot be "
+                'applied: the key has several rows there, which rows = "multiset" can send; or somebody has changed '
+                "the table. Nothing of this step was sent"
+            )
+
+    def _stage_updates(self, cursor: Any, like: Any, batches: Iterable[pa.RecordBatch]) -> None:
+        self._make_stage(cursor, like, "_diff bigint")
+        names = [*self.columns, "_diff"]
+        for batch in batches:
+            self._copy(cursor, self._stage, names, batch.select(names))
+
+    def _make_stage(self, cursor: Any, like: Any, more: str) -> None:
+        """Make the temporary table that changes are copied into, with the types of the table; once per connection."""
+        self._run(
+            cursor,
+            "CREATE TEMP TABLE IF NOT EXISTS {stage} ON COMMIT DELETE ROWS AS SELECT {columns} FROM {like} LIMIT 0",
+            like=like,
+        )
+        for column in more.split(", "):
+            self._run(cursor, f"ALTER TABLE {{stage}} ADD COLUMN IF NOT EXISTS {column}")
+
+    def _copy(self, cursor: Any, into: Any, names: Sequence[str], rows: pa.RecordBatch) -> None:
+        sql = self._sql
+        text = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(into, self._names(names))
+        cursor.copy_expert(text.as_string(cursor.connection), copy_text(rows, self.leaving.name))
+
+    def _is_there(self, cursor: Any) -> bool:
+        cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (self.table.as_string(cursor.connection),))
+        return bool(cursor.fetchone()[0])
+
+    def _check_empty(self, cursor: Any) -> None:
+        self._run(cursor, "SELECT EXISTS (SELECT FROM {table})")
+        if cursor.fetchone()[0]:
+            raise InvalidUsage(
+                f"the table {self.shown} has rows that this sink has not sent: empty it, or give {self.leaving.name!r} "
+                f'another table by tables = {{ "{self.leaving.name}" = "…" }}'
+            )
+
+    def _check_columns(self, cursor: Any) -> None:
+        """Check that a table that is there can hold the collection."""
+        table = self.table.as_string(cursor.connection)
+        cursor.execute(
+            "SELECT attname, format_type(atttypid, atttypmod), attnotnull AND NOT atthasdef AND attidentity = '' "
+            "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+            (table,),
+        )
+        there = {name: (kind, is_needed) for name, kind, is_needed in cursor.fetchall()}
+        wanted = dict(self._types)
+        if self.leaving.rows == "multiset":
+            wanted |= {ROW: "bytea", COUNT: "bigint"}
+        for name, kind in wanted.items():
+            if name not in there:
+                raise InvalidUsage(
+                    f"the table {self.shown} has no column {name!r}: ALTER TABLE {table} ADD COLUMN "
+                    f'"{name}" {kind}, or let the sink make the table'
+                )
+            if not fits(kind, there[name][0]):
+                raise InvalidUsage(
+                    f"the column {name!r} of the table {self.shown} is {there[name][0]}, which does not hold all "
+                    f"values of {kind}: change its type, or let the sink make the table"
+                )
+        needed = [name for name, (_, is_needed) in there.items() if is_needed and name not in wanted]
+        if needed:
+            raise InvalidUsage(
+                f"the table {self.shown} has a column {needed[0]!r} that {self.leaving.name!r} has not, and it must "
+                "not be NULL: give it a default, or drop it"
+            )
+        cursor.execute(
+            "SELECT array_agg(attname::text ORDER BY attname) FROM pg_index i JOIN pg_attribute a ON a.attrelid = "
+            "i.indrelid AND a.attnum = ANY (i.indkey) WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND "
+            "i.indpred IS NULL AND i.indexprs IS NULL AND i.indnkeyatts = i.indnatts GROUP BY i.indexrelid",
+            (table,),
+        )
+        if [sorted(self.key)] not in [[columns] for (columns,) in cursor.fetchall()]:
+            raise InvalidUsage(
+                f"the table {self.shown} has no unique index on just ({', '.join(self.key)}), by which its rows are "
+                f"found: ALTER TABLE {table} ADD PRIMARY KEY ({', '.join(self.key)})"
+            )
+
+
+def _signed(transitions: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """Return changes by key as their new rows, with whether there was one before, and whether there is one now."""
+    change = transitions.column(CHANGED)
+    was, comes = pc.not_equal(change, "insert"), pc.not_equal(change, "delete")
+    arrays = [transitions.column(name) for name in (*columns, "_time")]
+    return pa.RecordBatch.from_arrays([*arrays, was, comes], [*columns, "_time", "_was", "_is"])
+
+
+_PLAIN = {
+    pa.bool_(): "boolean", pa.int8(): "smallint", pa.int16(): "smallint", pa.uint8(): "smallint",
+    pa.int32(): "integer", pa.uint16(): "integer", pa.int64(): "bigint", pa.uint32(): "bigint",
+    pa.uint64(): "numeric(20,0)", pa.float16(): "real", pa.float32(): "real", pa.float64(): "double precision",
+    pa.date32(): "date", pa.date64(): "date",
+}  # fmt: skip
+# Types that hold all values of another one: a table that is there may have them.
+_WIDER = {
+    "smallint": ("integer", "bigint", "numeric"),
+    "integer": ("bigint", "numeric"),
+    "bigint": ("numeric",),
+    "numeric(20,0)": ("numeric",),
+    "real": ("double precision",),
+    "timestamp without time zone": (),
+}
+_JSON = msgspec.json.Encoder(enc_hook=str)
+
+
+def type_of(kind: pa.DataType, where: str) -> str:
+    """Return the type of Postgres that a column gets, as the server writes it.
+
+    Raises:
+        InvalidUsage: it has none.
+    """
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if pt.is_decimal(kind):
+        digits, scale = max(kind.precision, kind.scale), max(kind.scale, 0)
+        return f"numeric({digits - min(kind.scale, 0)},{scale})"
+    if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
+        return "text"
+    if _is_bytes(kind):
+        return "bytea"
+    if pt.is_time(kind):
+        return "time without time zone"
+    if pt.is_timestamp(kind):
+        return "timestamp without time zone" if kind.tz is None else "timestamp with time zone"
+    if pt.is_duration(kind):
+        return "interval"
+    if pt.is_nested(kind):
+        return "jsonb"
+    raise InvalidUsage(f"the column {where} has the type {kind}, which Postgres has no counterpart for: leave it out")
+
+
+def fits(ours: str, theirs: str) -> bool:
+    """Return whether a column of a table that is there can hold what would be of another type if it was made here.
+
+    Text may be of any type: the server reads it, and says what it is not.
+    """
+    if ours == theirs or ours == "text" or (ours == "jsonb" and theirs in ("json", "text")):
+        return True
+    if ours.startswith("numeric(") and theirs.startswith("numeric("):
+        (digits, scale), (their_digits, their_scale) = _numbers(ours), _numbers(theirs)
+        return their_scale >= scale and their_digits - their_scale >= digits - scale
+    return theirs in _WIDER.get(ours, ()) or (ours.startswith("numeric(") and theirs == "numeric")
+
+
+def copy_text(rows: pa.RecordBatch | pa.Table, table: str) -> io.BytesIO:
+    """Return rows as COPY reads them in format csv: NULL is nothing, and empty text is in quotes.
+
+    Raises:
+        InvalidUsage: a value has more digits than its column.
+    """
+    import pyarrow.csv as pa_csv
+
+    columns = [_texts(rows.column(name), f"{table}.{name}") for name in rows.schema.names]
+    out = io.BytesIO()
+    texts = pa.Table.from_arrays(columns, [*rows.schema.names])
+    pa_csv.write_csv(texts, out, pa_csv.WriteOptions(include_header=False))
+    out.seek(0)
+    return out
+
+
+def _texts(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
+    """Return values of a type that Arrow writes as Postgres reads it, or as texts."""
+    kind = values.type
+    try:
+        if kind == pa.float16():
+            values, kind = values.cast(pa.float32()), pa.float32()
+        if pt.is_floating(kind):
+            return pc.add(values, pa.scalar(0.0, kind))
+        if _is_bytes(kind):
+            return _hex(values)
+        if pt.is_time(kind):
+            return values.cast(pa.time64("us"))
+        if pt.is_timestamp(kind):
+            return values.cast(pa.timestamp("us", None if kind.tz is None else "UTC"))
+        if pt.is_duration(kind):
+            number = values.cast(pa.duration("us")).cast(pa.int64()).cast(pa.string())
+            return pc.binary_join_element_wise(number, pa.scalar("microseconds"), " ")
+        if pt.is_nested(kind):
+            return pa.array([None if v is None else _JSON.encode(v).decode() for v in to_objects(values)], pa.string())
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidUsage(
+            f"a value of the column {where} does not fit {type_of(kind, where)}: {' '.join(str(error).split())}"
+        ) from None
+    return values
+
+
+def _hex(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return bytes as text of hexadecimal digits, which are two for each byte, so that offsets are twice as large."""
+    import numpy as np
+
+    chunk = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    chunk = chunk.cast(pa.large_binary())
+    offsets = np.frombuffer(chunk.buffers()[1], np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
+    data = b"" if chunk.buffers()[2] is None else chunk.buffers()[2].slice(int(offsets[0])).to_pybytes()
+    digits = pa.py_buffer(data[: int(offsets[-1] - offsets[0])].hex().encode())
+    places = pa.py_buffer(np.ascontiguousarray(2 * (offsets - offsets[0])))
+    texts = pa.LargeStringArray.from_buffers(len(chunk), places, digits)
+    marked = pc.binary_join_element_wise(pa.scalar("\\x", pa.large_string()), texts, pa.scalar("", pa.large_string()))
+    return pc.if_else(chunk.is_valid(), marked, pa.scalar(None, pa.large_string()))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(
+        pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind) or pt.is_binary_view(kind)
+    )
+
+
+def _numbers(numeric: str) -> tuple[int, int]:
+    digits, _, scale = numeric.removeprefix("numeric(").rstrip(")").partition(",")
+    return int(digits), int(scale or 0)

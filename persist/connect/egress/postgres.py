@@ -1,0 +1,210 @@
+"""Postgres as a sink: all collections of a step, and how far they have come, in one transaction.
+
+How far they have come is in the table `persist_positions`, beside their tables. Its row for a collection is locked
+while a step is applied, and must say what the step begins with. So if it is not known whether a commit happened, the
+row tells.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import msgspec
+import xxhash
+
+from persist.connect.egress.pg_table import PgTable
+from persist.connect.egress.sink import Leaving, Piece, Reached, Rows, Standing, sink_name
+from persist.connect.ingest.postgres.database import PgAddress, one_line
+from persist.core.errors import InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
+
+POSITIONS = "persist_positions"
+NAME_BYTES_MAX = 63
+
+
+class PostgresConfig(msgspec.Struct, kw_only=True):
+    """The options of a database as a target.
+
+    Attributes:
+        sink: its URL, as libpq takes it. A password is better in a password file, or in PGPASSWORD.
+        collections: that are sent, all of them in the same transactions.
+        tables: the table of a collection, by its name; else it is named like the collection. One with a dot is
+            schema.table.
+        schema: where tables are whose names have no schema, and the table of positions.
+        rows: "keys" for a row for each key, "multiset" for a count for each row; else what a collection has.
+        name: of the hold and of the positions; else it is made of the URL. Two sinks of a location need two names.
+        batch_rows: how many updates become one transaction, at most, if they are of several times.
+    """
+
+    sink: str
+    collections: list[str]
+    tables: dict[str, str] = {}
+    schema: str = "public"
+    rows: Rows | None = None
+    name: str | None = None
+    batch_rows: int = 100_000
+
+
+class PostgresSink:
+    """A sink of tables."""
+
+    def __init__(self, config: PostgresConfig) -> None:
+        self._address = PgAddress(config.sink, "persist egress")
+        self.config = config
+        self.name = self._address.name
+        self.hold = config.name or sink_name("postgres", self.name, config.schema)
+        self.collections = config.collections
+        self.rows = config.rows
+        self.batch_rows = config.batch_rows
+        if config.batch_rows < 1:
+            raise InvalidUsage(f"batch_rows={config.batch_rows} must be at least 1")
+        if unknown := {*config.tables} - {*config.collections}:
+            raise InvalidUsage(f"tables: {min(unknown)!r} is none of the collections {config.collections}")
+        self._connection: Any = None
+        self._location = ""
+
+    def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
+        """Connect, and return what the positions say."""
+        self.close()
+        self._location = location
+        try:
+            self._connection = self._address.connected()
+        except Unavailable as error:
+            raise TargetUnavailable(str(error)) from None
+        with self._transaction("positions") as cursor:
+            cursor.execute("SELECT to_regclass(%s)", (self._positions.as_string(cursor.connection),))
+            if cursor.fetchone()[0] is None:
+                self._run(
+                    cursor,
+                    "CREATE TABLE IF NOT EXISTS {positions} (location text, sink text, collection text, name text, "
+                    "upper bigint, position text NOT NULL, moved_at timestamptz NOT NULL DEFAULT now(), "
+                    "PRIMARY KEY (location, sink, collection))",
+                )
+            self._run(
+                cursor,
+                "SELECT collection, position FROM {positions} WHERE location = %s AND sink = %s",
+                (location, self.hold),
+            )
+            positions = cursor.fetchall()
+        wanted = {collection.id for collection in leaving}
+        return {id_: Standing(Reached.of(position, self.name)) for id_, position in positions if id_ in wanted}
+
+    def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
+        """Apply a step, and move its positions, in one transaction."""
+        with self._transaction(", ".join(piece.leaving.name for piece in step)) as cursor:
+            for piece in step:
+                self._move(cursor, piece)
+            for piece in step:
+                self._apply(cursor, piece)
+        return step
+
+    def forget(self, location: str, leaving: Sequence[Leaving]) -> None:
+        """Delete the positions, and what copies have left."""
+        self.begin(location, ())
+        with self._transaction("positions") as cursor:
+            for collection in leaving:
+                values = (location, self.hold, collection.id)
+                self._run(cursor, "DELETE FROM {positions} WHERE (location, sink, collection) = (%s, %s, %s)", values)
+                copy = self._identifier(self._place(collection)[0], self._copy(collection))
+                self._run(cursor, "DROP TABLE IF EXISTS {copy}", copy=copy)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            with suppress(self._address.library.Error):
+                self._connection.close()
+            self._connection = None
+
+    def _apply(self, cursor: Any, piece: Piece) -> None:
+        table = self._table(piece.leaving, piece.schema)
+        before, after = piece.before, piece.after
+        if before is None:
+            table.begin(cursor)
+        elif before.stage == "copying":
+            table.add(cursor, piece.read())
+        elif after.stage == "following" and before.stage == "copied":
+            table.show(cursor)
+        else:
+            assert piece.earlier is not None, "it has the columns of some version"
+            if before.schema != after.schema:
+                table.evolve(cursor, self._table(piece.leaving, piece.earlier))
+            table.apply(cursor, piece.read())
+
+    def _move(self, cursor: Any, piece: Piece) -> None:
+        """Move the position of a collection, if it is where the piece begins."""
+        key = (self._location, self.hold, piece.leaving.id)
+        after = (piece.leaving.name, piece.after.upper, piece.after.to_json())
+        if piece.before is None:
+            self._run(
+                cursor,
+                "INSERT INTO {positions} (location, sink, collection, name, upper, position) "
+                "VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
+                (*key, *after),
+            )
+        else:
+            self._run(
+                cursor,
+                "UPDATE {positions} SET name = %s, upper = %s, position = %s, moved_at = now() "
+                "WHERE (location, sink, collection) = (%s, %s, %s) AND position = %s",
+                (*after, *key, piece.before.to_json()),
+            )
+        if cursor.rowcount != 1:
+            raise SinkMoved(
+                f"{self.name}: another process sends {piece.leaving.name!r} as {self.hold!r}, and was first. Let "
+                "one of them run; if the other one is to go elsewhere, give it a name of its own"
+            )
+
+    @contextmanager
+    def _transaction(self, what: str) -> Iterator[Any]:
+        """Yield a cursor of a transaction, which is committed if nothing is raised."""
+        library = self._address.library
+        try:
+            with self._connection, self._connection.cursor() as cursor:
+                yield cursor
+        except (library.OperationalError, library.InterfaceError) as error:
+            raise TargetUnavailable(str(self._address.unavailable(error))) from None
+        except library.errors.UniqueViolation as error:
+            raise InvalidUsage(
+                f"{self.name} refuses a row of {what}: {one_line(error)}. A table has one row for each key; "
+                'rows = "multiset" sends collections whose keys have several'
+            ) from None
+        except library.errors.NotNullViolation as error:
+            raise InvalidUsage(
+                f"{self.name} refuses a row of {what}: {one_line(error)}. A key of a table cannot be NULL; "
+                'rows = "multiset" sends collections that have such keys'
+            ) from None
+        except library.Error as error:
+            raise InvalidUsage(f"{self.name} refuses {what}: {one_line(error)}. Nothing of this was sent") from None
+
+    @property
+    def _positions(self) -> Any:
+        return self._identifier(self.config.schema, POSITIONS)
+
+    def _identifier(self, *names: str) -> Any:
+        from psycopg2 import sql
+
+        return sql.Identifier(*names)
+
+    def _run(self, cursor: Any, text: str, values: Sequence[Any] = (), **parts: Any) -> None:
+        from psycopg2 import sql
+
+        cursor.execute(sql.SQL(text).format(positions=self._positions, **parts), values or None)
+
+    def _table(self, leaving: Leaving, schema: Any) -> PgTable:
+        return PgTable(leaving, schema, self._place(leaving), self._copy(leaving))
+
+    def _place(self, leaving: Leaving) -> tuple[str, str]:
+        """Return the schema and the name of a table."""
+        name = self.config.tables.get(leaving.name, leaving.name)
+        schema, dot, table = name.partition(".")
+        place = (schema, table) if dot else (self.config.schema, name)
+        if not all(0 < len(part.encode()) <= NAME_BYTES_MAX for part in place):
+            raise InvalidUsage(
+                f"{name!r} is no name of a table, which has 1 to {NAME_BYTES_MAX} bytes: name one by "
+                f'tables = {{ "{leaving.name}" = "…" }}'
+            )
+        return place
+
+    def _copy(self, leaving: Leaving) -> str:
+        """Return the name of the table that contents are copied into."""
+        where = f"{self._location} {self.hold} {leaving.id}".encode()
+        return f"persist_copy_{xxhash.xxh64(where).hexdigest()}"

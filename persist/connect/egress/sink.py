@@ -1,0 +1,215 @@
+"""What a sink is to the loop that feeds it, and how far one has come.
+
+The target keeps, for each collection, a `Reached`. It goes through three stages:
+
+    copying     the contents as of a time are sent, in pieces by key or hash; `below` says which rows are there
+    copied      all of them are there, and nobody sees them yet
+    following   whoever reads the target sees the contents as of `upper - 1`
+
+A `Piece` leads from one `Reached` to another one. A step is pieces of different collections, which a sink takes as a
+whole or not at all: the rows, and where they lead. It refuses a piece that does not begin where the target is. So of
+two processes that feed one target, one is told.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from persist.codecs.types.schema import CollectionSchema
+from persist.compute.tasks.stream_hold import Position
+from persist.core.errors import InvalidUsage
+
+VERSION = 1
+SINK = "egress."  # A property of collections begins so, and goes on with the name of a hold: which sink it is of.
+COMPLETE = "complete"
+Stage = Literal["copying", "copied", "following"]
+Rows = Literal["keys", "multiset"]
+
+
+class _Written(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+    stage: Stage
+    as_of: int | None
+    upper: int | str
+    below: list[Any] | None
+    schema: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a target has come with one collection.
+
+    Attributes:
+        as_of: the time of the contents that were sent first; None if nothing was sealed then.
+        upper: what was sent, exclusive; None for all there will ever be.
+        below: while contents are copied, all keys below it are there; None for no key. If the collection has no key,
+            it is one number: all rows are there whose hash is below it, see `persist.connect.egress.feed`.
+        schema: the version of the collection's schema that the target has.
+    """
+
+    stage: Stage
+    as_of: int | None
+    upper: int | None
+    below: tuple[Any, ...] | None
+    schema: int
+
+    def position(self, hold: str) -> Position:
+        """Return what the hold of that name has to keep: contents while they are copied, and changes then."""
+        if self.stage == "following":
+            return Position(None, self.upper or 0, self.upper, hold)
+        return Position(self.as_of, 0 if self.as_of is None else None, self.upper, hold)
+
+    def to_json(self) -> str:
+        """Return the written form, which the target keeps."""
+        upper: int | str = COMPLETE if self.upper is None else self.upper
+        below = None if self.below is None else list(self.below)
+        return msgspec.json.encode(_Written(VERSION, self.stage, self.as_of, upper, below, self.schema)).decode()
+
+    @classmethod
+    def of(cls, written: str | bytes, where: str) -> "Reached":
+        """Read what `to_json` returned.
+
+        Raises:
+            InvalidUsage: it is something else.
+        """
+        read, reason = None, ""
+        try:
+            read = msgspec.json.decode(written, type=_Written)
+        except msgspec.MsgspecError as error:
+            reason = str(error)
+        if read is None or read.version != VERSION or not (isinstance(read.upper, int) or read.upper == COMPLETE):
+            raise InvalidUsage(
+                f"{where} has a position that this version does not know: {reason or written!r}. Use the version that "
+                "wrote it, or give the sink up by --drop, and begin anew"
+            )
+        upper = read.upper if isinstance(read.upper, int) else None
+        return cls(read.stage, read.as_of, upper, None if read.below is None else tuple(read.below), read.schema)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """What a sink needs to know of a collection.
+
+    Attributes:
+        id: of the collection, which is unique in the location.
+        rows: "keys" if the target has a row for each key, "multiset" if it has a count for each row.
+    """
+
+    id: str
+    name: str
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a target is with a collection.
+
+    Attributes:
+        promised: where a step leads that the target has begun, and that is to be taken once more.
+    """
+
+    reached: Reached
+    promised: Reached | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """What leads a target from where it is with one collection to where it will be.
+
+    Attributes:
+        before: where it has to be; None if it has nothing yet.
+        schema: the columns of the tables; before it, the target may have those of the version in `before`.
+        earlier: the schema that the target has; None if it has nothing yet.
+        tables: contents, with `_diff` if they are a multiset; or changes in the order of times: transitions with
+            `_change` by key, or updates with `_diff`. They are read once.
+        count: how many rows these had, once they were read.
+    """
+
+    leaving: Leaving
+    before: Reached | None
+    after: Reached
+    schema: CollectionSchema
+    earlier: CollectionSchema | None = None
+    tables: Iterable[pa.RecordBatch] = ()
+    count: int = 0
+
+    @property
+    def is_turn(self) -> bool:
+        """Whether it leads somewhere that has to be written down, though it may have no rows."""
+        before, after = self.before, self.after
+        if before is None or after.upper is None:
+            return True
+        return before.stage != after.stage or before.below != after.below
+
+    def read(self) -> Iterable[pa.RecordBatch]:
+        """Yield the tables that have rows, and count these."""
+        for table in self.tables:
+            if table.num_rows:
+                self.count += table.num_rows
+                yield table
+
+
+class Sink(Protocol):
+    """Where collections flow to."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages and logs: nothing secret is in it."""
+        ...
+
+    @property
+    def hold(self) -> str:
+        """The name of its hold on each of its collections, and of its positions in the target."""
+        ...
+
+    @property
+    def collections(self) -> Sequence[str]:
+        """The names of what flows to it."""
+        ...
+
+    @property
+    def rows(self) -> Rows | None:
+        """What it makes of all collections; None for what each has: keys, or none."""
+        ...
+
+    @property
+    def batch_rows(self) -> int:
+        """How many updates a step has at most, if they are of several times."""
+        ...
+
+    def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
+        """Open the target, anew if it is open; return where it is with collections, by id.
+
+        Raises:
+            TargetUnavailable: it does not answer.
+        """
+        ...
+
+    def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
+        """Take a step as a whole, durably, or not at all; return its pieces, perhaps without some that have no rows.
+
+        What was left out is of the next step.
+
+        Raises:
+            SinkMoved: the target is not where the step begins.
+            TargetUnavailable: it does not answer; perhaps the step was taken, which `begin` tells.
+            InvalidUsage: it refuses the rows.
+        """
+        ...
+
+    def forget(self, location: str, leaving: Sequence[Leaving]) -> None:
+        """Forget how far collections have come. Their rows stay."""
+        ...
+
+    def close(self) -> None:
+        """Free what it has open."""
+        ...
+
+
+def sink_name(kind: str, *where: str) -> str:
+    """Return the name of a sink that was not given one: the same whenever it goes to the same place."""
+    return f"egress-{kind}-{xxhash.xxh64(chr(10).join(where).encode()).hexdigest()[:8]}"

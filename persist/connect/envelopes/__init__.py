@@ -1,0 +1,29 @@
+"""Messages of change data capture, as raw JSON, become events: Debezium's, Maxwell's and Canal's.
+
+Promises: each good message becomes what it says, in order; each bad one is named with its reason; nothing is guessed
+that a message or the caller could say. Pure functions of columns, vectorised through `pyarrow.json`.
+"""
+
+from persist.connect.envelopes.assembly import Events
+from persist.connect.envelopes.binlog import canal, maxwell
+from persist.connect.envelopes.debezium import debezium
+from persist.connect.envelopes.json_numbers import NumberGuess, exact_fields
+from persist.connect.envelopes.json_rows import in_order, parse, reason_of, sifted, suspects
+from persist.connect.envelopes.messages import Unreadable
+from persist.connect.envelopes.plain import plain
+
+__all__ = [
+    "Events",
+    "NumberGuess",
+    "Unreadable",
+    "canal",
+    "debezium",
+    "exact_fields",
+    "in_order",
+    "maxwell",
+    "parse",
+    "plain",
+    "reason_of",
+    "sifted",
+    "suspects",
+]

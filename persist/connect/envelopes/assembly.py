@@ -1,0 +1,301 @@
+"""What a caller wants of messages, checked; and what becomes of them: events, and messages that were rejected.
+
+Changes of rows become events: which key each has, whether it is gone, and what else it says. Whole columns at a time.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import did_you_mean
+from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array
+from persist.codecs.types.python_types import field_types
+from persist.connect.envelopes.connect import Described
+from persist.connect.envelopes.json_rows import Bad
+from persist.connect.envelopes.messages import KEY, VALUE, Messages, values_at
+from persist.core.errors import BadMessage
+
+DELETED, TIME, BEFORE = "_deleted", "_time", "_before"
+OnError: TypeAlias = Literal["raise", "collect"]
+SchemaLike: TypeAlias = Any  # What `create_or_load` takes for a key or a value, except codecs; None for none.
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """What messages amount to; goes to `Collection.upsert` or `Collection.transition` as it is, because it is Arrow.
+
+    Attributes:
+        table: the events in the order of their messages: the key's columns, the value's, `_deleted`; `_time` and
+            `_before` if they were asked for. The value of a deleted row is NULL.
+        rejected: the messages that could not be read: `message`, its number among those given, from 0; `reason`;
+            `key` and `value`, the bytes that were given.
+    """
+
+    table: pa.Table
+    rejected: pa.Table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Give the events, not what was rejected, to whatever takes Arrow."""
+        return self.table.__arrow_c_stream__(requested_schema)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The options that all envelopes share.
+
+    Attributes:
+        key: the columns of the key; () if the messages are to say which these are.
+        types: of the columns, key included; None if the messages are to say these, too.
+        time: where `_time` is in a message, or a column beside the messages; None for no such column.
+        metadata: by their names, further columns of the value: where they are.
+        logical: how a producer encodes some columns, where no message says so.
+        on_error: whether a bad message raises, or is collected.
+    """
+
+    key: tuple[str, ...]
+    types: dict[str, pa.DataType] | None
+    time: str | None
+    metadata: dict[str, str]
+    logical: dict[str, Described]
+    on_error: OnError
+
+    @classmethod
+    def of(
+        cls,
+        key: str | Sequence[str] | None,
+        schema: SchemaLike,
+        time: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        logical: Mapping[str, str] | None = None,
+        on_error: OnError = "raise",
+    ) -> "Wanted":
+        """Check what was asked for.
+
+        Raises:
+            InvalidUsage: an option has no allowed value, or names a column that the schema has not; or that is none.
+        """
+        names = () if key is None else (key,) if isinstance(key, str) else tuple(key)
+        types = None if schema is None else _types(schema)
+        one_of("on_error", on_error, ("raise", "collect"))
+        if types is not None:
+            for name in (*names, *(logical or {})):
+                if name not in types:
+                    hint = did_you_mean(name, list(types))
+                    raise InvalidUsage(f"column {name!r} is not in the schema, which has {list(types)}.{hint}")
+        described = {n: Described.named(kind, types.get(n) if types else None) for n, kind in (logical or {}).items()}
+        return cls(names, types, time, dict(metadata or {}), described, on_error)
+
+    def paths(self, messages: Messages) -> dict[str, str]:
+        """Return what is to be read of each message besides its row: by column, the path. The rest stands beside it."""
+        every = {**self.metadata, **({TIME: self.time} if self.time is not None else {})}
+        return {name: path for name, path in every.items() if path not in messages.others.column_names}
+
+    def path_type(self, name: str, samples: list[dict[str, Any]]) -> pa.DataType:
+        """Return the type of what is at a path of messages, of which some samples are given."""
+        if name == TIME:
+            return pa.int64()
+        if self.types is not None and name in self.types:
+            return self.types[name]
+        values = values_at(samples, *self.metadata[name].split("."))
+        return pa.scalar(values[0]).type if values else pa.null()
+
+    def beside(self, messages: Messages, rows: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
+        """Return the columns that stand beside the messages, for some of these."""
+        every = {**self.metadata, **({TIME: self.time} if self.time is not None else {})}
+        columns = {n: messages.others[path] for n, path in every.items() if path in messages.others.column_names}
+        return {
+            name: one_array(column.take(int64_array(rows))).cast(pa.int64() if name == TIME else column.type)
+            for name, column in columns.items()
+        }
+
+
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column in one piece."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def one_of(option: str, given: str, allowed: Iterable[str]) -> None:
+    """Raise InvalidUsage unless an option has one of the values that it may have."""
+    if given not in allowed:
+        raise InvalidUsage(f"{option}={given!r} is none of {', '.join(map(repr, allowed))}.")
+
+
+def _types(schema: SchemaLike) -> dict[str, pa.DataType]:
+    return {name: kind for name, kind, _ in field_types(schema, "schema") if name not in (TIME, DELETED, "_diff")}
+
+
+def delivered(wanted: Wanted, messages: Messages, table: Callable[[], pa.Table], bad: list[Bad]) -> Events:
+    """Return the events of `table` and the bad messages, or raise for the first of these if that is what is wanted."""
+    bad.sort(key=lambda one: one.row)
+    if bad and wanted.on_error == "raise":
+        raise BadMessage(bad[0].row, bad[0].reason, len(bad))
+    return Events(table(), _rejected(messages, bad))
+
+
+def _rejected(messages: Messages, bad: list[Bad]) -> pa.Table:
+    rows = pa.array([one.row for one in bad], pa.int64())
+    keys: Any = pa.nulls(len(bad), pa.large_binary()) if messages.keys is None else messages.keys.take(rows)
+    reasons = pa.array([one.reason for one in bad], pa.string())
+    return pa.table({"message": rows, "reason": reasons, KEY: keys, VALUE: messages.values.take(rows)})
+
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Problem: TypeAlias = tuple[Mask, Callable[[int], str]]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Changes in the order of their messages.
+
+    Attributes:
+        rows: the number of each one's message, int64[n], ascending.
+        deletes: bool[n]: whether the row is gone.
+        after: struct[n], the row after the change; NULL where there is none.
+        before: struct[n], the row before it as far as the message says; NULL where it does not.
+        keys: struct[n], the key that the message has apart from the rows; NULL where there is none.
+        others: further columns of the events.
+    """
+
+    rows: np.ndarray
+    deletes: Mask
+    after: pa.StructArray
+    before: pa.StructArray
+    keys: pa.StructArray | None = None
+    others: Mapping[str, pa.Array] = field(default_factory=dict)
+
+    def filtered(self, mask: Mask) -> "Changes":
+        """Return those that the mask has."""
+        if mask.all():
+            return self
+
+        def some(array: pa.Array) -> pa.Array:
+            return array.filter(boolean_array(mask))
+
+        keys = None if self.keys is None else some(self.keys)
+        others = {name: some(column) for name, column in self.others.items()}
+        return Changes(self.rows[mask], self.deletes[mask], some(self.after), some(self.before), keys, others)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """Events that are good, and messages that are not."""
+
+    table: pa.Table
+    bad: list[Bad]
+
+
+def assembled(changes: Changes, key: tuple[str, ...], with_before: bool = False) -> Assembled:
+    """Return the events of changes.
+
+    A change of the key, which only rows before it show, is two events: the old key is gone, and the new one is there.
+    Only a message's own key may have NULL in some of its fields: in a row, NULL may stand for what the row does not
+    say.
+    """
+    columns = {name: key_column(changes, name) for name in key}
+    bad = list[Bad]()
+    good = np.ones(len(changes.rows), bool)
+    may_be_null = _with_own_key(changes, columns)
+    for name, column in columns.items():
+        nulls = column.is_null() if may_be_null is None else pc.and_not(column.is_null(), may_be_null)
+        good &= _without(nulls, good, changes, bad, f"the column {name!r} of its key is missing or null")
+    kept = changes.filtered(good)
+    columns = {name: column.filter(boolean_array(good)) for name, column in columns.items()}
+    value = [f for f in kept.after.type if f.name not in key and f.name not in kept.others]
+    gone = boolean_array(kept.deletes)
+    for f in value:
+        column = kept.after.field(f.name)
+        columns[f.name] = pc.if_else(gone, pa.scalar(None, f.type), column) if kept.deletes.any() else column
+    columns.update({name: column for name, column in kept.others.items() if name not in columns})
+    columns[DELETED] = gone
+    if with_before:
+        parts = [kept.before.field(f.name) for f in value]
+        columns[BEFORE] = pa.StructArray.from_arrays(parts, fields=value, mask=kept.before.is_null())
+    table = pa.table(columns)
+    return Assembled(_with_moves(table, kept, key), bad)
+
+
+def key_column(changes: Changes, name: str) -> pa.Array:
+    """Return a column of the key: of the message's key, or else of the row that says so."""
+    apart = changes.keys.field(name) if changes.keys is not None and _has(changes.keys, name) else None
+    if apart is not None and not apart.null_count:
+        return apart
+    deletes = boolean_array(changes.deletes)
+    if not _has(changes.after, name):
+        return apart if apart is not None else pa.nulls(len(changes.rows))
+    row = pc.if_else(deletes, _field(changes.before, name), _field(changes.after, name))
+    return row if apart is None else pc.coalesce(apart, row.cast(apart.type))
+
+
+def _field(rows: pa.StructArray, name: str) -> pa.Array:
+    """Return a column of rows, NULL where there is no row."""
+    return pc.struct_field(rows, [name])
+
+
+def _has(rows: pa.StructArray, name: str) -> bool:
+    return bool(rows.type.get_field_index(name) >= 0)
+
+
+def _with_own_key(changes: Changes, columns: Mapping[str, pa.Array]) -> pa.Array | None:
+    """Return which messages have keys of their own that say something, as bool; None where none have."""
+    if changes.keys is None or not all(_has(changes.keys, name) for name in columns):
+        return None
+    some = [column.is_valid() for column in columns.values()]
+    return pc.and_(changes.keys.is_valid(), reduce(pc.or_, some))
+
+
+def _without(nulls: pa.Array, good: Mask, changes: Changes, bad: list[Bad], reason: str) -> Mask:
+    mask = boolean_values(nulls)
+    bad += [Bad(int(row), reason) for row in changes.rows[mask & good]]
+    return ~mask
+
+
+def _with_moves(table: pa.Table, changes: Changes, key: tuple[str, ...]) -> pa.Table:
+    """Put a deletion of the old key before each event whose row had another one."""
+    old = {name: _field(changes.before, name) for name in key if _has(changes.before, name)}
+    if changes.keys is not None or len(old) < len(key) or not len(table):
+        return table
+    other = np.zeros(len(table), bool)
+    known = ~changes.deletes
+    for name, column in old.items():
+        other |= boolean_values(pc.not_equal(column, table[name].combine_chunks()).fill_null(False))
+        known &= boolean_values(column.is_valid())
+    moved = other & known
+    if not moved.any():
+        return table
+    gone = _deletions(table.filter(boolean_array(moved)), old, boolean_array(moved), set(changes.others))
+    places = np.concatenate([np.flatnonzero(moved) * 2, np.arange(len(table)) * 2 + 1])
+    return pa.concat_tables([gone, table]).take(int64_array(np.argsort(places, kind="stable")))
+
+
+def _deletions(moved: pa.Table, old: Mapping[str, pa.Array], where: pa.Array, kept: set[str]) -> pa.Table:
+    columns = {}
+    for name in moved.column_names:
+        column = moved[name]
+        if name in old:
+            columns[name] = pa.chunked_array([old[name].filter(where)])
+        elif name == DELETED:
+            columns[name] = pa.chunked_array([boolean_array(np.ones(len(moved), bool))])
+        else:
+            columns[name] = (
+                column if name in kept or name == BEFORE else pa.chunked_array([pa.nulls(len(moved), column.type)])
+            )
+    return pa.table(columns, schema=moved.schema)
+
+
+def refused(changes: Changes, problems: list[Problem]) -> tuple[Changes, list[Bad]]:
+    """Take out the changes with a problem: masks, each with what makes a reason from a place; the first counts."""
+    good, bad = np.ones(len(changes.rows), bool), list[Bad]()
+    for mask, reason in problems:
+        bad += [Bad(int(changes.rows[place]), reason(int(place))) for place in np.flatnonzero(mask & good)]
+        good &= ~mask
+    return changes.filtered(good), bad

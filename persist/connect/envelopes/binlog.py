@@ -1,0 +1,380 @@
+"""Maxwell's and Canal's messages: JSON about rows of MySQL's binary log, of any number of tables in one stream.
+
+    Maxwell = {"database": …, "table": …, "type": type, "ts": …, "data": row, "old": {column: value, …}, …}
+      type  = "insert" | "update" | "delete" | "bootstrap-insert" | "bootstrap-start" | "bootstrap-complete" | DDL
+    Canal   = {"database": …, "table": …, "type": type, "data": [row, …], "old": [{column: value, …}, …] or null,
+               "pkNames": [column, …], "mysqlType": {column: type, …}, "isDdl": …, "es": …, "ts": …, …}
+      type  = "INIT" | "INSERT" | "UPDATE" | "DELETE" | DDL
+
+Maxwell writes one row in each message, bytes in base64, and `primary_key_columns` if it was told to. Canal, and TiCDC
+with it, writes the rows that one statement changed; all its values are text, bytes are text whose characters are the
+bytes, and `old` is null or an empty list where nothing was before. "INIT" is what a table held in the beginning.
+
+Messages are read twice: first which table they are of and what they say happened, then the rows of those wanted. So
+neither other tables nor statements about tables can get in the way of the columns' types.
+
+`old` has the columns that an update changed. An old key is known from it, but no NULL from a column that is not there:
+so these envelopes give no `_before`.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values
+from persist.connect.envelopes.assembly import (
+    TIME,
+    Changes,
+    Events,
+    Mask,
+    OnError,
+    Problem,
+    SchemaLike,
+    Wanted,
+    assembled,
+    delivered,
+    one_array,
+    refused,
+)
+from persist.connect.envelopes.json_rows import Bad, in_order, parse, sifted, suspects
+from persist.connect.envelopes.messages import Messages, from_base64, from_latin_1, reader, samples_of, values_at
+from persist.connect.envelopes.rows import How, RowPlan, inferred, merged
+
+_FORM = re.compile(r"\s*([a-z]+)\s*(?:\(([^)]*)\))?(.*)", re.IGNORECASE | re.DOTALL)
+_INTEGERS = {
+    "tinyint": (pa.int8(), pa.uint8()),
+    "smallint": (pa.int16(), pa.uint16()),
+    "mediumint": (pa.int32(), pa.uint32()),
+    "int": (pa.int32(), pa.uint32()),
+    "integer": (pa.int32(), pa.uint32()),
+    "bigint": (pa.int64(), pa.uint64()),
+}
+_OTHERS = {
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "real": pa.float64(),
+    "date": pa.date32(),
+    "datetime": pa.timestamp("us"),
+    "timestamp": pa.timestamp("us"),
+    "year": pa.int16(),
+    "binary": pa.binary(),
+    "varbinary": pa.binary(),
+    "tinyblob": pa.binary(),
+    "blob": pa.binary(),
+    "mediumblob": pa.binary(),
+    "longblob": pa.binary(),
+}
+
+
+def arrow_type(mysql_type: str) -> pa.DataType:
+    """Return the Arrow type of a column, such as "decimal(10,2) unsigned"; string for whatever else there is.
+
+    A TIME is text, because it may be negative or longer than a day, and so are sets, bits and JSON.
+    """
+    form = _FORM.match(mysql_type)
+    name, arguments, rest = (form[1].lower(), form[2], form[3].lower()) if form else ("", None, "")
+    if name in _INTEGERS:
+        signed, unsigned = _INTEGERS[name]
+        return unsigned if "unsigned" in rest else signed
+    if name in ("decimal", "numeric"):
+        if not arguments:  # As producers name the type alone, it says nothing of digits, and all must be kept.
+            return pa.decimal128(38, 18)
+        digits = [int(part) for part in arguments.split(",")]
+        make = pa.decimal128 if digits[0] <= 38 else pa.decimal256
+        return make(digits[0], digits[1] if len(digits) > 1 else 0)
+    return _OTHERS.get(name, pa.string())
+
+
+PLACES = ("data", "old")
+HEAD = pa.schema([("type", pa.string()), ("database", pa.string()), ("table", pa.string())])
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What tells one of the two from the other.
+
+    Attributes:
+        name: for messages.
+        writes: the types of messages that hold rows that are there.
+        deletes: the type of those that hold rows that are gone.
+        skipped: types of messages that say nothing about rows.
+        listed: whether `data` and `old` are arrays of rows.
+        key_at: where a message names the columns of the key.
+        types_at: where a message names the MySQL types of its columns; None for nowhere.
+        binary: reads text that stands for bytes.
+    """
+
+    name: str
+    writes: tuple[str, ...]
+    deletes: str
+    skipped: tuple[str, ...]
+    listed: bool
+    key_at: str
+    types_at: str | None
+    binary: Callable[[pa.Array], pa.Array]
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """The messages of one table that hold rows.
+
+    Attributes:
+        rows: their numbers.
+        texts: themselves.
+        deletes: whether the rows of each are gone.
+        samples: some of them, as Python values.
+        bad: what was left out, and why.
+    """
+
+    rows: np.ndarray
+    texts: pa.Array
+    deletes: Mask
+    samples: list[dict[str, Any]]
+    bad: list[Bad]
+
+
+def events_of(messages: Any, wanted: Wanted, table: str | None, dialect: Dialect) -> Events:
+    """Return what messages of a dialect amount to; see `maxwell` and `canal`."""
+    given = Messages.of(messages)
+    stream = _of_one_table(given, table, dialect)
+    key = _key(stream, wanted, dialect)
+    types = _types(stream, wanted, dialect)
+    paths = wanted.paths(given)
+    path_types = {name: wanted.path_type(name, stream.samples) for name in paths}
+    plan = RowPlan(PLACES, types, _how(dialect), paths, path_types, dialect.listed)
+    sifted_rows = sifted(stream.texts, plan, stream.rows)
+    row = pa.struct(list(types.items()))
+    place = pa.list_(row) if dialect.listed else row
+    empty = pa.record_batch([pa.array([], t) for t in (place, place, *path_types.values())], [*PLACES, *paths])
+    columns = pa.Table.from_batches([batch for _, batch in sifted_rows.pieces] or [empty]).combine_chunks()
+    rows, columns = in_order(sifted_rows.pieces, columns)
+    deletes = stream.deletes[np.searchsorted(stream.rows, rows)]
+    changes, more = _changes(rows, deletes, columns, given, wanted, key, dialect.listed)
+    events = assembled(changes, key)
+    return delivered(wanted, given, lambda: events.table, [*stream.bad, *sifted_rows.bad, *more, *events.bad])
+
+
+class _Heads:
+    """Reads what all messages say besides their rows."""
+
+    def read(self, texts: pa.Array) -> pa.Table:
+        return parse(texts, HEAD)
+
+    def suspects(self, texts: pa.Array) -> Mask:
+        return suspects(texts, HEAD)
+
+
+def _of_one_table(given: Messages, table: str | None, dialect: Dialect) -> _Stream:
+    there = boolean_values(given.values.is_valid())
+    bad = [Bad(int(row), f"it is empty, which {dialect.name} does not send") for row in np.flatnonzero(~there)]
+    rows = np.flatnonzero(there)
+    values = given.values if len(rows) == len(given) else given.values.take(int64_array(rows))
+    sifted_heads = sifted(values, _Heads(), rows)
+    heads = pa.concat_tables([HEAD.empty_table(), *(piece for _, piece in sifted_heads.pieces)])
+    rows, heads = in_order(sifted_heads.pieces, heads)
+    mine = _is_of(heads, table, dialect)
+    kinds = heads["type"].combine_chunks()
+    deletes = _in(kinds, (dialect.deletes,))
+    with_rows = deletes | _in(kinds, dialect.writes)
+    other = mine & ~with_rows & ~_in(kinds, dialect.skipped)
+    bad += [*sifted_heads.bad, *(Bad(int(rows[i]), _not_rows(kinds[i].as_py())) for i in np.flatnonzero(other))]
+    kept = mine & with_rows
+    texts = given.values.take(int64_array(rows[kept])) if not kept.all() or len(rows) < len(given) else given.values
+    return _Stream(rows[kept], texts, deletes[kept], samples_of(texts) if kept.any() else [], bad)
+
+
+def _is_of(heads: pa.Table, table: str | None, dialect: Dialect) -> Mask:
+    """Return which messages are of the table; all, if none is named and they are of one.
+
+    Raises:
+        InvalidUsage: none is named, and rows are of several.
+    """
+    names = pc.binary_join_element_wise(heads["database"], heads["table"], ".", null_handling="replace")
+    if table is not None:
+        mine = pc.or_(pc.equal(names, table), pc.equal(heads["table"], table).fill_null(False))
+        return boolean_values(one_array(mine))
+    with_rows = _in(heads["type"].combine_chunks(), (*dialect.writes, dialect.deletes))
+    several = pc.unique(names.filter(boolean_array(with_rows))).to_pylist()
+    if len(several) > 1:
+        raise InvalidUsage(
+            f"the messages are of the tables {', '.join(sorted(several)[:8])}, and a collection holds the rows of one: "
+            f"name it, such as table={sorted(several)[0]!r}; messages of the others are then passed over."
+        )
+    return np.ones(len(heads), bool)
+
+
+def _in(column: pa.Array, values: tuple[str, ...]) -> Mask:
+    return boolean_values(pc.is_in(column, pa.array(values, pa.string())))
+
+
+def _not_rows(kind: str | None) -> str:
+    if kind is None:
+        return "it is no change of a row: it has no type"
+    return (
+        f"it has type {kind!r}, which says nothing about single rows: if it changed the table, see that the schema "
+        "still fits, and go on"
+    )
+
+
+def _key(stream: _Stream, wanted: Wanted, dialect: Dialect) -> tuple[str, ...]:
+    named = [tuple(names) for names in values_at(stream.samples, dialect.key_at) if isinstance(names, list)]
+    key = wanted.key or next(iter(named), ())
+    if not key and len(stream.rows):
+        raise InvalidUsage(
+            f"these messages do not name the columns of their key ({dialect.key_at}): name them, such as key=['id']."
+        )
+    return key
+
+
+def _types(stream: _Stream, wanted: Wanted, dialect: Dialect) -> Mapping[str, pa.DataType]:
+    if wanted.types is not None:
+        return {name: t for name, t in wanted.types.items() if name not in wanted.metadata}
+    described = values_at(stream.samples, dialect.types_at) if dialect.types_at is not None else []
+    if described:
+        rows = [pa.struct([(n, arrow_type(t)) for n, t in one.items()]) for one in described]
+        row = merged(rows)
+        return {f.name: f.type for f in row}
+    return inferred(stream.texts, PLACES, dialect.listed)
+
+
+def _how(dialect: Dialect) -> How:
+    return lambda name, target, samples: reader(target, samples, name, dialect.binary)
+
+
+def _changes(
+    rows: np.ndarray,
+    deletes: Mask,
+    columns: pa.Table,
+    given: Messages,
+    wanted: Wanted,
+    key: tuple[str, ...],
+    listed: bool,
+) -> tuple[Changes, list[Bad]]:
+    data, old = (one_array(columns[place]) for place in PLACES)
+    others = {name: one_array(columns[name]) for name in wanted.paths(given)}
+    others.update(wanted.beside(given, rows))
+    nothing = boolean_values(data.is_null())
+    problems: list[Problem] = [(nothing, lambda _: "it has no rows: its data is missing or null")]
+    if TIME in others:
+        timeless = boolean_values(others[TIME].is_null())
+        problems.append((timeless, lambda _: f"it has no {wanted.time!r} to take its time from"))
+    if listed:
+        nothing_old = pc.and_(pc.equal(pc.list_value_length(old), 0), pc.greater(pc.list_value_length(data), 0))
+        old = pc.if_else(nothing_old.fill_null(False), pa.scalar(None, old.type), old)
+        uneven = pc.not_equal(pc.list_value_length(old), pc.list_value_length(data)).fill_null(False)
+        problems.append((boolean_values(uneven), lambda _: "its old rows are not as many as its rows"))
+    changes, bad = refused(Changes(rows, deletes, data, old, None, others), problems)
+    return _with_old_keys(_one_each(changes) if listed else changes, key), bad
+
+
+def _one_each(changes: Changes) -> Changes:
+    """Return a change for each row of messages with several."""
+    counts = int64_values(pc.list_value_length(changes.after).cast(pa.int64()))
+    owners = np.repeat(np.arange(len(counts)), counts)
+    starts = np.cumsum(counts) - counts
+    # Messages without old rows take up no places in the list of old ones.
+    has_old = boolean_values(changes.before.is_valid())
+    old_starts = np.cumsum(counts * has_old) - counts * has_old
+    places = old_starts[owners] + np.arange(len(owners)) - starts[owners]
+    before = changes.before.flatten().take(pa.array(places, mask=~has_old[owners]))
+    others = {name: column.take(int64_array(owners)) for name, column in changes.others.items()}
+    return Changes(changes.rows[owners], changes.deletes[owners], changes.after.flatten(), before, None, others)
+
+
+def _with_old_keys(changes: Changes, key: tuple[str, ...]) -> Changes:
+    """Return the changes with the rows before them as far as they are known: with the keys that they had."""
+    parts = []
+    for f in changes.after.type:
+        now = changes.after.field(f.name)
+        parts.append(pc.coalesce(pc.struct_field(changes.before, [f.name]), now) if f.name in key else now)
+    before = pa.StructArray.from_arrays(parts, fields=list(changes.after.type)) if parts else changes.after
+    return Changes(changes.rows, changes.deletes, changes.after, before, None, changes.others)
+
+
+CANAL = Dialect(
+    name="Canal",
+    writes=("INIT", "INSERT", "UPDATE"),
+    deletes="DELETE",
+    skipped=("TIDB_WATERMARK",),
+    listed=True,
+    key_at="pkNames",
+    types_at="mysqlType",
+    binary=from_latin_1,
+)
+
+
+def canal(
+    messages: Any,
+    *,
+    key: str | Sequence[str] | None = None,
+    schema: SchemaLike = None,
+    table: str | None = None,
+    time: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    on_error: OnError = "raise",
+) -> Events:
+    """Read Canal's messages as events for `Collection.upsert`.
+
+    Each row of a message is an event; an update that changes the key is two: the old key is deleted first. Messages
+    about tables are refused.
+
+    Args:
+        messages: record batches, a table or a frame with the column "value", in the order of arrival; or a column, or
+            a list, of values alone. Keys of messages are not needed, and not looked at.
+        key: the columns of the key; those of `pkNames` if None.
+        schema: the types of the columns, key included; others are left out. None takes those of `mysqlType`, or text
+            where there are none.
+        table: "table" or "database.table": messages of others are passed over. None if all are of one.
+        time: where the time of an event is, such as "es", or the name of a column beside the messages: it becomes
+            `_time`. None if the caller of `upsert` says the time.
+        metadata: further columns for the value, such as `{"es": "es"}`.
+        on_error: "raise", or "collect" bad messages in `rejected`.
+
+    Raises:
+        BadMessage: a message is bad, and on_error="raise".
+        InvalidUsage: an option is wrong, or the messages leave open what it would have said.
+    """
+    return events_of(messages, Wanted.of(key, schema, time, metadata, None, on_error), table, CANAL)
+
+
+MAXWELL = Dialect(
+    name="Maxwell",
+    writes=("insert", "update", "bootstrap-insert"),
+    deletes="delete",
+    skipped=("bootstrap-start", "bootstrap-complete", "heartbeat"),
+    listed=False,
+    key_at="primary_key_columns",
+    types_at=None,
+    binary=from_base64,
+)
+
+
+def maxwell(
+    messages: Any,
+    *,
+    key: str | Sequence[str] | None = None,
+    schema: SchemaLike = None,
+    table: str | None = None,
+    time: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    on_error: OnError = "raise",
+) -> Events:
+    """Read Maxwell's messages as events for `Collection.upsert`.
+
+    An update that changes the key is two events: the old key is deleted first. Messages about tables are refused.
+
+    Args:
+        key: the columns of the key; needed unless the messages have `primary_key_columns`.
+        schema: the types of the columns, key included; others are left out. None takes what JSON shows, which may
+            differ from one call to the next.
+        messages, table, time, metadata, on_error: as for `canal`.
+
+    Raises: as `canal`.
+    """
+    return events_of(messages, Wanted.of(key, schema, time, metadata, None, on_error), table, MAXWELL)

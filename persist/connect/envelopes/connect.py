@@ -1,0 +1,312 @@
+"""Kafka Connect's description of a message, as it stands in the "schema" part, and the logical types of Debezium.
+
+The JSON converter writes the schema before the payload, the same bytes in each message of one table until that table
+is altered. So of all messages with the first one's beginning the payload is cut out, and nobody reads the schema twice.
+
+A logical type is a name beside a primitive one: a count of days, a count of microseconds, bytes of a decimal. They
+are those of Debezium's documentation, "Data type mappings", for its connectors for relational databases.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.order.arrays import boolean_array, boolean_values
+from persist.codecs.types.casts import cast_column
+from persist.connect.envelopes.json_rows import Bad
+from persist.connect.envelopes.messages import (
+    PRECISION_MAX,
+    Reader,
+    Unreadable,
+    from_base64,
+    list_reader,
+    reader,
+    row_reader,
+    to_decimals,
+    values_at,
+)
+
+DECIMAL = "org.apache.kafka.connect.data.Decimal"
+VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
+ZONED_TIMESTAMP = "io.debezium.time.ZonedTimestamp"
+# What counts something: the column's own type follows from the name alone.
+COUNTED = {
+    "org.apache.kafka.connect.data.Date": pa.date32(),
+    "org.apache.kafka.connect.data.Time": pa.time32("ms"),
+    "org.apache.kafka.connect.data.Timestamp": pa.timestamp("ms"),
+    "io.debezium.time.Date": pa.date32(),
+    "io.debezium.time.Time": pa.time32("ms"),
+    "io.debezium.time.MicroTime": pa.time64("us"),
+    "io.debezium.time.NanoTime": pa.time64("ns"),
+    "io.debezium.time.Timestamp": pa.timestamp("ms"),
+    "io.debezium.time.MicroTimestamp": pa.timestamp("us"),
+    "io.debezium.time.NanoTimestamp": pa.timestamp("ns"),
+    "io.debezium.time.MicroDuration": pa.duration("us"),
+    "io.debezium.time.NanoDuration": pa.duration("ns"),
+}
+# Text that means more than text; as text it is kept where no other type is asked for, but for this one.
+TEXTS = {ZONED_TIMESTAMP: pa.timestamp("us", "UTC")}
+PRIMITIVES = {
+    "boolean": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float": pa.float32(),
+    "float32": pa.float32(),
+    "double": pa.float64(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+}
+NAMES = (*COUNTED, DECIMAL, VARIABLE_DECIMAL, ZONED_TIMESTAMP, "string")
+
+
+@dataclass(frozen=True)
+class Described:
+    """One field as Connect describes it.
+
+    Attributes:
+        type: primitive, or "struct", "array" or "map".
+        name: of the logical type; "" for none.
+        parameters: of the logical type, such as a scale.
+        fields: of a struct.
+        items: of an array.
+    """
+
+    type: str
+    name: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, "Described"] = field(default_factory=dict)
+    items: "Described | None" = None
+
+    @classmethod
+    def of(cls, schema: Any) -> "Described":
+        """Read a "schema" part.
+
+        Raises:
+            Unreadable: it is none.
+        """
+        match schema:
+            case {"type": str(kind)}:
+                fields = schema.get("fields") or []
+                if not all(isinstance(f, dict) and isinstance(f.get("field"), str) for f in fields):
+                    raise Unreadable("its schema has a field without a name")
+                items = cls.of(schema["items"]) if kind == "array" and "items" in schema else None
+                inner = {f["field"]: cls.of(f) for f in fields}
+                return cls(kind, schema.get("name") or "", schema.get("parameters") or {}, inner, items)
+        raise Unreadable(f"its schema is {schema!r:.60}, which Kafka Connect does not write")
+
+    @classmethod
+    def named(cls, name: str, target: pa.DataType | None) -> "Described":
+        """Return the description of a column that somebody calls a logical type, or "string"."""
+        if name not in NAMES:
+            raise InvalidUsage(f"{name!r} is no logical type that is known here: give one of {', '.join(NAMES)}.")
+        scale = {"scale": str(target.scale)} if target is not None and pat.is_decimal(target) else {}
+        kind = "string" if name in ("string", ZONED_TIMESTAMP) else "bytes" if name == DECIMAL else "int64"
+        return cls(kind, "" if name == "string" else name, scale)
+
+
+def described_reader(what: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
+    """Return how a described column is read, as `target`, or as the type that its description stands for."""
+    if what.name == VARIABLE_DECIMAL:
+        return _variable_decimals(target, name)
+    if what.name == DECIMAL:
+        return _decimals(what, target, samples, name)
+    if what.name in COUNTED:
+        return _cast(reader(COUNTED[what.name], samples, name), target, name)
+    if what.type == "struct":
+        _check_nested(what, target, pat.is_struct, name)
+        inner = {
+            n: described_reader(f, _field_type(target, n), values_at(samples, n), f"{name}.{n}")
+            for n, f in what.fields.items()
+            if target is None or target.get_field_index(n) >= 0
+        }
+        return _cast(row_reader(inner), target, name)
+    if what.type == "array" and what.items is not None:
+        _check_nested(what, target, pat.is_list, name)
+        values = [value for sample in samples if isinstance(sample, list) for value in sample if value is not None]
+        item = described_reader(what.items, None if target is None else target.value_type, values, name)
+        return _cast(list_reader(item), target, name)
+    natural = TEXTS.get(what.name) or PRIMITIVES.get(what.type)
+    if natural is None:
+        raise InvalidUsage(
+            f"column {name!r} has the Connect type {what.type!r}, which is not read from JSON. Let the connector send "
+            'text instead (such as hstore.handling.mode "json"), or leave the column out of the schema.'
+        )
+    if target is not None and natural == pa.binary() and not _is_bytes(target):
+        raise InvalidUsage(f"column {name!r} holds bytes, and the schema has {target}: give it a type of bytes.")
+    return reader(natural if target is None else target, samples, name)
+
+
+def _field_type(target: pa.DataType | None, name: str) -> pa.DataType | None:
+    return None if target is None else target.field(name).type
+
+
+def _check_nested(what: Described, target: pa.DataType | None, fits: Callable[[pa.DataType], bool], name: str) -> None:
+    if target is not None and not fits(target):
+        raise InvalidUsage(f"column {name!r} holds a value of Connect type {what.type!r}, and the schema has {target}.")
+
+
+def _is_bytes(target: pa.DataType) -> bool:
+    return bool(pat.is_binary(target) or pat.is_large_binary(target) or pat.is_fixed_size_binary(target))
+
+
+def _cast(natural: Reader, target: pa.DataType | None, name: str) -> Reader:
+    if target is None or natural.target == target:
+        return natural
+
+    def convert(column: pa.Array) -> pa.Array:
+        return cast_column(pa.chunked_array([natural.convert(column)]), target, name).combine_chunks()
+
+    return Reader(natural.wire, convert, target)
+
+
+def _decimals(what: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
+    """Return how base64 of an unscaled value is read, or the number that decimal.format NUMERIC sends."""
+    scale = what.parameters.get("scale", "")
+    if not scale.lstrip("-").isdigit():
+        raise InvalidUsage(f"column {name!r} is a Decimal without a scale: give it a decimal type in the schema.")
+    precision = what.parameters.get("connect.decimal.precision", str(PRECISION_MAX))
+    natural = pa.decimal128(min(int(precision), PRECISION_MAX), int(scale))
+    if samples and not isinstance(samples[0], str):
+        return _cast(Reader(natural, lambda column: column, natural), target, name)
+    read = Reader(pa.string(), lambda column: to_decimals(from_base64(column), natural), natural)
+    return _cast(read, target, name)
+
+
+def _variable_decimals(target: pa.DataType | None, name: str) -> Reader:
+    if target is None or not pat.is_decimal(target):
+        raise InvalidUsage(
+            f"column {name!r} holds decimals of any scale ({VARIABLE_DECIMAL}): give it a decimal type in the schema."
+        )
+
+    def convert(rows: pa.Array) -> pa.Array:
+        unscaled, scales = from_base64(rows.field("value")), rows.field("scale")
+        result = pa.nulls(len(rows), target)
+        for scale in pc.unique(scales.drop_null()).to_pylist():
+            here = pc.and_(pc.equal(scales, scale), rows.is_valid()).fill_null(False)
+            exact = to_decimals(unscaled.filter(here), pa.decimal128(PRECISION_MAX, scale)).cast(target)
+            result = pc.replace_with_mask(result, here, exact)
+        return result
+
+    return Reader(pa.struct([("scale", pa.int32()), ("value", pa.string())]), convert, target)
+
+
+SCHEMA_FIRST = r'^\s*\{\s*"schema"\s*:\s*(\{|null)'
+PAYLOAD_FIRST = r'^\s*\{\s*"payload"\s*:\s*(\{|null)'
+
+
+class _Outer(msgspec.Struct):
+    payload: msgspec.Raw
+    schema: msgspec.Raw = msgspec.Raw(b"null")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Messages of one description.
+
+    Attributes:
+        rows: their numbers, int64[n].
+        texts: their payloads, large_binary[n].
+        described: what their schema says; None if they have none.
+    """
+
+    rows: np.ndarray
+    texts: pa.Array
+    described: Described | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unwrapped:
+    """Messages by their descriptions; those whose payload is null; and those that cannot be taken apart."""
+
+    groups: list[Group]
+    empty: np.ndarray
+    bad: list[Bad]
+
+
+def unwrapped(texts: pa.Array, rows: np.ndarray) -> Unwrapped:
+    """Take messages apart.
+
+    Args:
+        texts: large_binary without NULL.
+        rows: the numbers of the messages.
+    """
+    schema_first = boolean_values(pc.match_substring_regex(texts, SCHEMA_FIRST))
+    payload_first = boolean_values(pc.match_substring_regex(texts, PAYLOAD_FIRST))
+    plain = ~(schema_first | payload_first)
+    groups, bad = [], list[Bad]()
+    if plain.any():
+        groups.append(Group(rows[plain], _where(texts, plain), None))
+    _by_beginning(_where(texts, schema_first), rows[schema_first], groups, bad)
+    _one_by_one(_where(texts, payload_first), rows[payload_first], groups, bad)
+    return _without_empty(groups, bad)
+
+
+def _by_beginning(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: list[Bad]) -> None:
+    while len(texts):
+        first = texts[0].as_py()
+        try:
+            outer = msgspec.json.decode(first, type=_Outer)
+            described = _described(outer)
+            schema, payload = bytes(outer.schema), bytes(outer.payload)
+            start = first.find(payload, first.find(schema) + len(schema))
+            end = first[start + len(payload) :]
+        except (msgspec.MsgspecError, Unreadable, UnicodeDecodeError) as error:
+            bad.append(Bad(int(rows[0]), _reason(error)))
+            texts, rows = texts.slice(1), rows[1:]
+            continue
+        same = boolean_values(pc.and_(pc.starts_with(texts, first[:start]), pc.ends_with(texts, end)))
+        payloads = pc.binary_slice(_where(texts, same), start, -len(end))
+        groups.append(Group(rows[same], payloads, described))
+        texts, rows = _where(texts, ~same), rows[~same]
+
+
+def _one_by_one(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: list[Bad]) -> None:
+    """Take apart what the JSON converter does not write: somebody has sorted the members since."""
+    by_schema: dict[bytes, tuple[Described | None, list[int], list[bytes]]] = {}
+    for row, text in zip(rows.tolist(), texts.to_pylist(), strict=True):
+        try:
+            outer = msgspec.json.decode(text, type=_Outer)
+            schema = bytes(outer.schema)
+            if schema not in by_schema:
+                by_schema[schema] = (_described(outer), [], [])
+        except (msgspec.MsgspecError, Unreadable, UnicodeDecodeError) as error:
+            bad.append(Bad(row, _reason(error)))
+            continue
+        by_schema[schema][1].append(row)
+        by_schema[schema][2].append(bytes(outer.payload))
+    for described, numbers, payloads in by_schema.values():
+        groups.append(Group(np.array(numbers, np.int64), pa.array(payloads, pa.large_binary()), described))
+
+
+def _described(outer: _Outer) -> Described | None:
+    schema = msgspec.json.decode(outer.schema)
+    return None if schema is None else Described.of(schema)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, Unreadable) else f"it is not JSON: {error}"
+
+
+def _without_empty(groups: list[Group], bad: list[Bad]) -> Unwrapped:
+    kept, empty = [], [np.empty(0, np.int64)]
+    for group in groups:
+        null = boolean_values(pc.equal(group.texts, b"null"))
+        empty.append(group.rows[null])
+        if not null.all():
+            kept.append(Group(group.rows[~null], _where(group.texts, ~null), group.described))
+    return Unwrapped(kept, np.concatenate(empty), bad)
+
+
+def _where(array: pa.Array, mask: npt.NDArray[np.bool_]) -> pa.Array:
+    return array if mask.all() else array.filter(boolean_array(mask))

@@ -1,0 +1,320 @@
+"""Debezium's change events, as JSON: `before`, `after` and `op`, with or without Connect's schema around them.
+
+    value   = envelope | {"schema": …, "payload": envelope} | nothing, which is a tombstone
+    envelope = {"before": row or null, "after": row or null, "op": op, "source": …, "ts_ms": …}
+    op      = "c" created, "r" read by a snapshot, "u" updated, "d" deleted, "t" truncated, "m" a message of the log
+    key     = {column: value, …} | {"schema": …, "payload": {…}}
+
+What is refused: "t", because a table that is emptied has no keys to name; "m", which is no row; rows that lack a large
+value that did not change, because its placeholder would replace it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.order.arrays import boolean_values, int64_array
+from persist.connect.envelopes.assembly import (
+    TIME,
+    Changes,
+    Events,
+    Mask,
+    OnError,
+    Problem,
+    SchemaLike,
+    Wanted,
+    assembled,
+    delivered,
+    one_array,
+    one_of,
+    refused,
+)
+from persist.connect.envelopes.connect import Described, Group, unwrapped
+from persist.connect.envelopes.json_rows import Bad, in_order, sifted
+from persist.connect.envelopes.messages import Messages, samples_of, values_at
+from persist.connect.envelopes.rows import RowPlan, described_types, doubt, how_described, inferred, merged
+from persist.connect.envelopes.unavailable import refuse_unavailable
+
+PLACES = ("before", "after")
+OP = "_op"
+REFUSED = {
+    "t": "its table was truncated, which names no keys: overwrite the collection, or delete its keys, then go on",
+    "m": "it is a message of the database's log, and no change of a row",
+}
+
+
+def debezium(
+    messages: Any,
+    *,
+    key: str | Sequence[str] | None = None,
+    schema: SchemaLike = None,
+    types: Mapping[str, str] | None = None,
+    time: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    before: bool = False,
+    tombstones: Literal["delete", "skip"] = "delete",
+    on_error: OnError = "raise",
+) -> Events:
+    """Read Debezium's change events as events for `Collection.upsert`.
+
+    Vectorised, by `pyarrow.json`; memory in proportion to the messages given, so give those of one poll or file at a
+    time. Where messages are bad, those around them are read twice.
+
+    Args:
+        messages: record batches, a table or a frame with the column "value" and, if the messages have keys, "key", as
+            bytes or text, in the order of arrival; or a column, or a list, of values alone.
+        key: the columns of the key. Needed for messages without keys; else those of the messages' keys.
+        schema: the types of the columns, key included; others are left out. None takes what the messages' schema part
+            declares, or else what JSON shows, which may differ from one call to the next.
+        types: by column, the logical type that Debezium encodes it as, such as "io.debezium.time.MicroTimestamp",
+            "org.apache.kafka.connect.data.Decimal", or "string" for text: for messages without a schema part.
+        time: where the time of an event is, such as "source.ts_ms", or the name of a column beside the messages: it
+            becomes `_time`. None if the caller of `upsert` says the time.
+        metadata: further columns for the value, such as `{"lsn": "source.lsn"}`, for `order_by`. Deletions have them,
+            too; a tombstone has only what stands beside the messages.
+        before: add `_before`, the value before the change, for machines that check it.
+        tombstones: whether a message without a value deletes its key, or is passed over: Debezium sends one after each
+            "d", which has said so already.
+        on_error: "raise", or "collect" bad messages in `rejected`.
+
+    Raises:
+        BadMessage: a message is bad, and on_error="raise".
+        InvalidUsage: an option is wrong, or the messages leave open what it would have said.
+    """
+    one_of("tombstones", tombstones, ("delete", "skip"))
+    given = Messages.of(messages)
+    wanted = Wanted.of(key, schema, time, metadata, types, on_error)
+    keys = keys_of(given, wanted)
+    values = _values(given, wanted, keys)
+    bad = [*keys.bad, *values.bad]
+    good = ~np.isin(values.changes.rows, [one.row for one in keys.bad])
+    gone = np.setdiff1d(values.tombstones, [one.row for one in keys.bad]) if tombstones == "delete" else no_rows()
+    changes, more = _with_tombstones(values.changes.filtered(good), gone, keys, given, wanted)
+    events = assembled(changes, keys.names, before)
+    return delivered(wanted, given, lambda: events.table, [*bad, *more, *events.bad])
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of messages, apart from what their values say."""
+
+    names: tuple[str, ...]
+    columns: pa.StructArray | None  # For all messages; NULL where a message has no key.
+    bad: list[Bad]
+
+    def of(self, rows: np.ndarray) -> pa.StructArray | None:
+        return None if self.columns is None else self.columns.take(int64_array(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    changes: Changes
+    tombstones: np.ndarray
+    bad: list[Bad]
+
+
+def no_rows() -> np.ndarray:
+    """Return the numbers of no messages."""
+    return np.empty(0, np.int64)
+
+
+def keys_of(given: Messages, wanted: Wanted) -> Keys:
+    """Return the keys that messages have of their own, read as JSON with or without a schema part."""
+    if given.keys is None or given.keys.null_count == len(given):
+        if not wanted.key and len(given):
+            raise InvalidUsage("these messages have no keys of their own: name the key's columns, such as key=['id'].")
+        return Keys(wanted.key, None, [])
+    rows = np.flatnonzero(boolean_values(given.keys.is_valid()))
+    apart = unwrapped(given.keys.take(int64_array(rows)), rows)
+    groups = [_as_objects(group, wanted.key) for group in apart.groups]
+    if not groups:
+        return Keys(wanted.key, None, apart.bad)
+    known = [shown_types(group, (), wanted) for group in groups]
+    row = merged([pa.struct(list(types.items())) for types in known])
+    names = wanted.key or tuple(row.names)
+    types = {n: (wanted.types or {}).get(n) or _member(row, n) for n in names}
+    pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), list(apart.bad)
+    for group in groups:
+        plan = RowPlan((), types, how_described(group.described, wanted.logical))
+        sifted_keys = sifted(group.texts, plan, group.rows)
+        pieces += sifted_keys.pieces
+        bad += sifted_keys.bad
+    empty = pa.record_batch([pa.array([], pa.struct(list(types.items())))], ["row"])
+    rows, columns = pieces_in_order(pieces, empty)
+    return Keys(names, _spread(columns["row"], rows, len(given)), bad)
+
+
+def _member(row: pa.StructType, name: str) -> pa.DataType:
+    if row.get_field_index(name) < 0:
+        raise InvalidUsage(f"the keys of the messages have the columns {row.names}, and not {name!r}.")
+    return row.field(name).type
+
+
+def _as_objects(group: Group, key: tuple[str, ...]) -> Group:
+    """Make objects of keys that are single values, which transforms of Connect make of keys of one column."""
+    bare = pc.invert(pc.match_substring_regex(group.texts, r"^\s*\{"))
+    if len(key) != 1 or not pc.any(bare, min_count=0).as_py():
+        return group
+    start, end = pa.scalar(f'{{"{key[0]}":'.encode(), pa.large_binary()), pa.scalar(b"}", pa.large_binary())
+    nothing = pa.scalar(b"", pa.large_binary())
+    texts = pc.if_else(bare, pc.binary_join_element_wise(start, group.texts, end, nothing), group.texts)
+    single = group.described is not None and group.described.type != "struct"
+    described = Described("struct", fields={key[0]: group.described}) if single and group.described else group.described
+    return Group(group.rows, texts, described)
+
+
+def _spread(columns: pa.Array, rows: np.ndarray, count: int) -> pa.StructArray:
+    """Return the rows at their places among `count`, and NULL elsewhere."""
+    if len(rows) == count:
+        return columns
+    places = np.full(count, -1)
+    places[rows] = np.arange(len(rows))
+    return columns.take(pa.array(places, mask=places < 0))
+
+
+def shown_types(group: Group, places: tuple[str, ...], wanted: Wanted) -> dict[str, pa.DataType]:
+    """Return the columns of a group's rows: as described, or as JSON shows them."""
+    row = _described_row(group.described, places)
+    return inferred(group.texts, places) if row is None else described_types(row, wanted.logical)
+
+
+def _described_row(described: Described | None, places: tuple[str, ...]) -> Described | None:
+    if described is None or not places:
+        return described
+    return next(
+        (described.fields[place] for place in reversed(places) if place in described.fields), Described("struct")
+    )
+
+
+def _values(given: Messages, wanted: Wanted, keys: Keys) -> _Values:
+    there = boolean_values(given.values.is_valid())
+    rows = np.flatnonzero(there)
+    apart = unwrapped(given.values.take(int64_array(rows)) if len(rows) < len(given) else given.values, rows)
+    groups, unavailable = refuse_unavailable(apart.groups, "after", wanted)
+    paths = wanted.paths(given)
+    types = _row_types(groups, wanted)
+    samples = [sample for group in groups[:1] for sample in samples_of(group.texts)]
+    path_types = {name: wanted.path_type(name, samples) for name in paths}
+    pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad, *unavailable]
+    for group in groups:
+        check_told(group, PLACES, types, wanted)
+        how = how_described(_described_row(group.described, PLACES), wanted.logical)
+        plan = RowPlan(PLACES, types, how, {OP: "op", **paths}, {OP: pa.string(), **path_types})
+        sifted_rows = sifted(group.texts, plan, group.rows)
+        pieces += sifted_rows.pieces
+        bad += sifted_rows.bad
+    row = pa.struct(list(types.items()))
+    names = [*PLACES, OP, *paths]
+    empty = pa.record_batch([pa.array([], t) for t in (row, row, pa.string(), *path_types.values())], names)
+    numbers, columns = pieces_in_order(pieces, empty)
+    changes, more = _changes(numbers, columns, given, wanted, keys)
+    return _Values(changes, np.sort(np.concatenate([np.flatnonzero(~there), apart.empty])), [*bad, *more])
+
+
+def _row_types(groups: list[Group], wanted: Wanted) -> dict[str, pa.DataType]:
+    if wanted.types is not None:
+        return {name: t for name, t in wanted.types.items() if name not in wanted.metadata}
+    row = merged([pa.struct(list(shown_types(group, PLACES, wanted).items())) for group in groups])
+    return {f.name: f.type for f in row} if pat.is_struct(row) else {}
+
+
+def check_told(group: Group, places: tuple[str, ...], types: Mapping[str, pa.DataType], wanted: Wanted) -> None:
+    """Raise before anything is read if nothing tells what a column of these messages stands for.
+
+    One message among others that holds something odd is bad, and no reason to raise.
+    """
+    if group.described is not None:
+        return
+    samples = samples_of(group.texts)
+    rows = [row for place in places for row in values_at(samples, place)] if places else samples
+    for name, target in types.items():
+        problems = (
+            [doubt(target, [value], name) for value in values_at(rows, name)] if name not in wanted.logical else []
+        )
+        if problems and all(problems):
+            raise InvalidUsage(f"{problems[0]}.")
+
+
+def pieces_in_order(
+    pieces: list[tuple[np.ndarray, pa.RecordBatch]], empty: pa.RecordBatch
+) -> tuple[np.ndarray, dict[str, pa.Array]]:
+    """Return the numbers of all messages that were read, ascending, and their columns."""
+    rows, table = in_order(pieces, pa.Table.from_batches([batch for _, batch in pieces] or [empty]).combine_chunks())
+    return rows, {name: one_array(table[name]) for name in table.column_names}
+
+
+def _changes(
+    rows: np.ndarray, columns: dict[str, pa.Array], given: Messages, wanted: Wanted, keys: Keys
+) -> tuple[Changes, list[Bad]]:
+    ops = columns[OP]
+    deletes = _is(ops, "d")
+    others = {name: columns[name] for name in wanted.paths(given)}
+    others.update(wanted.beside(given, rows))
+    changes = Changes(rows, deletes, columns["after"], columns["before"], keys.of(rows), others)
+    here = deletes | _is(ops, "c") | _is(ops, "r") | _is(ops, "u")
+    missing = ~deletes & _nulls(columns["after"])
+    problems: list[Problem] = [(_is(ops, op), _always(reason)) for op, reason in REFUSED.items()]
+    problems += [
+        (~here, lambda place: _no_op(ops[place].as_py())),
+        (missing, lambda place: f'it has op "{ops[place].as_py()}", and no row after the change'),
+    ]
+    if TIME in others:
+        problems.append((_nulls(others[TIME]), lambda _: f"it has no {wanted.time!r} to take its time from"))
+    return refused(changes, problems)
+
+
+def _always(reason: str) -> Callable[[int], str]:
+    return lambda _: reason
+
+
+def _no_op(op: str | None) -> str:
+    return "it is no change event: it has no op" if op is None else f'it has op "{op}", which is none of c, r, u and d'
+
+
+def _is(column: pa.Array, value: Any) -> Mask:
+    return boolean_values(pc.equal(column, value).fill_null(False))
+
+
+def _nulls(column: pa.Array) -> Mask:
+    return boolean_values(column.is_null())
+
+
+def _with_tombstones(
+    changes: Changes, rows: np.ndarray, keys: Keys, given: Messages, wanted: Wanted
+) -> tuple[Changes, list[Bad]]:
+    if not len(rows):
+        return changes, []
+    if keys.columns is None:
+        return changes, [Bad(int(row), "it has neither a value nor a key") for row in rows]
+    none = {name: pa.nulls(len(rows), column.type) for name, column in changes.others.items()}
+    none.update(wanted.beside(given, rows))
+    empty = pa.nulls(len(rows), changes.after.type)
+    gone = Changes(rows, np.ones(len(rows), bool), empty, empty, keys.of(rows), none)
+    bad = list[Bad]()
+    if TIME in none and wanted.time in wanted.paths(given).values():
+        reason = (
+            f"it is a tombstone, which has no {wanted.time!r} to take its time from: take the time from a column "
+            'beside the messages, or pass tombstones over with tombstones="skip"'
+        )
+        gone, bad = refused(gone, [(np.ones(len(rows), bool), lambda _: reason)])
+    return merged_changes(changes, gone), bad
+
+
+def merged_changes(one: Changes, other: Changes) -> Changes:
+    """Return changes of both, in the order of their messages."""
+    rows = np.concatenate([one.rows, other.rows])
+    order = np.argsort(rows, kind="stable")
+
+    def both(a: pa.Array, b: pa.Array) -> pa.Array:
+        return one_array(pa.chunked_array([a, b], a.type)).take(int64_array(order))
+
+    keys = None if one.keys is None or other.keys is None else both(one.keys, other.keys)
+    others = {name: both(column, other.others[name]) for name, column in one.others.items()}
+    deletes = np.concatenate([one.deletes, other.deletes])[order]
+    return Changes(rows[order], deletes, both(one.after, other.after), both(one.before, other.before), keys, others)

@@ -1,0 +1,178 @@
+"""Numbers of JSON where floats are read: which of them are no float, and what holds them exactly.
+
+`pyarrow.json` reads a whole number beyond 2^53 as the nearest double, and one beyond float32 as infinity, and says
+nothing. What such numbers look like is searched for in the bytes; only documents that have some are read again, slowly.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.types.arrow_types import children
+from persist.codecs.types.texts import is_exact_float
+from persist.connect.envelopes.messages import Unreadable
+
+_LONG = {64: rb"(?:^|[^0-9.])[0-9]{16,}(?![0-9.eE])", 32: rb"(?:^|[^0-9.])[0-9]{8,}"}
+_FAR = rb"|[eE][+-]?[0-9]{2}|0\.0{30}"
+DIGITS_MAX = 38
+
+
+def check_numbers(texts: pa.Array, fields: pa.Schema) -> None:
+    """Raise Unreadable if a document has a number that the float where it is read rounds to another number.
+
+    Args:
+        texts: large_binary without NULL: documents that were parsed with these fields.
+    """
+    bits = _bits_min(pa.struct(list(fields)))
+    if bits is None or not len(texts):
+        return
+    doubtful = re.compile(_LONG[64 if bits == 64 else 32] + _FAR)
+    if doubtful.search(_data(texts)) is None:
+        return
+    for text in texts.to_pylist():
+        if doubtful.search(text):
+            for path, number, width in _numbers(text, fields):
+                if not is_exact_float(number, width):
+                    raise Unreadable(f"column {path!r} of type {_FLOATS[width]} would round {number:.60}")
+
+
+_FLOATS = {16: pa.float16(), 32: pa.float32(), 64: pa.float64()}
+
+
+def exact_fields(fields: pa.Schema, read: Callable[[], Iterable[pa.Array]]) -> pa.Schema:
+    """Return inferred fields with decimals in place of doubles that would round a whole number.
+
+    Args:
+        read: reads all documents, as of `check_numbers`; it is called if there is a double.
+
+    Raises:
+        InvalidUsage: no decimal holds all numbers of a field.
+    """
+    doubtful = re.compile(_LONG[64] + _FAR)
+    if _bits_min(pa.struct(list(fields))) is None or not any(doubtful.search(_data(texts)) for texts in read()):
+        return fields
+    guesses: dict[str, NumberGuess] = {}
+    for texts in read():
+        for text in texts.to_pylist():
+            for path, number, _ in _numbers(text, fields):
+                guesses.setdefault(path, NumberGuess()).add(number)
+    return pa.schema([(field.name, _exact(field.type, field.name, guesses)) for field in fields])
+
+
+def _exact(kind: pa.DataType, path: str, guesses: "dict[str, NumberGuess]") -> pa.DataType:
+    if pat.is_struct(kind):
+        return pa.struct([(f.name, _exact(f.type, f"{path}.{f.name}", guesses)) for f in kind])
+    if pat.is_list(kind):
+        return pa.list_(_exact(kind.value_type, f"{path}[]", guesses))
+    return guesses[path].type_of(path) if pat.is_floating(kind) and path in guesses else kind
+
+
+@dataclass(slots=True)
+class NumberGuess:
+    """The numbers of a column so far, which are to become doubles if these are exact.
+
+    Attributes:
+        inexact: a number that a double rounds.
+        odd: a number that no decimal holds.
+        whole, scale: digits before and behind the point.
+    """
+
+    inexact: str | None = None
+    odd: str | None = None
+    whole: int = 0
+    scale: int = 0
+
+    def add(self, number: str) -> None:
+        """Look at one more number."""
+        if not is_exact_float(number):
+            self.inexact = self.inexact or number
+        whole, _, fraction = number.lstrip("+-").partition(".")
+        if not (whole + fraction).isdigit():
+            self.odd = self.odd or number
+        self.whole, self.scale = max(self.whole, len(whole)), max(self.scale, len(fraction))
+
+    def type_of(self, path: str) -> pa.DataType:
+        """Return float64, or the decimal that holds all numbers; raise InvalidUsage if there is none."""
+        if self.inexact is None:
+            return pa.float64()
+        if self.odd is None and self.whole + self.scale <= DIGITS_MAX:
+            return pa.decimal128(DIGITS_MAX, self.scale)
+        also = "" if self.odd in (None, self.inexact) else f" beside {self.odd:.60}"
+        raise InvalidUsage(
+            f"column {path!r} has the number {self.inexact:.60}{also}, which a double would round, and no decimal of "
+            f"{DIGITS_MAX} digits holds all numbers of the column. Write them as text, or mend them"
+        )
+
+
+def _data(texts: pa.Array) -> memoryview:
+    offsets = np.frombuffer(texts.buffers()[1], np.int64, len(texts) + 1, texts.offset * 8)
+    return memoryview(texts.buffers()[2] or b"")[offsets[0] : offsets[-1]]
+
+
+@lru_cache(maxsize=256)
+def _bits_min(kind: pa.DataType) -> int | None:
+    """Return the bits of the narrowest float inside of a type; None if there is none."""
+    if pat.is_floating(kind):
+        return int(kind.bit_width)
+    bits = [found for field in (children(kind) if pat.is_nested(kind) else ()) if (found := _bits_min(field.type))]
+    return min(bits, default=None)
+
+
+def _numbers(text: bytes, fields: pa.Schema) -> Iterator[tuple[str, str, int]]:
+    """Yield the numbers of a document that are read as floats, each with its path and the bits of the float."""
+    try:
+        document = _decoder(fields).decode(text)
+    except msgspec.MsgspecError:  # Whoever parses it says what is wrong with it.
+        return
+    for at, field in enumerate(fields):
+        yield from _inside(getattr(document, f"m{at}", None), field.type, field.name)
+
+
+def _inside(value: Any, kind: pa.DataType, path: str) -> Iterator[tuple[str, str, int]]:
+    if value is None:
+        return
+    if isinstance(value, msgspec.Raw):
+        number = bytes(value).decode()
+        if number[:1] in "-0123456789":
+            yield path, number, kind.bit_width
+    elif isinstance(value, list):
+        for item in value:
+            yield from _inside(item, kind.value_type, f"{path}[]")
+    else:
+        for at, field in enumerate(kind):
+            yield from _inside(getattr(value, f"m{at}", None), field.type, f"{path}.{field.name}")
+
+
+@lru_cache(maxsize=64)
+def _decoder(fields: pa.Schema) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_object([*fields]))
+
+
+def _object(fields: list[pa.Field]) -> Any:
+    """Return an object with those members that have floats inside; others are passed over."""
+    held = [(f"m{at}", field) for at, field in enumerate(fields) if _bits_min(field.type)]
+    members = [(name, _held(field.type), None) for name, field in held]
+    return msgspec.defstruct("Object", members, rename={name: field.name for name, field in held}, gc=False)
+
+
+def _held(kind: pa.DataType) -> Any:
+    if pat.is_floating(kind):
+        return msgspec.Raw  # Also of null.
+    return (_object([*kind]) if pat.is_struct(kind) else list[_held(kind.value_type)]) | None  # type: ignore[misc]
+
+
+def has_inexact(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
+    """Return bool[texts]: which documents have a number that is rounded where a float is read."""
+    if _bits_min(pa.struct(list(fields))) is None:
+        return np.zeros(len(texts), np.bool_)
+    numbers = ([(n, bits) for _, n, bits in _numbers(text, fields)] for text in texts.to_pylist())
+    return np.array([any(not is_exact_float(n, bits) for n, bits in found) for found in numbers], np.bool_)

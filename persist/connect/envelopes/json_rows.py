@@ -1,0 +1,249 @@
+"""JSON documents, one in each row of a column of bytes, as rows: many in one pass, and the bad ones told apart.
+
+`pyarrow.json` reads a stream of objects and stops at the first that is bad, without a word about where it was. So
+documents are joined into one stream, and what makes a document hold exactly one row of it is checked:
+
+- each begins with `{` and ends with `}`. Between `}` and `{` no JSON goes on, not even in a string, because the newline
+  between two documents may not stand in one: so no two documents can become one object;
+- there are as many rows as documents: so none was two objects.
+
+Where reading fails, the documents that look bad (`suspects`) are put aside, all in one pass, and both sides are read
+again. What looks good and cannot be read together is halved until the bad ones are alone: that costs a pass over a
+piece for each of these and each halving, n log n in the worst case.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.codecs.errors import InvalidUpdate
+from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
+from persist.codecs.types.arrow_types import leaf_arrays
+from persist.connect.envelopes.json_numbers import check_numbers, has_inexact
+from persist.connect.envelopes.messages import Unreadable
+
+PIECE_BYTES = 8 << 20  # What is read in one go: large enough for 0.1 ms of preparations, small enough for the caches.
+REASON_CHARS_MAX = 500
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A message that cannot be read: its number among those given, and why."""
+
+    row: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted(Generic[T]):
+    """What was read of some documents: the good ones in pieces, each with the numbers of its rows; and the bad ones.
+
+    Where documents were bad, pieces may lie between each other's rows.
+    """
+
+    pieces: list[tuple[np.ndarray, T]]
+    bad: list[Bad]
+
+
+def in_order(pieces: list[tuple[np.ndarray, T]], table: pa.Table) -> tuple[np.ndarray, pa.Table]:
+    """Return the numbers of the rows of pieces, ascending, and the table that was made of these, in the same order."""
+    rows = np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in pieces)])
+    if (np.diff(rows) < 0).any():
+        order = np.argsort(rows, kind="stable")
+        rows, table = rows[order], table.take(int64_array(order))
+    return rows, table
+
+
+def parse(
+    texts: pa.Array, fields: pa.Schema | None, others: Literal["ignore", "error", "infer"] = "ignore"
+) -> pa.Table:
+    """Return one row for each document: the given fields, or all that there are if None.
+
+    Args:
+        texts: large_binary without NULL.
+        fields: a listed field that is missing is NULL.
+        others: what becomes of fields that are not listed.
+
+    Raises:
+        Unreadable, pa.ArrowException: some document is not one JSON object, or a value does not fit its field.
+    """
+    import pyarrow.json as pj
+
+    _check_ends(texts)
+    stream = _joined(texts)
+    options = pj.ParseOptions() if fields is None else pj.ParseOptions(fields, False, others)
+    reading = pj.ReadOptions(use_threads=False, block_size=stream.size + 1)
+    table = pj.read_json(pa.BufferReader(stream), read_options=reading, parse_options=options)
+    if table.num_rows != len(texts):
+        raise Unreadable("it holds more than one JSON object")
+    if fields is not None:
+        check_numbers(texts, fields)
+        for column in table.columns:
+            for leaf in (leaf for chunk in column.chunks for leaf in leaf_arrays(chunk)):
+                if pat.is_decimal(leaf.type):
+                    leaf.validate(full=True)  # Reading checks the scale, and not the precision.
+    return table
+
+
+class Reading(Protocol[T_co]):
+    """Reads documents that belong together."""
+
+    def read(self, texts: pa.Array) -> T_co:
+        """Return what documents hold; raise Unreadable, InvalidUpdate or what Arrow does where one is bad."""
+
+    def suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
+        """Return which of some documents, one of which is bad, look bad."""
+
+
+def sifted(texts: pa.Array, reading: Reading[T], rows: np.ndarray | None = None) -> Sifted[T]:
+    """Read documents piece by piece, and find out which of them are bad.
+
+    Args:
+        texts: large_binary without NULL.
+        rows: the numbers that the documents have; their places if None.
+    """
+    numbers = np.arange(len(texts)) if rows is None else rows
+    result: Sifted[T] = Sifted([], [])
+    for start, stop in pieces(texts):
+        _sift(texts.slice(start, stop - start), numbers[start:stop], reading, result)
+    return result
+
+
+def _sift(
+    texts: pa.Array, rows: np.ndarray, reading: Reading[T], sifted: Sifted[T], *, looks_alike: bool = False
+) -> None:
+    """Read documents, or parts of them; looks_alike: as far as suspicion goes they are all good, or all bad."""
+    try:
+        sifted.pieces.append((rows, reading.read(texts)))
+    except (Unreadable, InvalidUpdate, pa.ArrowException, UnicodeDecodeError) as error:
+        if len(texts) == 1:
+            sifted.bad.append(Bad(int(rows[0]), reason_of(error)))
+            return
+        odd = None if looks_alike else reading.suspects(texts)
+        if odd is not None and odd.any() and not odd.all():
+            for mask in (~odd, odd):
+                _sift(texts.filter(boolean_array(mask)), rows[mask], reading, sifted, looks_alike=True)
+            return
+        middle = len(texts) // 2
+        _sift(texts.slice(0, middle), rows[:middle], reading, sifted, looks_alike=True)
+        _sift(texts.slice(middle), rows[middle:], reading, sifted, looks_alike=True)
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an error says about one message, without what it says about its place among those read with it."""
+    text = str(error)
+    if changed := re.search(r"Column\(/?([^)]*)\) changed from (\w+) to (\w+)", text):
+        where, wanted, is_ = changed.groups()
+        what = f"the column {where.replace('/', '.')!r}" if where else "it"
+        return f"{what} holds {_an(is_)}, where {_an(wanted)} is expected"
+    if twice := re.search(r"Column\(/?([^)]*)\) was specified twice", text):
+        return f"the field {twice[1].replace('/', '.')!r} occurs twice in it"
+    if failed := re.search(r"Failed to convert JSON to ([^,]+(?:\([^)]*\))?)[,:] (?:couldn't parse:)?(.*)", text):
+        return f"{failed[2]} does not fit {failed[1]}"[:REASON_CHARS_MAX]
+    if syntax := re.search(r"JSON parse error: (.*?)(?: in row \d+)?$", text, re.DOTALL):
+        return f"it is not JSON: {syntax[1].rstrip('.')}"[:REASON_CHARS_MAX]
+    if large := re.search(r"Decimal value (\S+) does not fit in precision of (.*?)\.?$", text):
+        return f"the number of digits {large[1]} does not fit {large[2]}"
+    if isinstance(error, UnicodeDecodeError) or "Invalid UTF8" in text:
+        return "it is not UTF-8"
+    return re.sub(r"^update \d+ has ", "it has ", text)[:REASON_CHARS_MAX]
+
+
+def _an(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeio" else f"a {kind}"
+
+
+def pieces(texts: pa.Array) -> Iterator[tuple[int, int]]:
+    """Yield bounds of pieces of about PIECE_BYTES; one larger document is a piece of its own."""
+    if not len(texts):
+        return
+    ends = np.cumsum(int64_values(pc.binary_length(texts).cast(pa.int64())))
+    start = 0
+    while start < len(texts):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(ends.searchsorted(np.int64(before + PIECE_BYTES), side="right")))
+        yield start, stop
+        start = stop
+
+
+def _check_ends(texts: pa.Array) -> None:
+    ends = pc.and_(pc.starts_with(texts, b"{"), pc.ends_with(texts, b"}"))
+    if pc.all(ends, min_count=0).as_py():
+        return
+    odd = texts.filter(pc.invert(ends)).cast(pa.large_string())
+    trimmed = pc.ascii_trim_whitespace(odd)
+    good = pc.and_(pc.starts_with(trimmed, "{"), pc.ends_with(trimmed, "}"))
+    if not pc.all(good, min_count=0).as_py():
+        first = trimmed.filter(pc.invert(good))[0].as_py()
+        raise Unreadable(f"it is not a JSON object: {first!r:.60}" if first else "it is empty")
+
+
+def _joined(texts: pa.Array) -> pa.Buffer:
+    """Return the documents with newlines between, as one buffer of valid UTF-8.
+
+    Raises:
+        Unreadable: a document holds a zero byte, which would end the stream early.
+        pa.ArrowInvalid: a document is not UTF-8, which `pyarrow.json` does not look at.
+    """
+    whole = pa.LargeListArray.from_arrays(pa.array([0, len(texts)], pa.int64()), texts.cast(pa.large_string()))
+    stream = pc.binary_join(whole, pa.scalar("\n", pa.large_string()))[0].as_buffer()
+    if not np.frombuffer(stream, np.uint8).all():
+        raise Unreadable("it is not JSON: it holds a zero byte")
+    return stream
+
+
+def suspects(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
+    """Return bool[texts]: which documents are no JSON object, or hold something else than fields say.
+
+    Args:
+        texts: large_binary without NULL.
+        fields: as for `parse`.
+    """
+    decode = _decoder(fields).decode
+    is_suspect = np.zeros(len(texts), np.bool_)
+    for at, text in enumerate(texts.to_pylist()):
+        try:
+            decode(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            is_suspect[at] = True
+    return is_suspect | has_inexact(texts, fields)
+
+
+@lru_cache(maxsize=64)
+def _decoder(fields: pa.Schema) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_object([*fields]))
+
+
+def _object(fields: list[pa.Field]) -> Any:
+    """Return an object with some members; others are passed over, and any may be missing or null."""
+    members = [(f"m{at}", _held(field.type) | None, None) for at, field in enumerate(fields)]
+    names = {f"m{at}": field.name for at, field in enumerate(fields)}
+    return msgspec.defstruct("Object", members, rename=names, gc=False)
+
+
+def _held(kind: pa.DataType) -> Any:
+    """Return what a document holds where a column of that type is read."""
+    if pat.is_struct(kind):
+        return _object([*kind])
+    if pat.is_list(kind):
+        return list[_held(kind.value_type) | None]  # type: ignore[misc]
+    if pat.is_boolean(kind):
+        return bool
+    if pat.is_integer(kind):
+        return int
+    if pat.is_floating(kind):
+        return float | int
+    if pat.is_decimal(kind):
+        return str | float | int
+    return str if pat.is_string(kind) or pat.is_timestamp(kind) else msgspec.Raw

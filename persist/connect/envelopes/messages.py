@@ -1,0 +1,404 @@
+"""Raw messages as columns of bytes, whatever they came in (a frame of a Kafka consumer, a column, or a list), and what
+is wrong with one: for callers an error that names the first, inside a reason without a place.
+
+Bytes inside of messages are base64 text, and a decimal is such bytes; both are read whole columns at a time. A decimal
+travels as Java's `BigInteger.toByteArray`: two's complement, the highest byte first, as few bytes as hold it.
+
+A column of a message becomes a column of a collection by what JSON holds, and what that stands for. JSON has numbers,
+texts, booleans and nothing else, so which of these a producer sends for a date or a decimal is looked up in a few of
+its messages. If others of its messages hold something else, they are read again apart.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.order.arrays import boolean_values, int64_values
+from persist.codecs.types.casts import cast_column
+from persist.codecs.types.texts import parse_column
+
+
+class Unreadable(ValueError):
+    """Some message of a piece is bad. Never leaves this room: the piece is halved until the message is alone."""
+
+
+KEY, VALUE = "key", "value"
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages in the order in which they arrived.
+
+    Attributes:
+        keys: large_binary[n], NULL where a message has no key; None if none was given a key.
+        values: large_binary[n]; NULL is a tombstone.
+        others: all other columns, such as an offset or a partition.
+    """
+
+    keys: pa.Array | None
+    values: pa.Array
+    others: pa.Table
+
+    @classmethod
+    def of(cls, given: Any) -> "Messages":
+        """Take a record batch, table, reader, frame, or an iterable of batches; a column; or a list of bytes or text.
+
+        A table has a column "value", and may have one called "key"; a table of one column is the values.
+        """
+        if isinstance(given, pa.Array | pa.ChunkedArray):
+            return cls(None, _as_bytes(given, VALUE), pa.table({"rows": pa.nulls(len(given))}).select([]))
+        table = _as_table(given)
+        if isinstance(table, list):
+            return cls.of(_listed(table))
+        if VALUE not in table.column_names and table.num_columns == 1:
+            table = table.rename_columns([VALUE])
+        if VALUE not in table.column_names:
+            raise InvalidUsage(
+                f"messages have the columns {table.column_names}, and none of them is {VALUE!r}: name the column of "
+                f"the messages' bodies {VALUE!r}, and that of their keys, if there is one, {KEY!r}."
+            )
+        keys = _as_bytes(table[KEY], KEY) if KEY in table.column_names else None
+        others = table.select([name for name in table.column_names if name not in (KEY, VALUE)])
+        return cls(keys, _as_bytes(table[VALUE], VALUE), others)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def _as_table(given: Any) -> pa.Table | list[Any]:
+    if isinstance(given, pa.Table):
+        return given
+    if isinstance(given, pa.RecordBatch):
+        return pa.Table.from_batches([given])
+    if hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__"):
+        return pa.table(given)
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InvalidUsage(
+            f"messages are {type(given).__name__} {given!r:.40}: give record batches with the columns {VALUE!r} and, "
+            f"if there is one, {KEY!r}; a column; or a list of bytes or text."
+        )
+    items = list(given)
+    if items and all(isinstance(item, pa.RecordBatch | pa.Table) for item in items):
+        tables = [pa.table(item) if isinstance(item, pa.RecordBatch) else item for item in items]
+        return pa.concat_tables(tables)
+    return items
+
+
+def _listed(items: list[Any]) -> pa.Array:
+    odd = next((item for item in items if not (item is None or isinstance(item, str | bytes))), None)
+    if odd is not None:
+        raise InvalidUsage(f"a message is {odd!r:.60}: give bytes or text, or None for a tombstone.")
+    return pa.array(items, pa.large_binary())
+
+
+def _as_bytes(column: Any, name: str) -> pa.Array:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), pa.large_binary())
+    try:
+        return array.cast(pa.large_binary())
+    except pa.ArrowException as error:
+        raise InvalidUsage(
+            f"the column {name!r} of the messages has type {array.type}: it must be bytes or text, one JSON document "
+            "in each row."
+        ) from error
+
+
+DECIMAL_BYTES = 16
+PRECISION_MAX = 38
+_PAD, _NONE = 64, 255
+_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+
+
+def _codes() -> np.ndarray:
+    codes = np.full(256, _NONE, np.uint8)
+    codes[np.frombuffer(_ALPHABET, np.uint8)] = np.arange(64)
+    codes[ord("=")] = _PAD
+    return codes
+
+
+def from_base64(texts: pa.Array) -> pa.Array:
+    """Return the bytes that base64 text stands for, as large_binary; NULL stays.
+
+    Raises:
+        Unreadable: some text is not base64 of the usual alphabet, padded to a multiple of four.
+    """
+    offsets, data = _parts(texts)
+    lengths = np.diff(offsets)
+    codes = _codes()[data]
+    if (lengths % 4).any() or (codes == _NONE).any():
+        raise Unreadable(f"{_example(texts)} is not base64")
+    pads = _pads(codes, offsets, texts)
+    codes[codes == _PAD] = 0
+    quads = codes.reshape(-1, 4).astype(np.uint32)
+    bits = quads[:, 0] << 18 | quads[:, 1] << 12 | quads[:, 2] << 6 | quads[:, 3]
+    triples = np.stack([bits >> 16, bits >> 8 & 255, bits & 255], axis=1).astype(np.uint8).ravel()
+    ends = np.cumsum(lengths // 4 * 3)
+    keep = np.ones(len(triples), bool)
+    for back in (1, 2):
+        keep[ends[pads >= back] - back] = False
+    starts = np.concatenate([[0], np.cumsum(lengths // 4 * 3 - pads)]).astype(np.int64)
+    buffers = [None, pa.py_buffer(starts), pa.py_buffer(triples[keep])]
+    return _with_nulls_of(texts, pa.Array.from_buffers(pa.large_binary(), len(texts), buffers))
+
+
+def from_latin_1(texts: pa.Array) -> pa.Array:
+    """Return the bytes whose numbers are the characters of a text, as large_binary; NULL stays."""
+    _, data = _parts(texts)
+    try:
+        content = data.tobytes().decode().encode("latin-1")
+    except UnicodeEncodeError as error:
+        raise Unreadable("it has characters beyond U+00FF where bytes are expected") from error
+    ends = np.cumsum(int64_values(pc.utf8_length(texts).fill_null(0).cast(pa.int64())))
+    starts = np.concatenate([[0], ends]).astype(np.int64)
+    buffers = [None, pa.py_buffer(starts), pa.py_buffer(content)]
+    return _with_nulls_of(texts, pa.Array.from_buffers(pa.large_binary(), len(texts), buffers))
+
+
+def to_decimals(unscaled: pa.Array, target: pa.DataType) -> pa.Array:
+    """Return the decimals of `target`'s scale whose unscaled values are given as large_binary; NULL stays.
+
+    Raises:
+        Unreadable: a value has no byte, or does not fit `target`.
+    """
+    offsets, data = _parts(unscaled)
+    lengths = np.diff(offsets)
+    if (lengths > DECIMAL_BYTES).any() or ((lengths == 0) & boolean_values(unscaled.is_valid())).any():
+        raise Unreadable(f"a decimal of {int(lengths.max())} bytes does not fit {target}")
+    # Arrow has 16 bytes, the lowest first: bytes are turned round, and negative numbers filled with ones.
+    held = np.flatnonzero(lengths)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    place = np.repeat(offsets[1:], lengths) - 1 - np.arange(len(data))
+    matrix = np.zeros((len(lengths), DECIMAL_BYTES), np.uint8)
+    matrix[held[data[offsets[:-1][held]] >= 128]] = 255
+    matrix[owner, place] = data
+    widest = pa.decimal128(PRECISION_MAX, target.scale)
+    wide = pa.Array.from_buffers(widest, len(lengths), [None, pa.py_buffer(matrix)])
+    try:
+        wide.validate(full=True)
+        return _with_nulls_of(unscaled, wide.cast(target))
+    except pa.ArrowInvalid as error:
+        raise Unreadable(f"a decimal does not fit {target}: {error}") from error
+
+
+def _parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return the offsets, from 0 and int64[n + 1], and the bytes of a column of bytes or text; NULL has none."""
+    plain = array.cast(pa.large_binary()).fill_null(b"")
+    _, offset_buffer, data_buffer = plain.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int64, len(plain) + 1, plain.offset * 8)
+    data = np.frombuffer(data_buffer or b"", np.uint8)[offsets[0] : offsets[-1]]
+    return offsets - offsets[0], data
+
+
+def _pads(codes: np.ndarray, offsets: np.ndarray, texts: pa.Array) -> np.ndarray:
+    """Return how many `=` each text ends with: at most two, and none elsewhere."""
+    places = np.flatnonzero(codes == _PAD)
+    owners = np.searchsorted(offsets[1:], places, "right")
+    pads = np.bincount(owners, minlength=len(offsets) - 1)
+    if (pads > 2).any() or (places < offsets[1:][owners] - pads[owners]).any():
+        raise Unreadable(f"{_example(texts)} is not base64")
+    return pads
+
+
+def _example(texts: pa.Array) -> str:
+    return repr(texts.drop_null()[0].as_py())[:60]
+
+
+def _with_nulls_of(source: pa.Array, array: pa.Array) -> pa.Array:
+    if not source.null_count:
+        return array
+    return pc.if_else(source.is_valid(), array, pa.scalar(None, array.type))
+
+
+SAMPLES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How one column is read.
+
+    Attributes:
+        wire: what `pyarrow.json` is to read.
+        convert: makes of that what the column holds; raises where a value is bad.
+        target: the type of what it makes.
+    """
+
+    wire: pa.DataType
+    convert: Callable[[pa.Array], pa.Array]
+    target: pa.DataType
+
+
+def samples_of(texts: pa.Array) -> list[dict[str, Any]]:
+    """Return some of the documents as Python values, from all over; those that are no objects are left out."""
+    places = {
+        *range(min(len(texts), SAMPLES // 2)),
+        *(len(texts) * n // SAMPLES for n in range(SAMPLES if len(texts) else 0)),
+    }
+    documents = []
+    for place in sorted(places):
+        try:
+            document = json.loads(texts[place].as_py())
+        except ValueError:
+            continue
+        if isinstance(document, dict):
+            documents.append(document)
+    return documents
+
+
+def values_at(samples: Iterable[Any], *path: str) -> list[Any]:
+    """Return what samples hold at a path, without what is missing or null."""
+    values = list(samples)
+    for name in path:
+        values = [sample[name] for sample in values if isinstance(sample, dict) and sample.get(name) is not None]
+    return values
+
+
+def row_reader(readers: Mapping[str, Reader]) -> Reader:
+    """Return a reader of objects with certain members; a missing one is NULL, others are passed over."""
+    names = list(readers)
+    wire = pa.struct([(name, reader.wire) for name, reader in readers.items()])
+    target = pa.struct([(name, reader.target) for name, reader in readers.items()])
+
+    def convert(rows: pa.Array) -> pa.Array:
+        columns = [_named(name, readers[name].convert, rows.field(name)) for name in names]
+        fields = [pa.field(name, column.type) for name, column in zip(names, columns, strict=True)]
+        return pa.StructArray.from_arrays(columns, fields=fields, mask=rows.is_null())
+
+    return Reader(wire, convert, target)
+
+
+def _named(name: str, convert: Callable[[pa.Array], pa.Array], column: pa.Array) -> pa.Array:
+    try:
+        return convert(column)
+    except (Unreadable, pa.ArrowException) as error:
+        raise Unreadable(f"in column {name!r}: {error}") from error
+
+
+def list_reader(element: Reader) -> Reader:
+    """Return a reader of arrays of what `element` reads."""
+
+    def convert(lists: pa.Array) -> pa.Array:
+        values = element.convert(lists.values)
+        return pa.ListArray.from_arrays(lists.offsets, values, mask=lists.is_null() if lists.null_count else None)
+
+    return Reader(pa.list_(element.wire), convert, pa.list_(element.target))
+
+
+def reader(
+    target: pa.DataType, samples: list[Any], name: str, binary: Callable[[pa.Array], pa.Array] = from_base64
+) -> Reader:
+    """Return how a column of type `target` is read where nothing but the samples tells what producers send.
+
+    Numbers for moments count the units of `target`; text for bytes is what `binary` reads.
+    """
+    if pat.is_struct(target):
+        inner = {f.name: reader(f.type, values_at(samples, f.name), f"{name}.{f.name}", binary) for f in target}
+        return _cast_after(row_reader(inner), target, name)
+    if pat.is_list(target) or pat.is_large_list(target) or pat.is_fixed_size_list(target):
+        values = [value for sample in samples if isinstance(sample, list) for value in sample if value is not None]
+        return _cast_after(list_reader(reader(target.value_type, values, name, binary)), target, name)
+    if pat.is_map(target):
+        raise InvalidUsage(
+            f"column {name!r} is a map, and maps are not read from JSON. Give it type string or a struct, and let the "
+            "connector send it so."
+        )
+    wire, convert = _flat(target, _kind(samples), binary)
+    return Reader(wire, convert, target)
+
+
+def _cast_after(inner: Reader, target: pa.DataType, name: str) -> Reader:
+    return Reader(inner.wire, lambda column: _exact(inner.convert(column), target, name), target)
+
+
+def _exact(column: pa.Array, target: pa.DataType, name: str) -> pa.Array:
+    return cast_column(pa.chunked_array([column]), target, name).combine_chunks()
+
+
+def _parsed(texts: pa.Array, target: pa.DataType) -> pa.Array:
+    return parse_column(pa.chunked_array([texts]), target).combine_chunks()
+
+
+def _kind(samples: list[Any]) -> str:
+    match samples:
+        case [bool(), *_]:
+            return "boolean"
+        case [int() | float(), *_]:
+            return "number"
+        case [str(), *_]:
+            return "text"
+    return "unknown"
+
+
+def _flat(
+    target: pa.DataType, kind: str, binary: Callable[[pa.Array], pa.Array]
+) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]]:
+    text = kind == "text"
+    if pat.is_null(target):  # Nothing declares the column, and no message of this call has a value in it.
+        return target, _same
+    if pat.is_boolean(target):
+        by_kind = {"number": (pa.int64(), _truth), "text": (pa.string(), lambda column: _parsed(column, target))}
+        return by_kind.get(kind, (target, _same))
+    if text and (pat.is_integer(target) or pat.is_floating(target)):
+        return pa.string(), lambda column: _parsed(column, target)
+    if pat.is_integer(target) or pat.is_floating(target):
+        wire = pa.bool_() if kind == "boolean" else pa.float64() if pat.is_float16(target) else target
+        if pat.is_float16(target):
+            return wire, lambda column: _parsed(column.cast(pa.string()), target)
+        return wire, lambda column: column.cast(target)
+    if pat.is_decimal(target):
+        return target, _same  # Arrow reads both numbers and text, and refuses what it would have to round.
+    if pat.is_binary(target) or pat.is_large_binary(target) or pat.is_fixed_size_binary(target):
+        return pa.string(), lambda column: _bytes(binary(column), target)
+    if pat.is_timestamp(target):
+        return (
+            (pa.int64(), lambda column: column.cast(target)) if kind == "number" else (pa.string(), _from_text(target))
+        )
+    if pat.is_date(target) or pat.is_time(target) or pat.is_duration(target):
+        return (pa.string(), _from_text(target)) if text else _counted(target)
+    return pa.string(), lambda column: column.cast(target)
+
+
+def _same(column: pa.Array) -> pa.Array:
+    return column
+
+
+def _truth(numbers: pa.Array) -> pa.Array:
+    if not pc.all(pc.and_(pc.greater_equal(numbers, 0), pc.less_equal(numbers, 1)), min_count=0).as_py():
+        raise Unreadable("a boolean is a number other than 0 and 1")
+    return numbers.cast(pa.bool_())
+
+
+def _bytes(column: pa.Array, target: pa.DataType) -> pa.Array:
+    return column.cast(pa.binary()).cast(target)
+
+
+def _counted(target: pa.DataType) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]]:
+    """Return how days, or units of a day, are read from numbers."""
+    if pat.is_date(target):
+        return pa.int32(), lambda column: column.cast(pa.date32()).cast(target)
+    wire = pa.int32() if pat.is_time32(target) else pa.int64()
+    return wire, lambda column: _within_a_day(column.cast(target))
+
+
+def _within_a_day(column: pa.Array) -> pa.Array:
+    if pat.is_time(column.type):
+        ticks = column.cast(pa.int32() if pat.is_time32(column.type) else pa.int64())
+        last = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}[column.type.unit] - 1
+        within = pc.and_(pc.greater_equal(ticks, 0), pc.less_equal(ticks, last))
+        if not pc.all(within, min_count=0).as_py():
+            raise Unreadable("a time of day is not within one day")
+    return column
+
+
+def _from_text(target: pa.DataType) -> Callable[[pa.Array], pa.Array]:
+    """Return a function that reads ISO 8601; text without a zone stands for UTC in a column with one."""
+    if pat.is_duration(target):
+        raise InvalidUsage(f"text is not read as {target}: give the column type string.")
+    return lambda texts: _parsed(texts, target)

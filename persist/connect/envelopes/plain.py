@@ -1,0 +1,141 @@
+"""Messages without an envelope: each value is a row, as a JSON object, with or without Connect's schema around it.
+
+A message without a value is a tombstone: the row of its key is gone. The key of a message counts for nothing else,
+because producers choose keys to spread messages, too. A tombstone's key is a JSON object, or the one column of the key
+as JSON or as bare text.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.codecs.order.arrays import boolean_values, int64_array
+from persist.connect.envelopes.assembly import Changes, Events, OnError, SchemaLike, Wanted, assembled, delivered
+from persist.connect.envelopes.connect import unwrapped
+from persist.connect.envelopes.debezium import (
+    check_told,
+    keys_of,
+    merged_changes,
+    no_rows,
+    pieces_in_order,
+    shown_types,
+)
+from persist.connect.envelopes.json_rows import Bad, sifted
+from persist.connect.envelopes.messages import Messages, samples_of
+from persist.connect.envelopes.rows import RowPlan, how_described, merged
+from persist.connect.envelopes.unavailable import refuse_unavailable
+
+NOTHING = "it has neither a value nor a key"
+
+
+def plain(
+    messages: Any,
+    *,
+    key: str | Sequence[str] | None = None,
+    schema: SchemaLike = None,
+    types: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] | None = None,
+    on_error: OnError = "raise",
+) -> Events:
+    """Read messages that are rows as events for `Collection.upsert`, or as rows for `Collection.write`.
+
+    Args:
+        messages: record batches, a table or a frame with the column "value" and, if there are tombstones, "key", as
+            bytes or text, in the order of arrival; or a column, or a list, of values alone.
+        key: the columns of the key, which each row must have; None if rows are not told apart, and then a message
+            without a value is bad.
+        schema: the types of the columns, key included; others are left out. None takes what the messages' schema part
+            declares, or else what JSON shows, which may differ from one call to the next.
+        types: by column, the logical type that it is sent as; see `debezium`.
+        metadata: further columns for the value: where they are in a message, or the name of a column beside it.
+        on_error: "raise", or "collect" bad messages in `rejected`.
+
+    Raises:
+        BadMessage: a message is bad, and on_error="raise".
+        InvalidUsage: an option is wrong, or the messages leave open what it would have said.
+    """
+    given = Messages.of(messages)
+    wanted = Wanted.of(key, schema, None, metadata, types, on_error)
+    there = np.flatnonzero(boolean_values(given.values.is_valid()))
+    values = given.values if len(there) == len(given) else given.values.take(int64_array(there))
+    apart = unwrapped(values, there)
+    groups, unavailable = refuse_unavailable(apart.groups, None, wanted)  # Connect may have unwrapped Debezium's rows.
+    row = _row_type(groups, wanted)
+    paths = wanted.paths(given)
+    samples = [sample for group in groups[:1] for sample in samples_of(group.texts)]
+    path_types = {name: wanted.path_type(name, samples) for name in paths}
+    pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad, *unavailable]
+    for group in groups:
+        types_of_row = {f.name: f.type for f in row}
+        check_told(group, (), types_of_row, wanted)
+        plan = RowPlan((), types_of_row, how_described(group.described, wanted.logical), paths, path_types)
+        rows = sifted(group.texts, plan, group.rows)
+        pieces += rows.pieces
+        bad += rows.bad
+    names = ["row", *paths]
+    empty = pa.record_batch([pa.array([], t) for t in (row, *path_types.values())], names)
+    numbers, columns = pieces_in_order(pieces, empty)
+    others = {name: columns[name] for name in paths} | wanted.beside(given, numbers)
+    none = pa.nulls(len(numbers), row)
+    changes = Changes(numbers, np.zeros(len(numbers), np.bool_), columns["row"], none, None, others)
+    nulls = np.flatnonzero(boolean_values(given.values.is_null()))
+    gone = np.sort(np.concatenate([no_rows(), nulls, apart.empty]))
+    if len(gone):
+        deleted, more = _tombstones(given, gone, wanted, row, changes)
+        changes, bad = merged_changes(changes, deleted), [*bad, *more]
+    events = assembled(changes, wanted.key)
+    return delivered(wanted, given, lambda: events.table, [*bad, *events.bad])
+
+
+def _row_type(groups: Sequence[Any], wanted: Wanted) -> pa.StructType:
+    if wanted.types is not None:
+        return pa.struct([(name, t) for name, t in wanted.types.items() if name not in wanted.metadata])
+    row = merged([pa.struct(list(shown_types(group, (), wanted).items())) for group in groups])
+    return row if pat.is_struct(row) else pa.struct([])
+
+
+def _tombstones(
+    given: Messages, rows: np.ndarray, wanted: Wanted, row: pa.StructType, live: Changes
+) -> tuple[Changes, list[Bad]]:
+    """Return what messages without values delete; their keys stand where other envelopes have the row before."""
+    none = Changes(no_rows(), np.zeros(0, np.bool_), pa.nulls(0, row), pa.nulls(0, row), None, _nulls(live, 0))
+    if not wanted.key:
+        return none, [Bad(int(number), "it is empty, and rows without a key cannot be deleted") for number in rows]
+    keys = None if given.keys is None else given.keys.take(int64_array(rows))
+    if keys is None:
+        return none, [Bad(int(number), NOTHING) for number in rows]
+    has_key = boolean_values(keys.is_valid())
+    bad = [Bad(int(number), NOTHING) for number in rows[~has_key]]
+    if not has_key.any():
+        return none, bad
+    rows = rows[has_key]
+    texts = _quoted(keys.drop_null(), wanted)
+    own = keys_of(Messages(texts, texts, given.others.slice(0, 0)), wanted)
+    bad += [Bad(int(rows[one.row]), f"in its key: {one.reason}") for one in own.bad]
+    good = ~np.isin(np.arange(len(rows)), [one.row for one in own.bad])
+    rows, kept = rows[good], own.of(np.flatnonzero(good))
+    assert kept is not None, "every message here has a key"
+    fields = [pa.field(f.name, kept.type.field(f.name).type if f.name in own.names else f.type) for f in row]
+    columns = [kept.field(f.name) if f.name in own.names else pa.nulls(len(rows), f.type) for f in fields]
+    before = pa.StructArray.from_arrays(columns, fields=fields).cast(row)
+    others = {**_nulls(live, len(rows)), **wanted.beside(given, rows)}
+    return Changes(rows, np.ones(len(rows), np.bool_), pa.nulls(len(rows), row), before, None, others), bad
+
+
+def _nulls(live: Changes, count: int) -> dict[str, pa.Array]:
+    return {name: pa.nulls(count, column.type) for name, column in live.others.items()}
+
+
+def _quoted(keys: pa.Array, wanted: Wanted) -> pa.Array:
+    """Make JSON of keys that are the bare text of a column."""
+    if len(wanted.key) != 1 or wanted.types is None or not pat.is_string(wanted.types[wanted.key[0]]):
+        return keys
+    escaped = pc.replace_substring(pc.replace_substring(keys, b"\\", b"\\\\"), b'"', b'\\"')
+    quote = pa.scalar(b'"', pa.large_binary())
+    bare = pc.invert(pc.match_substring_regex(keys, r'^\s*[{"]'))
+    texts = pc.binary_join_element_wise(quote, escaped, quote, pa.scalar(b"", pa.large_binary()))
+    return pc.if_else(bare, texts, keys)

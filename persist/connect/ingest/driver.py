@@ -1,0 +1,304 @@
+"""The one loop that moves a source into collections: read a batch, commit it, tell the source, go on from `upper`.
+
+A source yields batches. When the loop asks for the next one, the one before is durable: that is all that a source has
+to know to acknowledge, and to forget. A commit expects the uppers from which the batch was read, so of two processes
+that read one source, one commits and the other ends with `UpperMismatch`.
+
+A source is described by a URL with options, a TOML file, or what such a file would hold.
+"""
+
+import logging
+import os
+import threading
+import tomllib
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import msgspec
+
+from persist.api.client import Client, open
+from persist.api.collection import Collection
+from persist.codecs.errors import did_you_mean
+from persist.connect.ingest.source import BEHIND, SOURCE, Batch, Run, Source, SourceMoved, SourceUnavailable, Target
+from persist.connect.ingest.transactions import Moments, moments_target
+from persist.core.antichain import Antichain
+from persist.core.errors import InvalidUsage, Unavailable, UpdateNotBeyondUpper, UpperMismatch
+from persist.core.keyed.form import Keyed
+from persist.core.progress import task
+from persist.core.settings import Location
+from persist.engine.collection.failures import failures_told
+from persist.engine.location.moments import MOMENTS
+
+logger = logging.getLogger(__name__)
+FILLED = "ingest.collections"  # A property of the collection of moments: which others the source fills.
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """What was taken in: rows, commits that had rows, and how far each collection is sealed."""
+
+    source: str
+    rows: int
+    commits: int
+    uppers: Mapping[str, int | None]
+
+
+def ingest(
+    location: Location | Client,
+    source: "str | os.PathLike[str] | Mapping[str, Any] | Source",
+    *,
+    once: bool = False,
+    stop: threading.Event | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Ingested:
+    """Take in what a source has, exactly once, and go on with what comes; see `docs/use/ingest.md`.
+
+    Args:
+        location: as of `persist.open`, or a client.
+        source: the URL of a source, the path of a TOML file that describes one, or what such a file would hold.
+        once: return when all that is there by now was taken in; else this goes on until it is stopped.
+        stop: ends it after the commit under way, when it is set.
+        storage_options: of the location.
+        options: of the source, such as `collection="orders"`; they go before what the file says.
+
+    Raises:
+        InvalidUsage: the source or an option is unknown, or what the source gives does not fit.
+        UpperMismatch: another process takes in the same source.
+    """
+    with ExitStack() as stack:
+        reading = source_of(source, options)
+        stack.callback(reading.close)
+        client = location if isinstance(location, Client) else open(location, storage_options=storage_options)
+        if client is not location:
+            stack.enter_context(client)
+        return _follow(reading, Run(client, _collections(client, reading), once, stop or threading.Event()))
+
+
+def _collections(client: Client, source: Source) -> dict[str, Collection]:
+    """Return the collections of a source, which are made if they are not there."""
+    targets, moments, filled = source.targets(client), source.moments, {SOURCE: source.name}
+    if moments is None:
+        return {target.name: _collection(client, target, filled) for target in targets}
+    if moments in {target.name for target in targets}:
+        raise InvalidUsage(
+            f"{source.name}: the collection {moments!r} is to hold moments, and something else gets "
+            "that name, too: choose another prefix"
+        )
+    map_ = _collection(client, moments_target(moments, source.name), filled)
+    named = {**filled, MOMENTS: map_.handle.id}
+    collections = {target.name: _collection(client, target, named) for target in targets}
+    _tell_of_others(source, map_, sorted(collections))
+    return {**collections, moments: map_}
+
+
+def _tell_of_others(source: Source, moments: Collection, names: list[str]) -> None:
+    """Say which collections the source filled before, and does not fill any more."""
+    before: list[str] = msgspec.json.decode(moments.about.properties.get(FILLED, "[]"))
+    if before != names:
+        if gone := {*before} - {*names}:
+            logger.warning(
+                "%s: these collections are not filled any more, because their tables are gone or not wanted: %s. They "
+                "stay as they are. If their tables come back, drop them first, and they are copied again",
+                source.name, ", ".join(sorted(gone)),
+            )  # fmt: skip
+        moments.describe(properties={FILLED: msgspec.json.encode(names).decode()}).result()
+
+
+def _collection(client: Client, target: Target, properties: Mapping[str, str]) -> Collection:
+    """Return the collection of a target, which is made if it is not there."""
+    if target.name not in client:
+        client.create_or_load(
+            target.name,
+            key=dict(target.key) or None,
+            value=dict(target.value) or None,
+            timeline=target.timeline,
+            keyed=Keyed() if target.keyed else None,
+        )
+    collection = client.load(target.name)
+    wanted, about = {**target.properties, **properties}, collection.about
+    if collection.upper.time == 0 or SOURCE not in about.properties:
+        says_so = target.comment in (None, about.comment)
+        if not (says_so and wanted.items() <= about.properties.items()):
+            collection.describe(target.comment, properties=wanted).result()
+    is_keyed = collection.handle.keyed is not None
+    if is_keyed != target.keyed:
+        raise InvalidUsage(
+            f"the collection {target.name!r} is {'keyed' if is_keyed else 'not keyed'}, and the source gives "
+            f"{'events by key' if target.keyed else 'updates'}: choose another collection"
+        )
+    return collection
+
+
+def _follow(source: Source, run: Run) -> Ingested:
+    rows = commits = 0
+    moments = None if source.moments is None else Moments(run.collections[source.moments])
+    run.client.engine.count_also("ingest", lambda: {"rows": rows, "commits": commits})
+    with (
+        failures_told([run.first_handle]),
+        task("ingest", source.name, streams=True) as done,
+        closing(_read(source, run)) as batches,
+    ):
+        for batch in batches:
+            try:
+                _commit(source, run, batch, moments)
+            except (SourceMoved, SourceUnavailable) as moved:
+                if run.once:
+                    raise
+                run.failed(moved) if isinstance(moved, SourceUnavailable) else logger.warning("%s", moved)
+            else:
+                batch.is_durable = True
+                rows, commits = rows + batch.rows, commits + bool(batch.rows)
+                done(batch.rows)
+                run.tell(None)
+            if run.stop.is_set():
+                break
+    uppers = {name: collection.upper.time for name, collection in run.collections.items()}
+    return Ingested(source.name, rows, commits, uppers)
+
+
+def _read(source: Source, run: Run) -> Generator[Batch]:
+    """Yield batches; if the source does not answer, a collection says so."""
+    try:
+        yield from source.batches(run)
+    except Unavailable as problem:
+        run.tell(problem)
+        raise
+
+
+def _commit(source: Source, run: Run, batch: Batch, moments: Moments | None) -> None:
+    """Commit a batch: all its rows, the moments of its times, and the seals of all collections, or nothing."""
+    changes = batch.changes
+    if moments is not None and batch.upper is not None and batch.upper > run.uppers[source.moments or ""]:
+        assert batch.moments[-1][0] == batch.upper - 1, "the last moment is that of the last sealed time"
+        changes = chain(changes, [moments.change(batch.moments)])
+    try:
+        with run.client.multi_write(metadata={"ingest": source.name}) as multi:
+            for name, collection in run.collections.items():
+                multi.expect_upper(collection, run.uppers[name])
+            for change in changes:
+                collection = run.collections[change.collection]
+                if collection.handle.keyed is None:
+                    multi.write(collection, change.rows, time=change.time)
+                else:
+                    multi.upsert(collection, change.rows, time=change.time)
+            for name, properties in batch.properties.items():
+                multi.describe(run.collections[name], properties=properties)
+            if batch.behind is not None and batch.behind != run.behind:
+                multi.describe(
+                    run.collections[source.moments or min(run.collections)], properties={BEHIND: str(batch.behind)}
+                )
+                run.behind = batch.behind
+            if batch.upper is not None:
+                for collection in run.collections.values():
+                    multi.seal(collection, batch.upper)
+            for name, since in batch.since.items():
+                multi.allow_compaction(run.collections[name], since)
+    except UpdateNotBeyondUpper as error:
+        raise UpperMismatch(Antichain(min(run.uppers.values())), error.upper) from error
+    if batch.upper is not None:
+        run.uppers.update(dict.fromkeys(run.collections, batch.upper))
+
+
+CONFIG_BYTES_MAX = 1 << 20
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def source_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Source", options: Mapping[str, Any]) -> "Source":
+    """Return the source that is described.
+
+    Raises:
+        InvalidUsage: there is no such file, it is no TOML, or an option is unknown, missing or of another type.
+    """
+    if not isinstance(given, (str, os.PathLike, Mapping)):
+        check_no_options("Source", options)
+        return given
+    url, config, where = described("source", given, options, "s3://bucket/orders/*.csv")
+    if url.startswith(("postgres://", "postgresql://")):
+        from persist.connect.ingest.postgres.database import PostgresConfig
+        from persist.connect.ingest.postgres.source import Postgres
+
+        return Postgres(checked(PostgresConfig, config, where))
+    if url.startswith("kafka://"):
+        from persist.connect.ingest.kafka.config import KafkaConfig
+        from persist.connect.ingest.kafka.source import Kafka
+
+        return Kafka(checked(KafkaConfig, config, where))
+    if url.startswith(("mysql://", "mariadb://")):
+        from persist.connect.ingest.mysql.server import MysqlConfig
+        from persist.connect.ingest.mysql.source import Mysql
+
+        return Mysql(checked(MysqlConfig, config, where))
+    if url.startswith(("delta:", "iceberg:")):
+        from persist.connect.ingest.tables import Tables, TablesConfig
+
+        return Tables(checked(TablesConfig, config, where))
+    from persist.connect.ingest.files import Files, FilesConfig
+
+    return Files(checked(FilesConfig, config, where))
+
+
+def check_no_options(kind: str, options: Mapping[str, Any]) -> None:
+    """Raise InvalidUsage if options are given with an object that has its own."""
+    if options:
+        raise InvalidUsage(f"the options {', '.join(options)} go with a URL or a file, and not with a {kind}")
+
+
+def described(
+    end: str, given: "str | os.PathLike[str] | Mapping[str, Any]", options: Mapping[str, Any], example: str
+) -> tuple[str, dict[str, Any], str]:
+    """Return the URL of a source or a sink, all that is said of it, and where that is said.
+
+    Args:
+        end: "source" or "sink", the name of the option that has the URL.
+        given: a URL, a file or what is in one.
+        options: that go before it.
+        example: a URL.
+    """
+    config: dict[str, Any] = {**given} if isinstance(given, Mapping) else {end: os.fspath(given)}
+    where = "the options"
+    if not isinstance(given, Mapping) and config[end].endswith(".toml"):
+        where = f"the file {config[end]}"
+        config = _toml(config[end])
+    config |= options
+    url = config.get(end)
+    if not isinstance(url, str) or not url:
+        raise InvalidUsage(f'{where} must name the {end}: {end} = "{example}", or another URL')
+    return url, config, where
+
+
+def checked(kind: type[T], config: Mapping[str, Any], where: str, end: str = "source") -> T:
+    """Return what is configured as a struct of its kind."""
+    names = get_type_hints(kind)
+    for name in config:
+        if name not in names:
+            hint = did_you_mean(name, names)
+            raise InvalidUsage(
+                f"{where}: there is no option {name!r} of this {end}{hint or ''}. Options are {', '.join(names)}"
+            )
+    try:
+        return msgspec.convert(dict(config), kind)
+    except msgspec.ValidationError as error:
+        raise InvalidUsage(f"{where}: {_worded(str(error))}") from None
+
+
+def _worded(message: str) -> str:
+    """Return a message of msgspec with the option that it is about in front."""
+    text, _, path = message.partition(" - at `$.")
+    return f"{path.rstrip('`')}: {text}" if path else text.replace("Object missing required field", "it must say")
+
+
+def _toml(path: str) -> dict[str, Any]:
+    try:
+        if os.path.getsize(path) > CONFIG_BYTES_MAX:
+            raise InvalidUsage(f"{path} is longer than {CONFIG_BYTES_MAX:,} bytes: it describes no source")
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidUsage(f"the file {path} cannot be read: {reason}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidUsage(f"{path} is no TOML: {error}") from None

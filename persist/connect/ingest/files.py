@@ -1,0 +1,380 @@
+"""Files of a folder or a prefix: each one is read once, as one commit and one time, in the order of their names.
+
+A second collection, `NAME.files`, holds what was read: name, size, version and rows of each file, and its time. It is
+sealed with the rows, so both agree whoever is killed when. The version of a file is the etag of its store; where there
+is none, it is the moment of its last change.
+
+A time is a moment: that at which a file was taken in, or the next one that is free.
+"""
+
+import json
+import logging
+import posixpath
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+
+from persist.api.client import Client
+from persist.api.collection import Collection
+from persist.blob.threads import Backoff
+from persist.codecs.errors import did_you_mean
+from persist.codecs.types.python_types import arrow_type
+from persist.codecs.types.schema import check_field
+from persist.connect.ingest.file_rows import DELETED, FileRows
+from persist.connect.ingest.row_casts import Misfits
+from persist.connect.ingest.row_files import misfit_error, names_in, pieces_of
+from persist.connect.ingest.row_formats import MEND, RowFile, format_by_name
+from persist.connect.ingest.row_types import is_open, types_of
+from persist.connect.ingest.source import Batch, Change, Run, SourceMoved, SourceUnavailable, Target
+from persist.core.errors import InvalidUsage, PersistError
+from persist.core.rendering import without_secrets
+from persist.core.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+EMPTY = "ingest.empty"  # A property: columns of files that had no value yet, as JSON.
+RETRY_S = 600.0
+_LIBRARIES = {"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "requests", "s3fs", "urllib3"}
+_VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified", "created")
+
+
+class FilesConfig(msgspec.Struct, kw_only=True):
+    """The options of a folder of files.
+
+    Attributes:
+        source: a folder, a prefix, or a pattern of names, such as s3://bucket/orders/*.csv.
+        collection: that gets the rows.
+        key: columns that are the key, if the collection is made.
+        columns: types of columns, if the collection is made; others are those of the first file.
+        keyed: a row replaces the one that its key had, if the collection is made.
+        format: csv, json (lines), parquet or arrow; else each file's name tells.
+        timeline: the unit of times, if the collection is made.
+        drift: what becomes of a file with columns that the collection has not: "refuse", "add" them to the collection,
+            or "ignore" them.
+        changed: what becomes of a file that was read and has changed since: "refuse", read it "again" whole, or
+            "ignore" it.
+        poll_s: how often to look for new files.
+        settle_s: how long ago a file must have changed last, where the store has no etags: it may not be whole.
+        storage_options: for the store of the files.
+    """
+
+    source: str
+    collection: str
+    key: list[str] = []
+    columns: dict[str, str] = {}
+    keyed: bool = False
+    format: Literal["csv", "json", "parquet", "arrow"] | None = None
+    timeline: Literal["s", "ms", "us", "ns"] = "ms"
+    drift: Literal["refuse", "add", "ignore"] = "refuse"
+    changed: Literal["refuse", "again", "ignore"] = "refuse"
+    poll_s: float = 5.0
+    settle_s: float = 1.0
+    storage_options: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file as its store lists it; changed_s is None where the version is an etag."""
+
+    path: str
+    name: str
+    size: int
+    version: str
+    changed_s: float | None
+
+
+class Files:
+    """A source of files."""
+
+    moments = None
+
+    def __init__(self, config: FilesConfig) -> None:
+        self.config = config
+        self.name = without_secrets(config.source)
+        if config.source.startswith(("http://", "https://")):
+            raise InvalidUsage(f"{self.name}: a web server lists no files. Copy them to a folder or a bucket")
+        try:
+            import fsspec
+
+            self._files, self._path = fsspec.core.url_to_fs(config.source, **config.storage_options)
+        except (ImportError, ValueError, TypeError) as error:
+            raise InvalidUsage(f"{self.name} cannot be opened: {without_secrets(str(error))}") from None
+        except OSError as error:
+            raise SourceUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}") from None
+        self._problem: SourceUnavailable | None = None
+        self._tries: Backoff | None = None
+        self._is_pattern = any(mark in self._path for mark in "*?[")
+        if not config.poll_s > 0 or not config.settle_s >= 0:
+            raise InvalidUsage(f"poll_s={config.poll_s} must be above 0, and settle_s={config.settle_s} not below it")
+
+    def targets(self, client: Client) -> Sequence[Target]:
+        """Return the collection of rows, and that of files; of one that is not there, the first file tells types."""
+        config, marks = self.config, f"{self.config.collection}.files"
+        if config.collection in client:
+            timeline = client.load(config.collection).schema.timeline
+            main = Target(config.collection, {}, {}, client.load(config.collection).handle.keyed is not None)
+        else:
+            main, timeline = self._made(), config.timeline
+        columns = {"size": pa.int64(), "version": pa.string(), "rows": pa.int64(), "time": pa.int64()}
+        comment = f"the files of {self.name} that were taken into {config.collection}"
+        return [main, Target(marks, {"file": pa.string()}, columns, True, timeline, comment)]
+
+    def batches(self, run: Run) -> Generator[Batch]:
+        """Yield a batch for each new file, and look for more until the run stops."""
+        marks = run.collections[f"{self.config.collection}.files"]
+        known = {} if not run.uppers[marks.name] else _known(marks)
+        while not run.stop.is_set():
+            try:
+                with self._answering():
+                    waiting, listed = False, self._listed()
+            except SourceUnavailable as problem:
+                if run.once:
+                    raise
+                run.failed(problem)
+                self._back_off(run)
+                continue
+            run.tell(None)
+            for number, file in enumerate(listed):
+                if not self._is_new(file, known):
+                    continue
+                if self._is_fresh(file, run):
+                    waiting = True
+                    break  # Those after it wait, too, so that files keep their order.
+                batch = self._batch(run, file)
+                batch.behind = sum(later.size for later in listed[number + 1 :] if later.name not in known)
+                yield batch
+                if batch.is_durable:
+                    known[file.name] = (file.size, file.version)
+                    self._tries = None
+                elif self._problem is not None:
+                    self._back_off(run)
+                    waiting = True
+                    break
+                if run.stop.is_set():
+                    return
+            if run.once and not waiting:
+                return
+            run.wait(min(self.config.poll_s, self.config.settle_s) if waiting else self.config.poll_s)
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Say by one error of ours that the store of the files does not answer."""
+        self._problem = None
+        try:
+            yield
+        except (PersistError, FileNotFoundError, pa.ArrowException):
+            raise
+        except PermissionError as error:
+            raise InvalidUsage(f"{self.name} may not be read: {without_secrets(str(error))}") from None
+        except Exception as error:
+            if not isinstance(error, OSError) and type(error).__module__.split(".")[0] not in _LIBRARIES:
+                raise
+            self._problem = SourceUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}")
+            raise self._problem from None
+
+    def _back_off(self, run: Run) -> None:
+        """Wait before the store is asked again; raise what is wrong, if it has been so for long."""
+        assert self._problem is not None
+        self._tries = self._tries or Backoff(run.client.engine.clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
+        if not self._tries.wait():
+            raise self._problem
+
+    def _made(self) -> Target:
+        """Return the collection as the options and the first files with values say.
+
+        A column that has no value yet is not made: the first file that has one adds it.
+        """
+        config = self.config
+        said = {name: arrow_type(kind, f"column {name!r}") for name, kind in config.columns.items()}
+        types, told_by = self._types_of_files(said)
+        if not types:
+            raise InvalidUsage(
+                f"there is no file with columns at {self.name} yet, and no collection {config.collection!r}: say what "
+                'columns it has, such as columns = { id = "int64" }, or begin when the first file is there'
+            )
+        missing = [name for name in config.key if name not in types]
+        if missing:
+            hint = did_you_mean(missing[0], types)
+            where = next(iter(told_by.values()), self.name)
+            raise InvalidUsage(
+                f"{where}: the key column {missing[0]!r} is not there{hint or ''}. Columns are {', '.join(types)}"
+            )
+        if config.keyed and not config.key:
+            raise InvalidUsage('keyed = true needs the columns that are the key: key = ["id"]')
+        for name, kind in types.items():
+            if is_open(kind) and (name in config.key or not pa.types.is_null(kind) or len(types) == 1):
+                raise InvalidUsage(
+                    f"{told_by[name]} has no value in the column {name!r} that tells its type, and neither has any "
+                    f'file after it. Say it, such as columns = {{ {name} = "string" }}, or begin when a file has values'
+                )
+            if name in told_by and not is_open(kind):
+                types[name] = arrow_type(kind, f"column {name!r} of {told_by[name]}")
+                check_field(name, types[name], f"{told_by[name]}: {'key' if name in config.key else 'value'}")
+        empty = [name for name, kind in types.items() if is_open(kind)]
+        value = {name: kind for name, kind in types.items() if name not in (*config.key, *empty)}
+        key = {name: types[name] for name in config.key}
+        about = {EMPTY: json.dumps(empty)} if empty else {}
+        return Target(config.collection, key, value, config.keyed, config.timeline, properties=about)
+
+    def _types_of_files(self, said: dict[str, pa.DataType]) -> tuple[dict[str, pa.DataType], dict[str, str]]:
+        """Return the types of all columns, and the file that tells of each; later files tell what is still open."""
+        types, told_by = dict(said), dict[str, str]()
+        with self._answering():
+            listed = [file for file in self._listed() if file.size]
+            for file in listed:
+                source = self._row_file(file)
+                names = names_in(source)
+                found = said if names and {*names} <= said.keys() else types_of(source, said)
+                found = {name: kind for name, kind in found.items() if name != DELETED}
+                is_first = not told_by
+                for name, kind in found.items():
+                    if name not in said and (is_first or (name in types and is_open(types[name]))):
+                        types[name] = kind
+                        told_by[name] = file.path
+                if types and not any(map(is_open, types.values())):
+                    break
+        return types, told_by
+
+    def _listed(self) -> list[SourceFile]:
+        """Return all files there are, in the order of their names. Names that begin with _ or . are no data."""
+        self._files.invalidate_cache()
+        if self._is_pattern:
+            listing = self._files.glob(self._path, detail=True)
+        else:
+            listing = self._files.find(self._path, detail=True)
+        base = posixpath.dirname(self._path.split("*")[0].rstrip("/") + "/x") if self._is_pattern else self._path
+        files = []
+        for path, info in listing.items():
+            name = posixpath.relpath(path, base) if path != base else posixpath.basename(path)
+            if info.get("type") == "file" and not any(part[0] in "_." for part in name.split("/") if part != ".."):
+                files.append(_described(path, name, info))
+        return sorted(files, key=lambda file: file.name)
+
+    def _is_new(self, file: SourceFile, known: Mapping[str, tuple[int, str]]) -> bool:
+        before = known.get(file.name)
+        if before is None or before == (file.size, file.version):
+            return before is None
+        if self.config.changed == "refuse":
+            raise InvalidUsage(
+                f"{file.path} has changed since it was read: it had {before[0]:,} bytes, and has {file.size:,}. Each "
+                'file is read once, so write new rows to a new file. Or say changed = "again" to read such a file '
+                'whole once more, or changed = "ignore"'
+            )
+        return self.config.changed == "again"
+
+    def _is_fresh(self, file: SourceFile, run: Run) -> bool:
+        """Return whether a file may still be written, as far as the clock tells."""
+        if file.changed_s is None:
+            return False
+        age_s = run.client.engine.clock.wall_ms() / 1000 - file.changed_s
+        return 0 <= age_s < self.config.settle_s
+
+    def _batch(self, run: Run, file: SourceFile) -> Batch:
+        collection = run.collections[self.config.collection]
+        timeline, time = collection.schema.timeline, run.uppers[collection.name]
+        if timeline is not None:
+            run.client.engine.check_clock()
+            time = max(time, Timeline(timeline).now(run.client.engine.clock.wall_ms()))
+        batch = Batch((), time + 1)
+        batch.changes = self._answered(self._changes(collection, file, time, batch))
+        return batch
+
+    def _answered(self, changes: Iterator[Change]) -> Iterator[Change]:
+        with self._answering():
+            yield from changes
+
+    def _changes(self, collection: Collection, file: SourceFile, time: int, batch: Batch) -> Iterator[Change]:
+        """Yield the rows of a file, and then its mark, if it is still the same file."""
+        if file.size:
+            rows = self._rows(collection, file, batch)
+            first = next(rows, None)
+            if first is not None:
+                yield Change(collection.name, chain([first], rows), time)
+        now = self._files.info(file.path)
+        if _described(file.path, file.name, now) != file:
+            raise SourceMoved(f"{file.path} changed while it was read: nothing of it was taken in, and it is read anew")
+        mark = {"file": file.name, "size": file.size, "version": file.version, "rows": batch.rows, "time": time}
+        yield Change(f"{collection.name}.files", [mark], time)
+
+    def _rows(self, collection: Collection, file: SourceFile, batch: Batch) -> Iterator[pa.Table]:
+        source, misfits = self._row_file(file), Misfits()
+        for piece in pieces_of(source, self._columns(collection, source), misfits):
+            batch.rows += len(piece)
+            yield piece
+        if misfits.count:
+            raise misfit_error(
+                f"{misfits.count:,} of the {batch.rows + misfits.count:,} rows of {file.path} do not fit. {MEND}:\n"
+                f"{misfits}"
+            )
+
+    def _columns(self, collection: Collection, source: RowFile) -> FileRows:
+        """Return the columns to read, after the collection has got those that it is to follow."""
+        types = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
+        types |= {DELETED: pa.bool_()} if collection.handle.keyed is not None else {}
+        drift, empty = self.config.drift, json.loads(collection.about.properties.get(EMPTY, "[]"))
+        if source.format == "json" and drift == "refuse" and not {*empty} - {*types}:
+            return FileRows(collection.name, types, collection.schema.key_names, ())  # A line is refused by itself.
+        found = types_of(source, types) if source.format == "json" else dict.fromkeys(names_in(source), pa.null())
+        more = [name for name in found if name not in types]
+        if more and (drift == "add" or {*empty} & {*more}):
+            found = types_of(source, types)
+        added = {
+            name: found[name]
+            for name in more
+            if (drift == "add" or name in empty) and not pa.types.is_null(found[name])
+        }
+        for name, kind in added.items():
+            if is_open(kind):
+                raise InvalidUsage(
+                    f"{source.name} has the new column {name!r}, and no value in it tells its type, {kind}. {MEND}"
+                )
+        if added:
+            collection.evolve(add=added)
+            types |= added
+            logger.warning("%s has new columns, which %r has from now on: %s", source.name, collection.name, added)
+        ignored = [n for n in more if n not in added and (drift != "refuse" or n in empty)]
+        if drift == "ignore" and ignored:
+            logger.warning("%s has columns that are left out: %s", source.name, ", ".join(ignored))
+        if less := [name for name in collection.schema.names if name not in found]:
+            logger.warning("%s does not have all columns, these are NULL: %s", source.name, ", ".join(less))
+        return FileRows(collection.name, types, collection.schema.key_names, tuple(ignored))
+
+    def _row_file(self, file: SourceFile) -> RowFile:
+        by_name, compression = format_by_name(file.path)
+        form = self.config.format or by_name
+        if form is None:
+            raise InvalidUsage(
+                f'the format of {file.path} cannot be told from its name: say format = "csv", "json", "parquet" or '
+                '"arrow", or name the files that are meant, such as orders/*.csv'
+            )
+        return RowFile(file.path, file.path, form, compression, lambda: self._opened(file))
+
+    @contextmanager
+    def _opened(self, file: SourceFile) -> Iterator[Any]:
+        """Yield the bytes of a file."""
+        try:
+            with self._files.open(file.path, "rb") as raw:
+                yield raw
+        except FileNotFoundError:
+            raise SourceMoved(f"{file.path} was deleted before it was read: nothing of it was taken in") from None
+
+
+def _known(marks: Collection) -> dict[str, tuple[int, str]]:
+    """Return size and version of each file that was read."""
+    with marks.snapshot(columns=["file", "size", "version"]) as snapshot:
+        table = snapshot.to_arrow()
+    columns = [table[name].to_pylist() for name in ("file", "size", "version")]
+    return {name: (size, version) for name, size, version in zip(*columns, strict=True)}
+
+
+def _described(path: str, name: str, info: Mapping[str, Any]) -> SourceFile:
+    by, version = next(((by, info[by]) for by in _VERSIONS if info.get(by) is not None), ("", ""))
+    changed = info.get("mtime") if by == "mtime" else None
+    return SourceFile(path, name, int(info["size"]), str(version), None if changed is None else float(changed))

@@ -1,0 +1,63 @@
+"""Moments that Parquet keeps as INT96, as Spark 2, Hive and Impala wrote them: days and nanoseconds of all centuries.
+
+Arrow reads them in one unit, and lets those that it cannot hold become others. So they are read in two: in
+microseconds, which reach 290,000 years, and in nanoseconds, which agree unless a moment is finer than a microsecond.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.types.arrow_types import leaf_arrays
+
+_NS_YEARS = 9_223_372_036_854_775  # Microseconds before and after 1970 that int64 holds in nanoseconds.
+
+
+def exact_schema(stream: Any) -> pa.Schema:
+    """Return the columns of a file of Parquet; those of INT96 are in microseconds."""
+    schema: pa.Schema = _in_unit(stream, "us").schema_arrow
+    return schema
+
+
+def exact_batches(stream: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file of Parquet; columns of INT96 in the unit that holds them exactly.
+
+    Raises:
+        InvalidUsage: a column has a moment finer than a microsecond, and one that nanoseconds do not reach.
+    """
+    file = _in_unit(stream, "us")
+    if all(file.schema.column(at).physical_type != "INT96" for at in range(len(file.schema))):
+        yield from file.iter_batches()
+        return
+    row = 0
+    for coarse, fine in zip(file.iter_batches(), _in_unit(stream, "ns").iter_batches(), strict=True):
+        names = coarse.schema.names
+        columns = [_exact(*pair, name, row) for pair, name in zip(zip(coarse, fine, strict=True), names, strict=True)]
+        row += coarse.num_rows
+        yield pa.RecordBatch.from_arrays(columns, names)
+
+
+def _exact(coarse: pa.Array, fine: pa.Array, name: str, row: int) -> pa.Array:
+    if coarse.type == fine.type:
+        return coarse
+    is_fine = is_far = False
+    for in_us, in_ns in zip(leaf_arrays(coarse), leaf_arrays(fine), strict=True):
+        if in_us.type != in_ns.type:
+            micros, nanos = (leaf.drop_null().view(pa.int64()).to_numpy() for leaf in (in_us, in_ns))
+            is_fine |= bool((nanos != micros * 1000).any())  # Both wrap around alike.
+            is_far |= bool((np.abs(micros) > _NS_YEARS).any())
+    if is_fine and is_far:
+        raise InvalidUsage(
+            f"column {name!r} has, in the rows from {row + 1} to {row + len(coarse)}, a moment of INT96 finer than a "
+            "microsecond and one outside of 1677 to 2262, which no type of timestamps holds together"
+        )
+    return fine if is_fine else coarse
+
+
+def _in_unit(stream: Any, unit: str) -> Any:
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(stream, coerce_int96_timestamp_unit=unit)

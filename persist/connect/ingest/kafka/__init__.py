@@ -1,0 +1,1 @@
+"""Topics of Kafka as sources, with or without a schema registry."""

@@ -1,0 +1,231 @@
+"""Avro in Confluent's framing, as the JSON with a schema part that Kafka Connect would write.
+
+    message = 0, int32 number of a schema (big-endian), the value as Avro
+    schema  = GET {registry}/schemas/ids/{number} = {"schema": text of JSON, …}
+
+So envelopes read Avro as they read JSON, and its types are known from its schema. NaN and infinities, which JSON has no
+numbers for, become texts. A union of several types becomes text, too.
+"""
+
+import base64
+import io
+import json
+import math
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import msgspec
+
+from persist.core.errors import InvalidUsage, Unavailable
+from persist.core.rendering import without_secrets
+from persist.engine.read.results.result import required
+
+HEAD_BYTES = 5
+TIMEOUT_S = 10.0
+SCHEMA_BYTES_MAX = 4 << 20
+_PRIMITIVES = {"boolean": "boolean", "int": "int32", "long": "int64", "float": "float", "double": "double"}
+_PRIMITIVES |= {"bytes": "bytes", "string": "string", "enum": "string", "fixed": "bytes"}
+_CONNECT, _DEBEZIUM = "org.apache.kafka.connect.data", "io.debezium.time"
+_LOGICAL = {
+    "date": f"{_CONNECT}.Date",
+    "time-millis": f"{_CONNECT}.Time",
+    "time-micros": f"{_DEBEZIUM}.MicroTime",
+    "decimal": f"{_CONNECT}.Decimal",
+    **{f"{kind}-millis": f"{_CONNECT}.Timestamp" for kind in ("timestamp", "local-timestamp")},
+    **{f"{kind}-micros": f"{_DEBEZIUM}.MicroTimestamp" for kind in ("timestamp", "local-timestamp")},
+    **{f"{kind}-nanos": f"{_DEBEZIUM}.NanoTimestamp" for kind in ("timestamp", "local-timestamp")},
+}
+Convert = Callable[[Any], Any] | None  # None leaves values as they are.
+
+
+class NoAvro(ValueError):
+    """A message cannot be read; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A schema: as fastavro takes it, and what makes JSON of its values."""
+
+    parsed: Any
+    convert: Convert
+    start: bytes
+
+
+class Registry:
+    """The schemas of a registry, each asked for once."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidUsage(
+                f"registry={without_secrets(url)!r} is no address of a schema registry: write https://host:port"
+            )
+        self._fastavro = required("fastavro>=1.9")
+        place = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"
+        self._url = urlunsplit((parts.scheme, place, parts.path.rstrip("/"), "", ""))
+        self._headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
+        if parts.username is not None:
+            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+            self._headers["Authorization"] = f"Basic {base64.b64encode(secret).decode()}"
+        self._known: dict[int, _Known | NoAvro] = {}
+
+    def as_json(self, messages: Sequence[bytes | None]) -> tuple[list[bytes | None], dict[int, str]]:
+        """Return messages as JSON, those that are no Avro as they are; and the places of bad ones, with reasons.
+
+        Raises:
+            Unavailable: the registry does not answer.
+            InvalidUsage: it does not let this user in.
+        """
+        texts, bad = list(messages), dict[int, str]()
+        for at, message in enumerate(messages):
+            if message and message[0] == 0:
+                try:
+                    texts[at] = self._text(message)
+                except NoAvro as error:
+                    bad[at] = str(error)
+        return texts, bad
+
+    def _text(self, message: bytes) -> bytes:
+        if len(message) < HEAD_BYTES:
+            raise NoAvro("it begins like Avro, and is too short to name a schema")
+        number = int.from_bytes(message[1:HEAD_BYTES], "big")
+        known = self._known.get(number)
+        if known is None:
+            known = self._known[number] = self._asked(number)
+        if isinstance(known, NoAvro):
+            raise known
+        rest = io.BytesIO(message)
+        rest.seek(HEAD_BYTES)
+        try:
+            value = self._fastavro.schemaless_reader(rest, known.parsed)
+        except (EOFError, ValueError, IndexError, TypeError, OverflowError, MemoryError) as error:
+            raise NoAvro(f"it is no Avro of schema {number}: {error or type(error).__name__}") from None
+        value = known.convert(value) if known.convert is not None else value
+        return known.start + msgspec.json.encode(value) + b"}"
+
+    def _asked(self, number: int) -> _Known | NoAvro:
+        """Ask the registry for a schema; return why there is none if it says so."""
+        request = urllib.request.Request(f"{self._url}/schemas/ids/{number}", headers=self._headers)
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                said = json.loads(answer.read(SCHEMA_BYTES_MAX))
+            if said.get("schemaType", "AVRO") != "AVRO" or said.get("references"):
+                return NoAvro(f"its schema {number} is of a kind that is not read: only Avro without references is")
+            return self._described(json.loads(said["schema"]))
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 404:
+                return NoAvro(f"the registry has no schema {number}")
+            if error.code in (401, 403):
+                raise InvalidUsage(f"the registry {self._url} does not let this user in: {error.code}") from None
+            raise Unavailable(f"the registry {self._url} answers {error.code} {error.reason}") from None
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise Unavailable(f"the registry {self._url} does not answer: {error}") from None
+
+    def _described(self, schema: Any) -> _Known | NoAvro:
+        try:
+            described, convert = _connect(schema, {})
+            parsed = self._fastavro.parse_schema(_without_logical(schema))
+        except (NoAvro, self._fastavro.schema.SchemaParseException) as error:
+            return NoAvro(f"its schema cannot be read: {error}")
+        start = b'{"schema":' + msgspec.json.encode(described) + b',"payload":'
+        return _Known(parsed, convert, start)
+
+
+def _without_logical(schema: Any) -> Any:
+    """Return a schema whose values are read as they are stored."""
+    if isinstance(schema, list):
+        return [_without_logical(branch) for branch in schema]
+    if isinstance(schema, dict):
+        kept = {name: value for name, value in schema.items() if name not in ("logicalType", "default")}
+        return {name: _without_logical(value) for name, value in kept.items()}
+    return schema
+
+
+def _connect(schema: Any, named: Mapping[str, tuple[Any, Convert]]) -> tuple[dict[str, Any], Convert]:
+    """Return how Connect describes a schema, and what makes JSON of its values."""
+    names = named if isinstance(named, dict) else dict(named)
+    if isinstance(schema, list):
+        return _union(schema, names)
+    if isinstance(schema, str):
+        if schema in names:
+            known: tuple[dict[str, Any], Convert] = names[schema]
+            return known
+        schema = {"type": schema}
+    kind = schema.get("type")
+    if isinstance(kind, (dict, list)):
+        return _connect(kind, names)
+    described, convert = _kinds(kind, schema, names)
+    name = schema.get("connect.name") or _LOGICAL.get(schema.get("logicalType", ""))
+    if name is not None:
+        described["name"] = name
+    if schema.get("logicalType") == "decimal":
+        described["parameters"] = {
+            "scale": str(schema.get("scale", 0)),
+            "connect.decimal.precision": str(schema.get("precision", 38)),
+        }
+    for full in _names_of(schema):
+        names[full] = (described, convert)
+    return described, convert
+
+
+def _kinds(kind: Any, schema: Mapping[str, Any], names: dict[str, Any]) -> tuple[dict[str, Any], Convert]:
+    if kind in ("record", "error"):
+        for full in _names_of(schema):
+            names[full] = ({"type": "map"}, None)  # A type that has itself within it is not read.
+        fields = {field["name"]: _connect(field["type"], names) for field in schema["fields"]}
+        described = [{"field": name, **inner} for name, (inner, _) in fields.items()]
+        converts = {name: convert for name, (_, convert) in fields.items() if convert is not None}
+        return {"type": "struct", "fields": described}, _of_record(converts) if converts else None
+    if kind == "array":
+        inner, convert = _connect(schema["items"], names)
+        return {"type": "array", "items": inner}, None if convert is None else _of_array(convert)
+    if kind == "map":
+        return {"type": "map"}, None
+    if kind not in _PRIMITIVES:
+        raise NoAvro(f"it has the type {kind!r}, which is not known")
+    return {"type": _PRIMITIVES[kind]}, _finite if kind in ("float", "double") else None
+
+
+def _union(kinds: list[Any], names: dict[str, Any]) -> tuple[dict[str, Any], Convert]:
+    some = [kind for kind in kinds if kind != "null"]
+    if len(some) == 1:
+        described, convert = _connect(some[0], names)
+        return described, None if convert is None else _if_any(convert)
+    for kind in some:
+        _connect(kind, names)  # For the names that it gives.
+    return {"type": "string"}, _as_text
+
+
+def _names_of(schema: Mapping[str, Any]) -> list[str]:
+    name, space = schema.get("name"), schema.get("namespace")
+    return [] if name is None else [name] if space is None else [name, f"{space}.{name}"]
+
+
+def _of_record(converts: Mapping[str, Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    def convert(record: dict[str, Any]) -> dict[str, Any]:
+        for name, convert_field in converts.items():
+            record[name] = convert_field(record[name])
+        return record
+
+    return convert
+
+
+def _of_array(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda values: [inner(value) for value in values]
+
+
+def _if_any(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else inner(value)
+
+
+def _finite(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _as_text(value: Any) -> str | None:
+    return None if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()

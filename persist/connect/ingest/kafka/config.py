@@ -1,0 +1,207 @@
+"""What describes a source of topics: brokers, topics, the collections that get them, and how to get in.
+
+    kafka://[user[:password]@]host[:port][,host[:port]…][/topic]
+
+Passwords are in the URL, in a file, or among the options of the client library; none of them is in a message or a log.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+from urllib.parse import unquote
+
+import msgspec
+
+from persist.core.errors import InvalidUsage
+from persist.core.rendering import without_secrets
+
+PORT = 9092
+_NEAR = ("localhost", "127.0.0.1", "[::1]")
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?")
+_SECRETS = re.compile(r"password|secret|key\.pem|oauthbearer\.config|token", re.IGNORECASE)
+# What the source itself needs to be as it is.
+_OURS = ("bootstrap.servers", "metadata.broker.list", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof")
+Format = Literal["json", "debezium", "maxwell", "canal"]
+
+
+class Messages(msgspec.Struct, kw_only=True):
+    """What the messages of a topic are, and what becomes of them.
+
+    Attributes:
+        format: json for rows; the others are envelopes of changes, and fill keyed collections.
+        table: of a stream of Maxwell or Canal, as table or database.table.
+        key, columns: columns of the key and types of columns, if the collection is made; else messages tell.
+        keyed: a row replaces the one that its key had, if the collection is made.
+        types: by column, the logical type that it is sent as; see `persist.connect.envelopes.debezium`.
+        metadata: further columns: topic, partition, offset or timestamp of a message, or where they are in it.
+    """
+
+    format: Format = "json"
+    table: str | None = None
+    key: list[str] = []
+    columns: dict[str, str] = {}
+    keyed: bool = False
+    types: dict[str, str] = {}
+    metadata: dict[str, str] = {}
+
+
+class Route(Messages, kw_only=True, forbid_unknown_fields=True):
+    """A topic, or a table within one, and the collection that gets it."""
+
+    topic: str
+    collection: str
+
+
+class KafkaConfig(Messages, kw_only=True):
+    """The options of topics.
+
+    Attributes:
+        source: the brokers, and the topic if there is one alone.
+        collection: that gets it. What else `Messages` has is of that topic, too.
+        into: topics and their collections, if the URL names no topic.
+        name: what the names of the collections of offsets, moments and rejected messages begin with; else that of the
+            one collection, or kafka.
+        registry: the URL of a schema registry: messages may be Avro.
+        lost: what happens where the topic has lost messages that were not read: "refuse", or "skip" them.
+        late_s: a message whose timestamp is so many seconds behind the newest one is rejected; None takes all.
+        batch_rows, batch_bytes: about how many messages become one commit at most.
+        heartbeat_s: how often idle topics are taken to have had no more messages, which a commit says.
+        poll_s: how often to look for new partitions.
+        password_file: a file with the password of the user in the URL.
+        client: options of the client library, such as those of TLS and SASL.
+    """
+
+    source: str
+    collection: str | None = None
+    into: list[Route] = []
+    name: str | None = None
+    registry: str | None = None
+    lost: Literal["refuse", "skip"] = "refuse"
+    late_s: float | None = None
+    batch_rows: int = 20_000
+    batch_bytes: int = 64 << 20
+    heartbeat_s: float = 10.0
+    poll_s: float = 30.0
+    password_file: str | None = None
+    client: dict[str, str | int | float | bool] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Brokers:
+    """Where topics are, and how to get in.
+
+    Attributes:
+        name: what they are called in messages and logs: nothing secret is in it.
+        options: of the client library; secrets are among them.
+        secrets: texts that no message may have.
+        routes: topics and their collections, of a source.
+    """
+
+    name: str
+    options: dict[str, Any]
+    secrets: tuple[str, ...]
+    routes: tuple[Route, ...] = ()
+
+    def told(self, problem: object) -> str:
+        """Return what a problem says, as one line without secrets."""
+        text = without_secrets(" ".join(str(problem).split()))
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+def brokers_at(url: str, client: Mapping[str, Any], password_file: str | None) -> tuple[Brokers, str]:
+    """Return the brokers that a URL names, and the topic in it, or "".
+
+    Args:
+        client: options of the client library.
+        password_file: a file with the password of the user in the URL.
+
+    Raises:
+        InvalidUsage: the address or an option does not fit.
+    """
+    rest = url.partition("://")[2]
+    user, _, place = rest.rpartition("@")
+    servers, _, topic = place.partition("/")
+    hosts = [_HOST.fullmatch(server) for server in servers.split(",")]
+    if not all(hosts):
+        raise InvalidUsage(f"{without_secrets(url)} is no address of brokers: write kafka://host:9092,host:9092/topic")
+    addresses = ",".join(f"{host[1]}:{host[2] or PORT}" for host in hosts if host)
+    options = _options(client, password_file, user, all(host[1] in _NEAR for host in hosts if host))
+    secrets = tuple(str(value) for name, value in options.items() if _SECRETS.search(name) and value)
+    return Brokers(f"kafka://{addresses}", {**options, "bootstrap.servers": addresses}, secrets), topic
+
+
+def brokers_of(config: KafkaConfig) -> Brokers:
+    """Return what a configuration says, checked.
+
+    Raises:
+        InvalidUsage: an address, a topic or an option does not fit.
+    """
+    brokers, topic = brokers_at(config.source, config.client, config.password_file)
+    for option, value in (("batch_rows", config.batch_rows), ("batch_bytes", config.batch_bytes)):
+        if value < 1:
+            raise InvalidUsage(f"{option}={value} must be at least 1")
+    for option, seconds in (("heartbeat_s", config.heartbeat_s), ("poll_s", config.poll_s), ("late_s", config.late_s)):
+        if seconds is not None and not seconds > 0:
+            raise InvalidUsage(f"{option}={seconds} must be above 0")
+    routes = _routes(config, topic)
+    topics = ",".join(dict.fromkeys(route.topic for route in routes))
+    return replace(brokers, name=f"{brokers.name}/{topics}", routes=routes)
+
+
+def _routes(config: KafkaConfig, topic: str) -> tuple[Route, ...]:
+    where = without_secrets(config.source)
+    if bool(topic) == bool(config.into):
+        raise InvalidUsage(
+            f"{where}: name one topic in the URL, as kafka://host/topic, or several by tables [[into]] of the file, "
+            'each with topic = "…" and collection = "…"'
+        )
+    if topic:
+        shared = {name: getattr(config, name) for name in Messages.__struct_fields__}
+        routes: tuple[Route, ...] = (Route(topic=topic, collection=config.collection or topic, **shared),)
+    else:
+        routes = tuple(config.into)
+        unset = KafkaConfig(source=config.source)
+        for name in ("collection", *Messages.__struct_fields__):
+            if getattr(config, name) != getattr(unset, name):
+                raise InvalidUsage(f"{where}: {name} stands in the tables [[into]], where it is of one topic")
+    for route in routes:
+        if (route.table is not None) != (route.format in ("maxwell", "canal")) and route.table is not None:
+            raise InvalidUsage(f"topic {route.topic}: table goes with the formats maxwell and canal")
+        if (route.keyed or route.format != "json") and not route.key:
+            raise InvalidUsage(
+                f'topic {route.topic}: name the columns by which rows are told apart, such as key = ["id"]'
+            )
+    names = [route.collection for route in routes]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidUsage(f"the collection {twice!r} is named for two topics: each fills one of its own")
+    return routes
+
+
+def _options(client: Mapping[str, Any], password_file: str | None, user: str, is_near: bool) -> dict[str, Any]:
+    """Return the options of the client library; TLS is on unless brokers are on this machine or the options differ."""
+    given = dict[str, Any](client)
+    for name in given:
+        if name in _OURS:
+            raise InvalidUsage(f"client: the option {name!r} is what is set here: leave it out")
+    if user:
+        name, _, password = user.partition(":")
+        given.setdefault("sasl.username", unquote(name))
+        if password:
+            given.setdefault("sasl.password", unquote(password))
+    if password_file is not None:
+        try:
+            with open(password_file, encoding="utf-8") as file:
+                given["sasl.password"] = file.read().rstrip("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise InvalidUsage(f"password_file={password_file!r} cannot be read: {reason}") from None
+    is_sasl = any(name.startswith("sasl.") for name in given)
+    if is_sasl:
+        given.setdefault("sasl.mechanism", given.get("sasl.mechanisms", "SCRAM-SHA-512"))
+    kind = ("sasl_" if is_sasl else "") + ("plaintext" if is_near else "ssl")
+    given.setdefault("security.protocol", kind)
+    return given

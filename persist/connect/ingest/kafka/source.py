@@ -1,0 +1,292 @@
+"""Topics of Kafka: what came of one poll becomes one commit and one time, with the offsets that come next.
+
+Beside the collections of rows, a source has three of its own, which are sealed with them:
+
+    NAME.offsets        (topic, partition) → next, the offset to go on at; newest, the newest timestamp before it
+    NAME.transactions   moments of times: the newest timestamp of messages so far, or the clock where topics are idle
+    NAME.rejected       (topic, partition, offset) → reason, key, value: what could not be read, or came too late
+
+A time is a number that only counts. Messages of one key stay in their order, because Kafka keeps it within a partition
+and a collection takes events of one time in the order of their arrival.
+"""
+
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.api.client import Client
+from persist.api.collection import Collection
+from persist.blob.threads import Backoff
+from persist.codecs.order.arrays import int64_array
+from persist.codecs.types.python_types import arrow_type
+from persist.connect.envelopes import Events, canal, debezium, maxwell, plain
+from persist.connect.ingest.kafka.avro import Registry
+from persist.connect.ingest.kafka.config import KafkaConfig, Route, brokers_of
+from persist.connect.ingest.kafka.topics import MESSAGE, Place, Poll, Position, Topics, positions_of, positions_table
+from persist.connect.ingest.row_types import is_open
+from persist.connect.ingest.source import Batch, Change, Run, Target
+from persist.core.errors import InvalidUsage, Unavailable
+from persist.core.rendering import counted
+
+logger = logging.getLogger(__name__)
+RETRY_S = 600.0
+PEEKED_ROWS = 1_000
+PEEK_S = 5.0
+DELETED = "_deleted"
+_REJECTED_VALUE = {"reason": pa.string(), "key": pa.binary(), "value": pa.binary(), "timestamp": MESSAGE.field(5).type}
+_REJECTED_KEY = {"topic": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
+
+
+class Kafka:
+    """A source of topics."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self.config = config
+        self._brokers = brokers_of(config)
+        self.name = self._brokers.name
+        self._topics = Topics(self._brokers, config)
+        self._registry = None if config.registry is None else Registry(config.registry)
+        name = self._topics.side_name
+        self.moments = f"{name}.transactions"
+        self._offsets, self._rejected = f"{name}.offsets", f"{name}.rejected"
+
+    def targets(self, client: Client) -> Sequence[Target]:
+        """Return the collections of rows, of offsets and of rejected messages; of new ones, messages may tell types."""
+        missing = [route for route in self._brokers.routes if route.collection not in client]
+        untold = [route for route in missing if not self._is_told(route)]
+        peeked = self._peeked() if untold else {}
+        targets = []
+        for route in self._brokers.routes:
+            if route in missing:
+                targets.append(self._made(route, peeked.get(route.topic)))
+            else:
+                keyed = client.load(route.collection).handle.keyed is not None
+                if route.format != "json" and not keyed:
+                    raise InvalidUsage(
+                        f"the collection {route.collection!r} is not keyed, and {route.format} has changes by key: "
+                        "choose another collection"
+                    )
+                targets.append(Target(route.collection, {}, {}, keyed))
+        offsets = {"topic": pa.string(), "partition": pa.int32()}
+        comment = f"where to go on reading {self.name}"
+        targets.append(
+            Target(self._offsets, offsets, {"next": pa.int64(), "newest": MESSAGE.field(5).type}, True, None, comment)
+        )
+        comment = f"messages of {self.name} that could not be taken in"
+        targets.append(Target(self._rejected, _REJECTED_KEY, _REJECTED_VALUE, False, None, comment))
+        return targets
+
+    def batches(self, run: Run) -> Generator[Batch]:
+        """Yield what comes until the run stops; with `once`, until the offsets that the topics had at the start."""
+        clock, tries = run.client.engine.clock, None
+        positions = _positions(run.collections[self._offsets], run.uppers[self._offsets])
+        while not run.stop.is_set():
+            try:
+                for batch in self._followed(run, positions):
+                    yield batch
+                    tries = None
+                return
+            except Unavailable as problem:
+                tries = tries or Backoff(clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
+                if run.once or not tries.wait():
+                    raise
+                run.failed(problem)
+                self._topics.close()
+                self._topics = Topics(self._brokers, self.config)
+
+    def close(self) -> None:
+        """End the threads of the client library."""
+        self._topics.close()
+
+    def _followed(self, run: Run, positions: dict[Place, Position]) -> Generator[Batch]:
+        clock = run.client.engine.clock
+        self._topics.assign(positions, wait=not run.once)
+        looked_s = moved_s = clock.monotonic_s()
+        while True:
+            poll = self._topics.poll()
+            now_s = clock.monotonic_s()
+            is_end = run.stop.is_set() or (run.once and self._topics.is_read_to_end())
+            if poll.rows or (is_end and not run.stop.is_set()) or now_s - moved_s >= self.config.heartbeat_s:
+                yield self._batch(run, poll, max((at.newest_ms for at in positions.values()), default=-1))
+                # It is durable now.
+                positions |= {place: Position(next_, poll.newest_ms[place]) for place, next_ in poll.next.items()}
+                moved_s = now_s
+            if is_end:
+                return
+            if now_s - looked_s >= self.config.poll_s:
+                self._topics.assign(positions, wait=True)
+                looked_s = now_s
+
+    def _batch(self, run: Run, poll: Poll, before_ms: int) -> Batch:
+        """Return what came as a batch; before_ms is the newest timestamp that came before."""
+        time = run.uppers[self._offsets]
+        run.client.engine.check_clock()  # It bounds moments, which never go back.
+        now_ms = run.client.engine.clock.wall_ms()
+        # A producer whose clock is ahead must not take the moments of all others with it, or make them late.
+        newest_ms = min(now_ms, max([before_ms, *poll.newest_ms.values()])) if poll.rows else now_ms
+        batch = Batch((), time + 1, 0, [(time, newest_ms * 1000)])
+        rejected: list[pa.Table] = []
+        changes = []
+        for topic, messages in poll.tables.items():
+            messages, late = _without_late(messages, min(now_ms, before_ms), self.config.late_s)
+            messages, bad = self._readable(messages)
+            rejected += [late, bad]
+            for route in self._brokers.routes:
+                if route.topic == topic:
+                    rows, bad = self._rows(route, messages, run.collections[route.collection])
+                    rejected.append(bad)
+                    if len(rows):
+                        changes.append(Change(route.collection, rows, time))
+        bad = _once(rejected)
+        if len(bad):
+            changes.append(Change(self._rejected, bad, time))
+            first = bad.slice(0, 1).to_pylist()[0]
+            logger.warning(
+                "%s: %d messages could not be taken in and are in %r; the first one: topic %s, partition %d, "
+                "offset %d: %s", self.name, len(bad), self._rejected, first["topic"], first["partition"],
+                first["offset"], first["reason"],
+            )  # fmt: skip
+        if poll.next:
+            changes.append(Change(self._offsets, positions_table(poll), time))
+        batch.changes, batch.rows = changes, poll.rows
+        return batch
+
+    def _readable(self, messages: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Make JSON of Avro; return the messages that can be read, and those that cannot."""
+        if self._registry is None or not len(messages):
+            return messages, _rejected_rows(messages.slice(0, 0), [])
+        bad: dict[int, str] = {}
+        for name in ("value", "key"):
+            texts, unread = self._registry.as_json(messages[name].to_pylist())
+            bad = unread | bad
+            at = messages.schema.get_field_index(name)
+            messages = messages.set_column(at, MESSAGE.field(name), pa.array(texts, pa.large_binary()))
+        if not bad:
+            return messages, _rejected_rows(messages.slice(0, 0), [])
+        rejected = _rejected_rows(messages.take([*bad]), [*bad.values()])
+        good = pa.array([at not in bad for at in range(len(messages))], pa.bool_())
+        return messages.filter(good), rejected
+
+    def _rows(self, route: Route, messages: pa.Table, collection: Collection) -> tuple[pa.Table, pa.Table]:
+        """Return the rows or events of a collection that messages stand for, and the bad messages."""
+        schema = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
+        is_keyed = collection.handle.keyed is not None
+        key = list(collection.schema.key_names) if is_keyed else None
+        try:
+            events = _events(route, messages, key, schema)
+        except InvalidUsage as error:
+            first = messages.slice(0, 1).select(["partition", "offset"]).to_pylist()[0]
+            raise InvalidUsage(
+                f"{self.name}: {len(messages):,} messages of the topic {route.topic!r}, from offset {first['offset']} "
+                f"of partition {first['partition']} on, cannot be read for {collection.name!r}: {error}"
+            ) from None
+        rows = events.table if is_keyed else events.table.drop_columns(DELETED)
+        at = events.rejected["message"]
+        return rows, _rejected_rows(messages.take(at), events.rejected["reason"].to_pylist())
+
+    def _is_told(self, route: Route) -> bool:
+        """Return whether the options say the types of all columns that they name."""
+        return bool(route.columns) and all(name in route.columns for name in route.key)
+
+    def _made(self, route: Route, messages: pa.Table | None) -> Target:
+        types = {name: arrow_type(kind, f"column {name!r}") for name, kind in route.columns.items()}
+        beside = {name: MESSAGE.field(path).type for name, path in route.metadata.items() if path in MESSAGE.names}
+        types |= {name: kind for name, kind in beside.items() if name not in types}
+        if messages is not None:
+            messages, _ = self._readable(messages)
+            schema = _events(route, messages, route.key or None, None).table.schema if len(messages) else pa.schema([])
+            seen = {field.name: field.type for field in schema if field.name not in (DELETED, *types)}
+            for name, kind in seen.items():
+                if is_open(kind):
+                    first = f"the first {counted(len(messages), 'message')} of {route.topic!r}"
+                    raise InvalidUsage(
+                        f"{self.name}: {first} have the column {name!r}, and no value in it tells its type, {kind}. "
+                        f'Say the types of all columns, such as columns = {{ {name} = "string", … }}, or begin when a '
+                        "message has one"
+                    )
+            types |= seen
+        missing = [name for name in route.key if name not in types]
+        if missing or not types:
+            what = f"the key column {missing[0]!r}" if missing else "any column"
+            raise InvalidUsage(
+                f"{self.name}: no message of {route.topic!r} shows {what} of the collection {route.collection!r}, "
+                'which is not there yet. Say the types, such as columns = { id = "int64", amount = "float64" }'
+            )
+        value = {name: kind for name, kind in types.items() if name not in route.key}
+        keyed = route.keyed or route.format != "json"
+        return Target(route.collection, {name: types[name] for name in route.key}, value, keyed)
+
+    def _peeked(self) -> dict[str, pa.Table]:
+        """Return some messages of each topic, to see what types they have; they are read again later."""
+        config = KafkaConfig(source=self.config.source, batch_rows=PEEKED_ROWS)
+        topics = Topics(self._brokers, config)
+        messages: dict[str, list[pa.Table]] = {}
+        try:
+            topics.assign({}, wait=True)
+            for _ in range(int(PEEK_S / 0.25)):
+                poll = topics.poll()
+                for topic, table in poll.tables.items():
+                    messages.setdefault(topic, []).append(table)
+                wanted = {route.topic for route in self._brokers.routes}
+                if topics.is_read_to_end() or all(
+                    sum(map(len, messages.get(topic, []))) >= PEEKED_ROWS for topic in wanted
+                ):
+                    break
+        finally:
+            topics.close()
+        return {topic: pa.concat_tables(tables) for topic, tables in messages.items()}
+
+
+def _events(
+    route: Route, messages: pa.Table, key: Sequence[str] | None, schema: Mapping[str, pa.DataType] | None
+) -> Events:
+    more: dict[str, Any] = {"key": key, "schema": schema, "metadata": route.metadata, "on_error": "collect"}
+    if route.format in ("maxwell", "canal"):
+        return (maxwell if route.format == "maxwell" else canal)(messages, table=route.table, **more)
+    return (debezium if route.format == "debezium" else plain)(messages, types=route.types, **more)
+
+
+def _positions(offsets: Collection, upper: int) -> dict[Place, Position]:
+    """Return where to go on, as the collection of offsets says."""
+    if not upper:
+        return {}
+    with offsets.snapshot(upper - 1) as snapshot:
+        return positions_of(snapshot.to_arrow().to_pylist())
+
+
+def _without_late(messages: pa.Table, newest_ms: int, late_s: float | None) -> tuple[pa.Table, pa.Table]:
+    none = _rejected_rows(messages.slice(0, 0), [])
+    if late_s is None or newest_ms < 0 or not len(messages):
+        return messages, none
+    stamps = messages["timestamp"].cast(pa.int64())
+    is_late = pc.less(stamps, newest_ms - int(late_s * 1000)).fill_null(False)
+    late = messages.filter(is_late)
+    if not len(late):
+        return messages, none
+    behind = pc.subtract(newest_ms, stamps.filter(is_late)).to_pylist()
+    reasons = [f"it came too late: its timestamp is {ms / 1000:.1f} s behind the newest one" for ms in behind]
+    return messages.filter(pc.invert(is_late)), _rejected_rows(late, reasons)
+
+
+def _rejected_rows(messages: pa.Table, reasons: list[str]) -> pa.Table:
+    """Return rejected messages as rows of the collection that keeps them."""
+    columns = {
+        name: messages[name].cast(kind)
+        for name, kind in {**_REJECTED_KEY, **_REJECTED_VALUE}.items()
+        if name != "reason"
+    }
+    return pa.table({**columns, "reason": pa.array(reasons, pa.string())})
+
+
+def _once(rejected: list[pa.Table]) -> pa.Table:
+    """Return rejected messages, each once: several tables of one stream reject the same message."""
+    if not rejected:
+        return _rejected_rows(MESSAGE.empty_table(), [])
+    table = pa.concat_tables(rejected)
+    numbered = table.append_column("at", int64_array(np.arange(len(table))))
+    first = numbered.group_by([*_REJECTED_KEY]).aggregate([("at", "min")])["at_min"]
+    return table.take(first.sort())

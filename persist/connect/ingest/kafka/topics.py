@@ -1,0 +1,303 @@
+"""Partitions of topics, read from positions that the collections hold. Consumer groups are not asked, and not told.
+
+A partition that has no position begins at the first message that its topic still has. Memory is bounded: the client
+library fetches `FETCHED_KIB` ahead, and a batch ends when it has enough rows or bytes.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.order.arrays import int64_array
+from persist.connect.ingest.kafka.config import Brokers, KafkaConfig
+from persist.connect.ingest.source import advise_copy
+from persist.core.errors import InvalidUsage, Unavailable
+from persist.engine.read.results.result import required
+
+logger = logging.getLogger(__name__)
+FETCHED_KIB = 16 << 10
+CHUNK = 1_000
+POLL_S = 0.25
+ASK_S = 15.0
+CONNECT_S = 0.5
+Place = tuple[str, int]
+MESSAGE = pa.schema(
+    [("key", pa.large_binary()), ("value", pa.large_binary()), ("topic", pa.string()), ("partition", pa.int32()),
+     ("offset", pa.int64()), ("timestamp", pa.timestamp("ms", "UTC"))]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a partition was read: the offset that comes next, and the newest timestamp before it, or -1."""
+
+    next: int
+    newest_ms: int = -1
+
+
+@dataclass
+class Poll:
+    """What came at once.
+
+    Attributes:
+        tables: by topic, the messages as `MESSAGE`, in their order.
+        next: the offsets that come next in the partitions that moved.
+        newest_ms: the newest timestamp in these partitions, now or before, where messages have any.
+    """
+
+    tables: dict[str, pa.Table] = field(default_factory=dict)
+    next: dict[Place, int] = field(default_factory=dict)
+    newest_ms: dict[Place, int] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self.tables.values()))
+
+
+class Topics:
+    """Topics that are read."""
+
+    def __init__(self, brokers: Brokers, config: KafkaConfig) -> None:
+        self._library = required("confluent-kafka>=2.6", "confluent_kafka")
+        self._brokers = brokers
+        self._config = config
+        self._topics = list(dict.fromkeys(route.topic for route in brokers.routes))
+        self._next: dict[Place, int] = {}
+        self._newest_ms: dict[Place, int] = {}
+        self._ends: dict[Place, int] = {}
+        self._problem: Any = None
+        self._mean_bytes = 1_000.0
+        options = {
+            "group.id": "persist",  # The library wants one. Nothing is ever committed to it.
+            "queued.max.messages.kbytes": FETCHED_KIB,
+            "fetch.wait.max.ms": 100,
+            **brokers.options,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+            "error_cb": self._told,
+            "logger": logging.getLogger(f"{__name__}.library"),
+        }
+        try:
+            self._consumer = self._library.Consumer(options)
+        except (self._library.KafkaException, TypeError, ValueError) as error:
+            raise InvalidUsage(f"{brokers.name} cannot be read: {brokers.told(_text_of(error))}") from None
+
+    def close(self) -> None:
+        """End the threads of the library."""
+        self._consumer.close()
+
+    def assign(self, positions: Mapping[Place, "Position"], *, wait: bool) -> None:
+        """Read all partitions that there are, from their positions, or from the beginning. Called again, add new ones.
+
+        Args:
+            wait: a topic that is not there may come later.
+
+        Raises:
+            InvalidUsage: a topic is not there, or has lost what is to be read.
+            Unavailable: no broker answers.
+        """
+        self._connect()
+        added = []
+        for topic in self._topics:
+            for partition in self._partitions(topic, wait):
+                place = topic, partition
+                if place in self._next:
+                    continue
+                first, end = self._asked(self._consumer.get_watermark_offsets, self._at(place), ASK_S)
+                known = positions.get(place)
+                self._next[place] = first if known is None else self._begin(place, known.next, first, end)
+                self._newest_ms[place] = -1 if known is None else known.newest_ms
+                self._ends[place] = end
+                added.append(self._at(place, self._next[place]))
+        if added:
+            self._asked(self._consumer.incremental_assign, added)
+
+    def _connect(self) -> None:
+        """Wait until a broker answers, or all have refused, or none has for too long."""
+        for _ in range(int(ASK_S / CONNECT_S)):
+            try:
+                self._consumer.list_topics(self._topics[0], CONNECT_S)
+                self._problem = None
+                return
+            except self._library.KafkaException as error:
+                problem = error.args[0]
+            self._consumer.poll(0)  # What the library says of itself comes here.
+            if self._problem is not None:
+                problem, self._problem = self._problem, None
+                break
+        raise self._raised(problem)
+
+    def _begin(self, place: Place, position: int, first: int, end: int) -> int:
+        return position if first <= position <= end else self._lost(place, position, first, end)
+
+    def _lost(self, place: Place, position: int, first: int, end: int) -> int:
+        what = (
+            f"{self._brokers.name}: partition {place[1]} of {place[0]!r} was read up to offset {position}, and has "
+            f"offsets from {first} to {end} by now"
+        )
+        if position > end:
+            what += ", so it was made anew"
+        if self._config.lost == "skip":
+            logger.warning("%s: reading goes on at %d, as lost says", what, first)
+            return first
+        names = [route.collection for route in self._brokers.routes]
+        names += [f"{self.side_name}.{beside}" for beside in ("offsets", "rejected", "transactions")]
+        raise InvalidUsage(
+            f'{what}: what was between is lost. {advise_copy(names)}. To go on without what was lost, say lost = "skip"'
+        )
+
+    @property
+    def side_name(self) -> str:
+        """What the names of the collections beside those of rows begin with."""
+        routes = self._brokers.routes
+        return self._config.name or (routes[0].collection if len(routes) == 1 else "kafka")
+
+    def poll(self) -> Poll:
+        """Return what has come; at least a quarter of a second passes if that is nothing.
+
+        Raises:
+            InvalidUsage: the topic has lost what is to be read, or may not be read.
+            Unavailable: brokers do not answer.
+        """
+        chunks: list[list[Any]] = []
+        rows = size = 0
+        limit_rows, limit_bytes = self._config.batch_rows, self._config.batch_bytes
+        ends: dict[Place, int] = {}
+        while rows < limit_rows and size < limit_bytes:
+            by_bytes = int((limit_bytes - size) / self._mean_bytes) + 1
+            wanted = min(CHUNK, limit_rows - rows, by_bytes)
+            got = self._asked(self._consumer.consume, wanted, 0.0 if chunks else POLL_S)
+            messages = [message for message in got if message.error() is None]
+            for message in got:
+                if message.error() is not None:
+                    self._noted(message, ends)
+            if messages:
+                chunks.append(messages)
+                bytes_ = sum([len(message) for message in messages])
+                self._mean_bytes = max(1.0, bytes_ / len(messages))
+                rows, size = rows + len(messages), size + bytes_
+            if not got:
+                break
+        if not chunks and self._problem is not None:
+            problem, self._problem = self._problem, None
+            raise self._raised(problem)
+        self._problem = None
+        return self._polled([message for chunk in chunks for message in chunk], ends)
+
+    def is_read_to_end(self) -> bool:
+        """Return whether all was given out that the partitions had when they were assigned."""
+        return all(self._next[place] >= end for place, end in self._ends.items())
+
+    def _polled(self, messages: list[Any], ends: Mapping[Place, int]) -> Poll:
+        poll = Poll()
+        if messages:
+            topics = [message.topic() for message in messages]
+            columns = [
+                pa.array([message.key() for message in messages], pa.large_binary()),
+                pa.array([message.value() for message in messages], pa.large_binary()),
+                pa.array(topics, pa.string()),
+                pa.array([message.partition() for message in messages], pa.int32()),
+                pa.array([message.offset() for message in messages], pa.int64()),
+            ]
+            stamps = np.array([message.timestamp()[1] for message in messages], np.int64)
+            columns.append(pa.array(stamps, mask=stamps < 0).cast(MESSAGE.field("timestamp").type))
+            table = pa.table(columns, schema=MESSAGE)
+            for topic in dict.fromkeys(topics):
+                mine = table if len(set(topics)) == 1 else table.filter(pc.equal(table["topic"], topic))
+                poll.tables[topic] = mine
+                last = mine.group_by("partition").aggregate([("offset", "max"), ("timestamp", "max")])
+                newest = last["timestamp_max"].cast(pa.int64()).fill_null(-1)
+                last_columns = (last["partition"].to_pylist(), last["offset_max"].to_pylist(), newest.to_pylist())
+                for partition, offset, newest_ms in zip(*last_columns, strict=True):
+                    poll.next[topic, partition] = offset + 1
+                    poll.newest_ms[topic, partition] = newest_ms
+        for place, end in ends.items():  # Marks of transactions are offsets without messages.
+            if end > poll.next.get(place, self._next[place]):
+                poll.next[place] = end
+        self._next.update(poll.next)
+        for place, newest_ms in poll.newest_ms.items():
+            self._newest_ms[place] = max(newest_ms, self._newest_ms.get(place, -1))
+        poll.newest_ms = {place: self._newest_ms.get(place, -1) for place in poll.next}
+        return poll
+
+    def _noted(self, message: Any, ends: dict[Place, int]) -> None:
+        """Take what the library says in the place of a message."""
+        error, place = message.error(), (message.topic(), message.partition())
+        if error.name() == "_PARTITION_EOF":
+            ends[place] = message.offset()
+        elif error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
+            first, end = self._asked(self._consumer.get_watermark_offsets, self._at(place), ASK_S)
+            position = self._lost(place, self._next[place], first, end)
+            self._next[place] = position
+            self._asked(self._consumer.seek, self._at(place, position))
+        elif error.name() in ("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED"):
+            raise InvalidUsage(f"{self._brokers.name}: this user may not read the topic {place[0]!r}")
+        else:
+            self._problem = error
+
+    def _partitions(self, topic: str, wait: bool) -> list[int]:
+        metadata = self._asked(self._consumer.list_topics, topic, ASK_S).topics.get(topic)
+        if metadata is None or (metadata.error is not None and metadata.error.name() == "UNKNOWN_TOPIC_OR_PART"):
+            if wait:
+                logger.warning("%s: there is no topic %r yet", self._brokers.name, topic)
+                return []
+            raise InvalidUsage(f"{self._brokers.name}: there is no topic {topic!r}")
+        if metadata.error is not None:
+            raise self._raised(metadata.error)
+        return sorted(metadata.partitions)
+
+    def _at(self, place: Place, offset: int | None = None) -> Any:
+        if offset is None:
+            return self._library.TopicPartition(*place)
+        return self._library.TopicPartition(*place, offset)
+
+    def _asked(self, ask: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return ask(*arguments)
+        except self._library.KafkaException as error:
+            raise self._raised(error.args[0]) from None
+
+    def _told(self, error: Any) -> None:
+        """Keep a problem that the library does not mend itself, as it does where one of several brokers is away."""
+        lasting = ("_ALL_BROKERS_DOWN", "_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
+        if error.fatal() or error.name() in lasting:
+            self._problem = error
+
+    def _raised(self, error: Any) -> InvalidUsage | Unavailable:
+        text = self._brokers.told(_text_of(error))
+        if error.name() in ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"):
+            return InvalidUsage(f"{self._brokers.name} does not let this user in: {text}")
+        if error.name() in ("TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"):
+            return InvalidUsage(f"{self._brokers.name}: this user may not read: {text}")
+        return Unavailable(f"{self._brokers.name} does not answer: {text}")
+
+
+def _text_of(error: Any) -> str:
+    given = error.args[0] if isinstance(error, Exception) and error.args else error
+    return str(given.str()) if hasattr(given, "str") else str(given)
+
+
+def positions_table(poll: Poll) -> pa.Table:
+    """Return how far partitions are read, as events of the collection that keeps it."""
+    topics, partitions = zip(*poll.next, strict=True)
+    newest = np.array([poll.newest_ms[place] for place in poll.next], np.int64)
+    columns = [pa.array(topics, pa.string()), pa.array(partitions, pa.int32())]
+    columns += [int64_array(np.array([*poll.next.values()], np.int64))]
+    columns += [pa.array(newest, mask=newest < 0).cast(MESSAGE.field("timestamp").type)]
+    return pa.table(columns, names=["topic", "partition", "next", "newest"])
+
+
+def positions_of(rows: list[dict[str, Any]]) -> dict[Place, Position]:
+    """Return how far partitions are read from the rows of the collection that keeps it."""
+    return {
+        (row["topic"], row["partition"]): Position(
+            row["next"], -1 if row["newest"] is None else int(row["newest"].timestamp() * 1000)
+        )
+        for row in rows
+    }

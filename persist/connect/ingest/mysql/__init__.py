@@ -1,0 +1,1 @@
+"""MySQL and MariaDB as sources, by the log of the server."""

@@ -1,0 +1,272 @@
+"""What the log of MySQL or MariaDB says beside its rows: what statements do to tables, and which transactions happened.
+
+The log has rows for what changes rows, and the text of statements that change tables. These are read
+for three things: which tables they empty, which columns get other names or go, and what cannot be followed, because
+rows come or go without being in the log. All else shows when the next row of the table comes, with its columns.
+
+MySQL counts the transactions of each server: a set has `uuid:1-5:7`. MariaDB has the last number of each domain, as
+`domain-server-number`, and numbers of a domain only grow. Both say the same on each server of a group, so a source may
+move to another one.
+
+The *measure* of a set is the number of its transactions, or the sum of the last numbers. Each transaction makes it
+larger. Its time is the measure with it, times `STEP`. So times are the same on each server, and between two of them
+there is room for moments at which nothing happened.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+from persist.core.errors import InvalidUsage
+
+_TOKEN = re.compile(
+    r"/\*!\d*|/\*M!\d*|\*/|(?P<comment>/\*(?!M?!).*?\*/|--[ \t\n].*?(?:\n|$)|#.*?(?:\n|$))|`(?P<name>(?:[^`]|``)*)`"
+    r"|(?P<text>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\")|(?P<word>[\w$@\u0080-\uffff]+)|(?P<mark>\S)",
+    re.DOTALL,
+)
+_ROWS = {"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "MERGE", "WITH", "CALL", "DO"}
+_CANNOT = {
+    ("EXCHANGE", "PARTITION"), ("DROP", "PARTITION"), ("TRUNCATE", "PARTITION"), ("CONVERT", "PARTITION"),
+    ("CONVERT", "TABLE"), ("DISCARD", "TABLESPACE"), ("IMPORT", "TABLESPACE"), ("ADD", "SYSTEM"),
+    ("SYSTEM", "VERSIONING"),
+}  # fmt: skip
+Table = tuple[str, str]
+
+
+@dataclass
+class Effect:
+    """What a statement does.
+
+    Attributes:
+        emptied: tables that have no rows after it.
+        renamed, dropped: columns of `table`.
+        refused: why tables cannot be followed over it; "" if they can.
+        is_gone: the transaction was rolled back.
+    """
+
+    emptied: list[Table] = field(default_factory=list)
+    table: Table | None = None
+    renamed: dict[str, str] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+    refused: str = ""
+    is_gone: bool = False
+
+
+@dataclass(frozen=True)
+class _Token:
+    text: str
+    is_name: bool = False
+
+    @property
+    def word(self) -> str:
+        return "" if self.is_name else self.text.upper()
+
+
+def effect_of(statement: str, schema: str, followed: Sequence[Table]) -> Effect:
+    """Return what a statement does to tables that are followed, given the schema that it was said in."""
+    tokens = [*_tokens(statement)]
+    words = [token.word for token in tokens[:4]] + [""] * 4
+    effect = Effect()
+    tables = {*followed}
+    if words[0] == "TRUNCATE":
+        effect.emptied = [_table(tokens, 2 if words[1] == "TABLE" else 1, schema)[0]]
+    elif words[0] == "DROP" and words[1] in ("DATABASE", "SCHEMA"):
+        name = tokens[4 if words[2] == "IF" else 2].text
+        effect.emptied = [table for table in followed if table[0] == name]
+    elif words[0] == "DROP" and words[1] == "TABLE":
+        effect.emptied = [*_tables(tokens, 4 if words[2] == "IF" else 2, schema)]
+    elif words[:4] == ["CREATE", "OR", "REPLACE", "TABLE"]:
+        effect.emptied = [_table(tokens, 4, schema)[0]]
+    elif words[0] == "RENAME" and words[1] in ("TABLE", "TABLES"):
+        moved = {name for at, token in enumerate(tokens) for name in _name_at(tokens, at, schema) if token}
+        effect.refused = "it gives tables other names" if moved & tables else ""
+    elif words[0] == "ALTER":
+        _alter(tokens, schema, tables, effect)
+    elif words[0] in _ROWS and {token.text for token in tokens} & {name for _, name in followed}:
+        effect.refused = "it changes rows and is logged as a statement (binlog_format of its session is not ROW)"
+    elif words[0] == "ROLLBACK":
+        effect.is_gone = True
+    effect.emptied = [table for table in effect.emptied if table in tables]
+    return effect
+
+
+def _alter(tokens: list[_Token], schema: str, tables: set[Table], effect: Effect) -> None:
+    at = next((at for at, token in enumerate(tokens[:5]) if token.word == "TABLE"), None)
+    if at is None:
+        return
+    at += 3 if tokens[at + 1].word == "IF" else 1
+    table, at = _table(tokens, at, schema)
+    for spec in _specs(tokens[at:]):
+        words = [token.word for token in spec] + [""] * 4
+        names = [token.text for token in spec if token.word not in ("COLUMN", "IF", "EXISTS")]
+        if words[0] == "RENAME" and words[1] not in ("COLUMN", "INDEX", "KEY"):
+            target = _table(spec, 2 if words[1] in ("TO", "AS", "=") else 1, schema)[0]
+            effect.refused = "it gives the table another name" if {table, target} & tables else effect.refused
+    if table not in tables:
+        return
+    effect.table = table
+    for spec in _specs(tokens[at:]):
+        words = [token.word for token in spec] + [""] * 4
+        names = [token.text for token in spec if token.word not in ("COLUMN", "IF", "EXISTS")]
+        if words[0] == "CHANGE" or words[:2] == ["RENAME", "COLUMN"]:
+            new = names[3] if words[0] == "RENAME" else names[2]
+            effect.renamed |= {names[1]: new} if names[1] != new else {}
+        elif words[0] == "DROP" and words[1] not in (
+            "INDEX",
+            "KEY",
+            "PRIMARY",
+            "FOREIGN",
+            "CONSTRAINT",
+            "CHECK",
+            "PERIOD",
+        ):
+            effect.dropped.append(names[1])
+        pairs = {*pairwise(words)}
+        if cannot := pairs & _CANNOT:
+            effect.refused = f"{' '.join(min(cannot))} changes rows that are not in the log"
+        if "FOREIGN" in words and ("CASCADE" in words or ("SET", "NULL") in pairs):
+            effect.refused = "rows that a foreign key changes are not in the log"
+
+
+def _specs(tokens: list[_Token]) -> Iterator[list[_Token]]:
+    depth, spec = 0, list[_Token]()
+    for token in tokens:
+        depth += (token.word == "(") - (token.word == ")")
+        if token.word == "," and not depth:
+            yield spec
+            spec = []
+        else:
+            spec.append(token)
+    if spec:
+        yield spec
+
+
+def _tokens(statement: str) -> Iterator[_Token]:
+    for match in _TOKEN.finditer(statement):
+        if match["name"] is not None:
+            yield _Token(match["name"].replace("``", "`"), True)
+        elif match["text"] is not None:
+            yield _Token(match["text"], True)
+        elif match["word"] is not None or match["mark"] is not None:
+            yield _Token(match["word"] or match["mark"])
+
+
+def _table(tokens: list[_Token], at: int, schema: str) -> tuple[Table, int]:
+    """Return the table that is named at a place, and the place behind it."""
+    if len(tokens) > at + 2 and tokens[at + 1].word == ".":
+        return (tokens[at].text, tokens[at + 2].text), at + 3
+    return (schema, tokens[at].text), at + 1
+
+
+def _tables(tokens: list[_Token], at: int, schema: str) -> Iterator[Table]:
+    while at < len(tokens):
+        table, at = _table(tokens, at, schema)
+        yield table
+        if at >= len(tokens) or tokens[at].word != ",":
+            return
+        at += 1
+
+
+def _name_at(tokens: list[_Token], at: int, schema: str) -> Iterator[Table]:
+    if at and tokens[at - 1].word != ".":
+        yield _table(tokens, at, schema)[0]
+
+
+STEP = 1 << 20
+
+
+class Gtids(Protocol):
+    """A set of transactions."""
+
+    @property
+    def measure(self) -> int:
+        """A number that grows with each transaction."""
+        ...
+
+    def add(self, gtid: str) -> None:
+        """Add the transaction that comes next; raise InvalidUsage if it is there, or later ones are."""
+        ...
+
+    def has(self, other: str) -> bool:
+        """Return whether all transactions of a set are in this one."""
+        ...
+
+
+def gtids_of(text: str, *, is_mariadb: bool) -> Gtids:
+    """Return the set that a server writes like that."""
+    return _Domains(text) if is_mariadb else _Servers(text)
+
+
+class _Domains:
+    def __init__(self, text: str) -> None:
+        self._last: dict[int, tuple[int, int]] = {}
+        for gtid in filter(None, text.replace("\n", "").split(",")):
+            domain, server, number = map(int, gtid.strip().split("-"))
+            self._last[domain] = (number, server)
+
+    @property
+    def measure(self) -> int:
+        return sum(number for number, _ in self._last.values())
+
+    def add(self, gtid: str) -> None:
+        domain, server, number = map(int, gtid.split("-"))
+        before = self._last.get(domain, (0, 0))[0]
+        if number <= before:
+            raise InvalidUsage(
+                f"the transaction {gtid} comes after number {before} of its domain, so numbers run back: several "
+                "servers write to one domain. Set gtid_strict_mode = ON, or give each its own gtid_domain_id; then "
+                "copy again"
+            )
+        self._last[domain] = (number, server)
+
+    def has(self, other: str) -> bool:
+        return all(self._last.get(domain, (0, 0))[0] >= at[0] for domain, at in _Domains(other)._last.items())
+
+    def __str__(self) -> str:
+        return ",".join(f"{domain}-{server}-{number}" for domain, (number, server) in sorted(self._last.items()))
+
+
+class _Servers:
+    def __init__(self, text: str) -> None:
+        self._intervals: dict[str, list[tuple[int, int]]] = {}
+        for server in filter(None, text.replace("\n", "").split(",")):
+            name, _, rest = server.strip().partition(":")
+            tag = ""
+            for piece in rest.split(":"):
+                if not piece[0].isdigit():
+                    tag = f":{piece}"
+                    continue
+                first, _, last = piece.partition("-")
+                self._intervals.setdefault(name.lower() + tag, []).append((int(first), int(last or first)))
+
+    @property
+    def measure(self) -> int:
+        return sum(last - first + 1 for intervals in self._intervals.values() for first, last in intervals)
+
+    def add(self, gtid: str) -> None:
+        server, _, number = gtid.lower().rpartition(":")
+        at, intervals = int(number), self._intervals.setdefault(server, [])
+        if any(first <= at <= last for first, last in intervals):
+            raise InvalidUsage(f"the transaction {gtid} was taken in already: copy again")
+        merged: list[tuple[int, int]] = []
+        for first, last in sorted([*intervals, (at, at)]):
+            if merged and merged[-1][1] + 1 == first:
+                merged[-1] = (merged[-1][0], last)
+            else:
+                merged.append((first, last))
+        self._intervals[server] = merged
+
+    def has(self, other: str) -> bool:
+        return all(
+            any(first <= low and high <= last for first, last in self._intervals.get(server, []))
+            for server, wanted in _Servers(other)._intervals.items()
+            for low, high in wanted
+        )
+
+    def __str__(self) -> str:
+        return ",".join(
+            ":".join([server, *(str(first) if first == last else f"{first}-{last}" for first, last in intervals)])
+            for server, intervals in sorted(self._intervals.items())
+        )

@@ -1,0 +1,457 @@
+"""A server of MySQL or MariaDB as a source: how to connect to it, and which tables and columns it has.
+
+Its types become Arrow's, and values as its library gives them become columns. The types of a table that is copied
+are told by the catalog, and those of later changes by the log. Both become the same types here.
+"""
+
+import json
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+import pyarrow as pa
+
+from persist.connect.ingest.mysql.binlog import Gtids, gtids_of
+from persist.connect.ingest.postgres.database import one_line
+from persist.core.errors import InvalidUsage, Unavailable
+from persist.core.rendering import without_secrets
+from persist.engine.read.results.result import required
+
+logger = logging.getLogger(__name__)
+_SETTINGS = {"binlog_format": "ROW", "binlog_row_image": "FULL", "binlog_row_metadata": "FULL"}
+_QUERY = {"unix_socket", "ssl_mode", "ssl_ca"}
+_POSITION_LOST = 1236
+_LOST = {1040, 1053, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2002, 2003, 2006, 2013, 2014, 2055}
+_COLUMNS = (
+    "SELECT table_name, column_name, data_type, column_type, numeric_precision, numeric_scale, column_key, extra, "
+    "column_default, is_nullable, generation_expression "
+    "FROM information_schema.columns WHERE table_schema = %s ORDER BY 1, ordinal_position"
+)
+_CASCADES = (
+    "SELECT DISTINCT table_name, constraint_name FROM information_schema.referential_constraints "
+    "WHERE constraint_schema = %s "
+    "AND (delete_rule IN ('CASCADE', 'SET NULL') OR update_rule IN ('CASCADE', 'SET NULL'))"
+)
+NEEDS = "REPLICATION SLAVE and REPLICATION CLIENT on *.*, and SELECT on its tables"
+
+
+class MysqlConfig(msgspec.Struct, kw_only=True):
+    """The options of a database.
+
+    Attributes:
+        source: its URL: mysql://user@host:3306/database, with unix_socket, ssl_mode (disabled, required, verify) and
+            ssl_ca behind a "?". A password is better in a file, or in MYSQL_PWD.
+        tables: only these of its tables.
+        exclude: columns that are left out, as table.column.
+        prefix: what the names of collections begin with.
+        password_file: whose first line is the password.
+        batch_rows: how many changes become one commit, at least, if so many are there.
+        copy_rows: how many rows of a table's first contents become one commit.
+        heartbeat_s: how often an idle database is taken to have had no more changes, which a commit says.
+    """
+
+    source: str
+    tables: list[str] | None = None
+    exclude: list[str] = []
+    prefix: str = ""
+    password_file: str | None = None
+    batch_rows: int = 20_000
+    copy_rows: int = 50_000
+    heartbeat_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column that the server has now.
+
+    Attributes:
+        default: what older rows get, if it is added, as SQL; None for NULL, and "" if that is not known.
+    """
+
+    name: str
+    kind: str
+    type: pa.DataType | None
+    is_key: bool
+    default: str | None
+
+
+class Server:
+    """A database by its URL.
+
+    Attributes:
+        name: what it is called in messages and logs: nothing secret is in it.
+        schema: the database whose tables are taken in.
+        is_mariadb: whether it is MariaDB; known once `check` was called.
+    """
+
+    def __init__(self, config: MysqlConfig) -> None:
+        self.library = required("pymysql>=1.1")
+        required("mysql-replication>=1.0.9", "pymysqlreplication")
+        self.config = config
+        self.is_mariadb = False
+        url = without_secrets(config.source)
+        for option in ("batch_rows", "copy_rows", "heartbeat_s"):
+            if not getattr(config, option) > 0:
+                raise InvalidUsage(f"{option}={getattr(config, option)} must be above 0")
+        try:
+            parts = urlsplit(config.source)
+            port, query = parts.port or 3306, dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        except ValueError as error:
+            raise InvalidUsage(f"{url} is no address of a database: {without_secrets(str(error))}") from None
+        self.schema = unquote(parts.path.strip("/"))
+        unknown = {*query} - _QUERY
+        if parts.netloc.count("@") > 1 or not self.schema or "/" in self.schema or unknown:
+            raise InvalidUsage(
+                f"{url} is no address of a database: write mysql://user@host:3306/database, and %40 for @ in a "
+                f"password. Behind a ? may be {', '.join(sorted(_QUERY))}"
+            )
+        host = parts.hostname or "localhost"
+        self.name = f"mysql://{host}{'' if port == 3306 else f':{port}'}/{self.schema}"
+        is_near = host in ("localhost", "127.0.0.1", "::1") or "unix_socket" in query
+        self._mode = query.get("ssl_mode", "disabled" if is_near else "required")
+        if self._mode not in ("disabled", "required", "verify"):
+            raise InvalidUsage(f"ssl_mode={self._mode!r} is none of disabled, required, verify")
+        self._password = self._secret(unquote(parts.password or ""))
+        self._settings: dict[str, Any] = {
+            "host": host, "port": port, "user": unquote(parts.username or "") or None, "password": self._password,
+            "unix_socket": query.get("unix_socket"), "charset": "utf8mb4", "connect_timeout": 10,
+        }  # fmt: skip
+        if self._mode != "disabled":
+            context = ssl.create_default_context(cafile=query.get("ssl_ca"))
+            if self._mode == "required":
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            self._settings["ssl"] = context
+
+    def _secret(self, given: str) -> str:
+        if given or self.config.password_file is None:
+            return given or os.environ.get("MYSQL_PWD", "")
+        try:
+            with open(self.config.password_file) as file:
+                return file.readline().rstrip("\n")
+        except OSError as error:
+            raise InvalidUsage(
+                f"password_file={self.config.password_file!r} cannot be read: {error.strerror}"
+            ) from None
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        """Return the arguments that connect to it."""
+        return {**self._settings, **more}
+
+    def connected(self, **more: Any) -> Any:
+        """Return a connection.
+
+        Raises:
+            Unavailable: the server does not answer, or not by TLS.
+            InvalidUsage: it does not let this user in.
+        """
+        try:
+            connection = self.linked(**self.settings(database=self.schema, autocommit=True, **more))
+        except (self.library.Error, OSError) as error:
+            raise self.problem(error) from None
+        return connection
+
+    def linked(self, **settings: Any) -> Any:
+        """Return a connection that says by a ConnectionError that it was lost, and can be cut by another thread."""
+        from pymysql.connections import Connection
+
+        server = self
+
+        class Link(Connection):  # type: ignore[misc]
+            def connect(self, sock: Any = None) -> None:
+                super().connect(sock)
+                if server._mode != "disabled" and not isinstance(self._sock, ssl.SSLSocket):
+                    self._force_close()
+                    raise InvalidUsage(f"{server.name} has no TLS: say ?ssl_mode=disabled if that is meant")
+
+            def _read_packet(self, *arguments: Any) -> Any:
+                try:
+                    return super()._read_packet(*arguments)
+                except server.library.OperationalError as error:
+                    raise (ConnectionError(str(error)) if server.is_lost(error) else error) from None
+
+            def cut(self) -> None:
+                with suppress(AttributeError, OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+
+            def forget(self) -> None:
+                self._force_close()
+
+        return Link(**settings)
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Return whether an error means that the server does not answer, and not that it refuses."""
+        if isinstance(error, self.library.Error):
+            return isinstance(error, self.library.InterfaceError) or (error.args and error.args[0] in _LOST)
+        return isinstance(error, (OSError, Unavailable, EOFError))
+
+    def problem(self, error: BaseException) -> InvalidUsage | Unavailable:
+        """Return the error that says what is wrong with the server; no password is in it."""
+        if isinstance(error, (InvalidUsage, Unavailable)):
+            return error
+        text = without_secrets(one_line(error))  # type: ignore[arg-type]
+        text = text.replace(self._password, "***") if self._password else text
+        if self.is_lost(error):
+            return Unavailable(f"{self.name} does not answer: {text}")
+        if isinstance(error, self.library.Error) and error.args and error.args[0] == _POSITION_LOST:
+            return InvalidUsage(
+                f"{self.name} does not have what came after the last transaction that was taken in: {text}. Its log "
+                "was purged, or it is another server with other transactions"
+            )
+        return InvalidUsage(f"{self.name} refuses: {text}. The user needs {NEEDS}")
+
+    def check(self, connection: Any) -> None:
+        """Check that the server logs what is needed; look whether it is MariaDB.
+
+        Raises:
+            InvalidUsage: it does not; the message says what to set.
+        """
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT version()")
+            self.is_mariadb = "mariadb" in cursor.fetchone()[0].lower()
+            cursor.execute("SHOW GLOBAL VARIABLES")
+            variables = {name: str(value) for name, value in cursor.fetchall()}
+        wanted = _SETTINGS | ({} if self.is_mariadb else {"gtid_mode": "ON", "binlog_row_value_options": ""})
+        wanted |= {"log_bin": "ON", "log_bin_compress": "OFF", "binlog_transaction_compression": "OFF"}
+        absent = {"log_bin_compress", "binlog_transaction_compression", "binlog_row_value_options"}
+        for name, value in wanted.items():
+            has = variables.get(name, value if name in absent else "not there")
+            if has.upper() != value:
+                raise InvalidUsage(
+                    f"{self.name}: the server has {name} = {has}, and {value or 'an empty one'} is needed: SET GLOBAL "
+                    f"{name} = '{value}', or say it in the file of the server. What it has logged before stays as it is"
+                )
+
+    def executed(self, connection: Any) -> Gtids:
+        """Return which transactions the server has."""
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT @@global.{'gtid_binlog_pos' if self.is_mariadb else 'gtid_executed'}")
+            return gtids_of(cursor.fetchone()[0] or "", is_mariadb=self.is_mariadb)
+
+    def tables(self, connection: Any) -> dict[str, list[Column]]:
+        """Return the tables that are wanted, with their columns.
+
+        Raises:
+            InvalidUsage: there is none of that name, or what happens to one is not in the log.
+        """
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = %s", (self.schema,)
+            )
+            kinds = {name: kind for name, kind in cursor.fetchall() if kind != "VIEW" and kind != "SEQUENCE"}
+            cursor.execute(_COLUMNS, (self.schema,))
+            columns: dict[str, list[Column]] = {}
+            no_key: dict[str, str] = {}  # A column of its key that is not taken in.
+            generated: list[tuple[str, str, str]] = []
+            for row in cursor.fetchall():
+                is_generated = "GENERATED" in row[7].upper().replace("DEFAULT_GENERATED", "")
+                is_excluded = f"{row[0]}.{row[1]}" in self.config.exclude
+                if is_generated and not is_excluded:
+                    generated.append((row[0], row[1], row[10]))
+                if not is_generated and not is_excluded:
+                    columns.setdefault(row[0], []).append(_column(*row[1:10], is_sql=self.is_mariadb))
+                elif row[6] == "PRI":
+                    no_key[row[0]] = row[1]
+            cursor.execute(_CASCADES, (self.schema,))
+            cascades = dict(cursor.fetchall())
+        wanted = [*kinds] if self.config.tables is None else self.config.tables
+        if not wanted:
+            raise InvalidUsage(f"{self.name} has no tables that this user may read. The user needs {NEEDS}")
+        for name in wanted:
+            if name not in kinds:
+                raise InvalidUsage(f"{self.name} has no table {name!r}; it has {', '.join(sorted(kinds)) or 'none'}")
+            self._check_table(name, kinds[name], columns.get(name, []), cascades)
+            if name in no_key:
+                raise InvalidUsage(
+                    f"the column {name}.{no_key[name]} is of the table's key, and is excluded or computed by the "
+                    "server: rows could not be told apart without it. Name in tables those that are meant, without "
+                    f"{name}, or do not exclude the column"
+                )
+        self._check_excluded(columns, wanted)
+        for table, name, expression in generated:
+            if table in wanted:
+                logger.warning(
+                    "%s: the column %r is left out, because the server computes it. A view can compute it: (%s) AS %s. "
+                    "Say exclude = [\"%s.%s\"] if it is not needed", table, name, expression, name, table, name,
+                )  # fmt: skip
+        return {name: columns[name] for name in sorted(wanted)}
+
+    def _check_table(self, name: str, kind: str, columns: Sequence[Column], cascades: dict[str, str]) -> None:
+        other = "name in tables those that are meant, without it"
+        if kind != "BASE TABLE":
+            raise InvalidUsage(f"the table {name} is a {kind.lower()} table, which cannot be followed: {other}")
+        if name in cascades:
+            raise InvalidUsage(
+                f"the table {name} has the foreign key {cascades[name]}, by which the server changes rows without "
+                f"writing that to its log (CASCADE or SET NULL): {other}, or make the key RESTRICT"
+            )
+        for column in columns:
+            if column.type is None:
+                raise InvalidUsage(
+                    f"the type {column.kind} of {name}.{column.name} is not known: exclude it, by exclude = "
+                    f'["{name}.{column.name}"]'
+                )
+
+    def _check_excluded(self, columns: dict[str, list[Column]], tables: Sequence[str]) -> None:
+        for name in self.config.exclude:
+            table, _, column = name.partition(".")
+            if table not in tables or not column:
+                raise InvalidUsage(f"exclude: {self.name} has no column {name!r} that is taken in. Write table.column")
+
+
+def _column(
+    name: str,
+    kind: str,
+    full: str,
+    precision: Any,
+    scale: Any,
+    key: str,
+    extra: str,
+    default: Any,
+    nullable: str,
+    *,
+    is_sql: bool,
+) -> Column:
+    type_ = arrow_type_of(kind, unsigned="unsigned" in full, precision=int(precision or 0), scale=int(scale or 0))
+    if default is None or str(default).upper() == "NULL":
+        older = None if nullable == "YES" else "''" if type_ in (pa.string(), pa.binary()) else "0"
+        older = "" if older is not None and kind in ("enum", "set", "date", "datetime", "timestamp", "time") else older
+    else:
+        text = str(default) if is_sql else "'" + str(default).replace("\\", "\\\\").replace("'", "''") + "'"
+        is_literal = text[:1] in "'-0123456789" and "DEFAULT_GENERATED" not in extra.upper()
+        older = text if is_literal else ""
+    return Column(name, kind, type_, key == "PRI", older)
+
+
+ZERO = datetime(1970, 1, 1)
+NO_TIME, SECOND = timedelta(), timedelta(seconds=1)
+BINARY = "binary"  # A character set.
+_DIGITS_MAX = 38
+_WHOLE = {
+    "tinyint": (pa.int8(), pa.uint8()), "smallint": (pa.int16(), pa.uint16()), "mediumint": (pa.int32(), pa.uint32()),
+    "int": (pa.int32(), pa.uint32()), "bigint": (pa.int64(), pa.uint64()),
+}  # fmt: skip
+_OTHERS = {
+    "float": pa.float32(), "double": pa.float64(), "year": pa.int16(), "date": pa.date32(), "bit": pa.uint64(),
+    "datetime": pa.timestamp("us"), "timestamp": pa.timestamp("us", "UTC"), "time": pa.string(), "enum": pa.string(),
+    "set": pa.string(), "json": pa.string(), "geometry": pa.binary(),
+}  # fmt: skip
+_TEXTS = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
+_BYTES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "uuid", "inet4", "inet6"}
+_GEOMETRIES = {"point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon", "geometrycollection"}
+PADDED = {"binary", "uuid", "inet4", "inet6"}  # The log leaves zeros at their end out.
+BY_CODE = {
+    1: "tinyint", 2: "smallint", 3: "int", 4: "float", 5: "double", 8: "bigint", 9: "mediumint", 10: "date",
+    12: "datetime", 18: "datetime", 7: "timestamp", 17: "timestamp", 11: "time", 19: "time", 13: "year", 16: "bit",
+    245: "json", 246: "decimal", 247: "enum", 248: "set", 255: "geometry", 15: "varchar", 254: "char", 252: "text",
+}  # fmt: skip
+
+
+def arrow_type_of(kind: str, *, unsigned: bool = False, precision: int = 0, scale: int = 0) -> pa.DataType | None:
+    """Return the Arrow type of a column, given the name of its type as the catalog has it; None for one unknown."""
+    if kind in _WHOLE:
+        return _WHOLE[kind][unsigned]
+    if kind == "decimal":
+        return pa.decimal128(precision, scale) if precision <= _DIGITS_MAX else pa.string()
+    if kind in _TEXTS:
+        return pa.string()
+    if kind in _BYTES | _GEOMETRIES:
+        return pa.binary()
+    return _OTHERS.get(kind)
+
+
+def logged_type(column: Any) -> pa.DataType | None:
+    """Return the Arrow type of a column as the log describes it."""
+    kind = BY_CODE.get(column.type, "")
+    if kind in _TEXTS and column.character_set_name == BINARY:
+        return pa.binary()
+    return arrow_type_of(
+        kind,
+        unsigned=bool(column.unsigned),
+        precision=getattr(column, "precision", 0),
+        scale=getattr(column, "decimals", 0),
+    )
+
+
+def logged_values(columns: Sequence[Any], values: dict[str, Any], sources: dict[str, str]) -> list[Any]:
+    """Return a row of the log as the values that a query would give."""
+    row = []
+    for column in columns:
+        value = values[column.name]
+        if value is None:
+            if sources.get(column.name) == "empty set":
+                value = ""
+        elif column.type == 248:
+            value = ",".join(member for member in column.set_values if member in value)
+        elif column.type == 19 and value < NO_TIME:
+            value = _negative(value)
+        elif column.type == 16:
+            value = int(value, 2)
+        elif column.type == 254 and isinstance(value, bytes):
+            value = value.ljust(column.max_length, b"\0")
+        elif column.type == 13 and value == 1900:
+            value = 0  # Years begin at 1901, and the log has none of 0000 but that.
+        elif column.type in (7, 17) and value == ZERO:
+            value = None  # A timestamp of zeros; the first moment that one can have is a second later.
+        elif column.type == 245:
+            value = json.dumps(value, default=_decoded)
+        row.append(value)
+    return row
+
+
+def _negative(value: timedelta) -> timedelta:
+    """Return a negative time as it is: the library takes the fraction of a second from the wrong end of the second."""
+    fraction = -value % SECOND
+    return value + 2 * fraction - SECOND if fraction else value
+
+
+def _decoded(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def typed(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
+    """Return values as the library gives them, of a query or of the log, as a column.
+
+    Dates with zeros, which no calendar has, are NULL; times are text.
+
+    Raises:
+        InvalidUsage: a value is none of that type.
+    """
+    try:
+        if pa.types.is_string(kind):
+            return pa.array([text_of(value) for value in values], kind)
+        if pa.types.is_binary(kind):
+            return pa.array([value.encode() if isinstance(value, str) else value for value in values], kind)
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+            return pa.array([None if isinstance(value, str) else value for value in values], kind)
+        if kind == pa.uint64():
+            values = [int.from_bytes(value, "big") if isinstance(value, bytes) else value for value in values]
+        return pa.array(values, kind)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise InvalidUsage(
+            f"a value of {where} is no {kind}: {' '.join(str(error).split())}. Leave the column out, by exclude = "
+            f'["{where}"]; a collection that is there is renamed first, and keeps its history'
+        ) from None
+
+
+def text_of(value: Any) -> Any:
+    """Return a value as text, if it is none yet; None stays."""
+    if isinstance(value, timedelta):
+        micros = value // timedelta(microseconds=1)
+        sign, micros = ("-", -micros) if micros < 0 else ("", micros)
+        seconds, micros = divmod(micros, 1_000_000)
+        text = f"{sign}{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+        return f"{text}.{micros:06d}" if micros else text
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, bytes):
+        raise ValueError("its character set is not known")
+    return value

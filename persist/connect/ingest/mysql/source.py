@@ -1,0 +1,192 @@
+"""MySQL and MariaDB, by the log of the server: each transaction is a time, which is the same on all servers of a group.
+
+The first contents are those of a consistent snapshot. Then come transactions, by their GTIDs. How far the log was read
+is a property of the collection of moments, in the commits that seal. Tables with a primary key become keyed
+collections, and others become collections that count equal rows: the log has whole old rows.
+"""
+
+import logging
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import date, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from persist.api.client import Client
+from persist.api.collection import Collection
+from persist.blob.threads import Backoff
+from persist.connect.ingest.mysql.binlog import STEP, gtids_of
+from persist.connect.ingest.mysql.server import PADDED, Column, MysqlConfig, Server, text_of, typed
+from persist.connect.ingest.mysql.stream import At, MyStream
+from persist.connect.ingest.source import SOURCE, Batch, Run, Target
+from persist.connect.ingest.table_copy import Copied, Copy, Point
+from persist.core.errors import InvalidUsage, Unavailable
+
+logger = logging.getLogger(__name__)
+RETRY_S = 600.0
+MEASURE_MAX = 1 << 42
+
+
+class Mysql:
+    """A source of the tables of a database."""
+
+    def __init__(self, config: MysqlConfig) -> None:
+        self._server = Server(config)
+        self.config = config
+        self.name = self._server.name
+        self.moments = f"{config.prefix}{self._server.schema}.transactions"
+        self._tables: dict[str, list[Column]] = {}
+
+    def targets(self, client: Client) -> Sequence[Target]:
+        """Return a collection for each table. What a copy has left that cannot go on is dropped."""
+        with closing(self._server.connected()) as connection:
+            self._server.check(connection)
+            self._tables = self._server.tables(connection)
+        for table, columns in self._tables.items():
+            name = self.config.prefix + table
+            if name in client and client.load(name).upper.time == 0:
+                collection = client.load(name)
+                if collection.about.properties.get(SOURCE) == self.name and not _can_go_on(collection, columns):
+                    collection.drop().result()
+        return [self._target(table, columns) for table, columns in self._tables.items()]
+
+    def batches(self, run: Run) -> Generator[Batch]:
+        """Yield contents that are not there yet, and then transactions. A lost connection is made anew."""
+        names = [self.config.prefix + table for table in self._tables]
+        tries: Backoff | None = None
+        while not run.stop.is_set():
+            try:
+                if not all(run.uppers[name] for name in names):
+                    for batch in Copy(MyCopy(self._server, self._tables, self.moments), names, run).batches():
+                        yield batch
+                        tries = None
+                        if run.stop.is_set():
+                            return
+                for batch in MyStream(self._server, self._tables, run, self.moments).batches():
+                    yield batch
+                    tries = None
+                return
+            except (self._server.library.Error, OSError, EOFError, Unavailable) as error:
+                problem = self._server.problem(error)
+                if run.once or isinstance(problem, InvalidUsage):
+                    raise problem from None
+                tries = tries or Backoff(run.client.engine.clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
+                if not tries.wait():
+                    raise problem from None
+                run.failed(problem)
+
+    def close(self) -> None:
+        """Do nothing: connections are closed where they are made."""
+
+    def _target(self, table: str, columns: Sequence[Column]) -> Target:
+        types = {column.name: column.type for column in columns}
+        key = {column.name: types.pop(column.name) for column in columns if column.is_key}
+        return Target(self.config.prefix + table, key, types, bool(key), None, f"the table {table}")
+
+
+class MyCopy:
+    """What a copy asks of a server."""
+
+    def __init__(self, server: Server, tables: dict[str, list[Column]], moments: str) -> None:
+        self._server = server
+        self._tables = {server.config.prefix + table: (table, columns) for table, columns in tables.items()}
+        self._moments = moments
+
+    def key(self, table: str) -> Sequence[str]:
+        """Return the columns that are the key of a table."""
+        return [column.name for column in self._tables[table][1] if column.is_key]
+
+    @contextmanager
+    def point(self, *, is_new: bool) -> Iterator[Point]:
+        """Hold a snapshot, of which it is known which transactions are in it."""
+        from pymysql.cursors import SSCursor
+
+        server = self._server
+        with closing(server.connected(cursorclass=SSCursor)) as connection:
+            cursor = server.library.cursors.Cursor(connection)
+            isolation = "tx_isolation" if server.is_mariadb else "transaction_isolation"
+            cursor.execute(
+                f"SET SESSION time_zone = '+00:00', net_write_timeout = 3600, sql_mode = '', "
+                f"{isolation} = 'REPEATABLE-READ'"
+            )
+            gtids = gtids_of(self._snapshot(cursor), is_mariadb=server.is_mariadb)
+            if gtids.measure > MEASURE_MAX:
+                raise InvalidUsage(f"{server.name} has numbered its transactions up to {gtids}, which is too far")
+            cursor.execute("SELECT CAST(unix_timestamp(now(6)) * 1000000 AS SIGNED)")
+            [now_us] = cursor.fetchone()
+            at = {self._moments: At(str(gtids)).said()}
+            yield Point(gtids.measure * STEP, now_us - 1_000_000, connection, at)
+
+    def _snapshot(self, cursor: Any) -> str:
+        """Begin a consistent snapshot; return which transactions are in it."""
+        begin = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
+        if self._server.is_mariadb:
+            cursor.execute(begin)
+            cursor.execute("SHOW STATUS LIKE 'binlog_snapshot_%'")
+            status = {name.lower(): value for name, value in cursor.fetchall()}
+            cursor.execute(
+                "SELECT binlog_gtid_pos(%s, %s)",
+                (status["binlog_snapshot_file"], int(status["binlog_snapshot_position"])),
+            )
+            return cursor.fetchone()[0] or ""
+        cursor.execute("FLUSH TABLES WITH READ LOCK")  # For as long as it takes to look: it needs RELOAD.
+        try:
+            cursor.execute(begin)
+            cursor.execute("SELECT @@global.gtid_executed")
+            return cursor.fetchone()[0] or ""
+        finally:
+            cursor.execute("UNLOCK TABLES")
+
+    def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
+        """Yield the rows of a table in pieces, in the order of its key, and the last key of each."""
+        name, columns = self._tables[table]
+        connection = point.reading
+        key = ", ".join(_ordered(column) for column in columns if column.is_key)
+        query = f"SELECT {', '.join(map(_asked, columns))} FROM {_quoted(name)}"
+        if after is not None:
+            query += f" WHERE ({key}) > ({', '.join(after)})"
+        if key:
+            query += f" ORDER BY {key}"
+        with closing(connection.cursor()) as cursor:
+            cursor.execute(query)
+            while rows := cursor.fetchmany(self._server.config.copy_rows):
+                arrays = {
+                    column.name: typed([*values], column.type, f"{name}.{column.name}")
+                    for column, values in zip(columns, zip(*rows, strict=True), strict=True)
+                }
+                last = dict(zip((column.name for column in columns), rows[-1], strict=True))
+                yield pa.table(arrays), [_literal(connection, last[key_column]) for key_column in self.key(table)]
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _ordered(column: Column) -> str:
+    """Return a column of a key as what orders the copy; the server compares what is chosen from a list as text."""
+    name = _quoted(column.name)
+    return f"CONVERT({name} USING utf8mb4) COLLATE utf8mb4_bin" if column.kind in ("enum", "set") else name
+
+
+def _asked(column: Column) -> str:
+    name = _quoted(column.name)
+    if column.kind == "float":
+        return f"{name} + 0e0"  # As a double, because a float is written with six digits.
+    return f"CAST({name} AS BINARY)" if column.kind in PADDED - {"binary"} else name
+
+
+def _literal(connection: Any, value: Any) -> str:
+    if isinstance(value, bytes):
+        return f"X'{value.hex()}'" if value else "''"
+    if isinstance(value, (date, datetime, timedelta)):
+        return f"'{text_of(value)}'"
+    return str(connection.escape(value))
+
+
+def _can_go_on(collection: Collection, columns: Sequence[Column]) -> bool:
+    """Return whether the copy of a table can go on with what it has left."""
+    copied = Copied.of(collection)
+    have = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
+    is_same = have == {column.name: column.type for column in columns}
+    return copied is not None and is_same and (any(column.is_key for column in columns) or copied.is_done)

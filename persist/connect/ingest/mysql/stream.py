@@ -1,0 +1,480 @@
+"""The transactions of a server of MySQL or MariaDB, from the position of its collections on, as its log has them.
+
+A thread reads and decodes the log, some events ahead, so that a commit is made at once when nothing more is there. The
+server says every second that it is alive, and that it has sent all: then times up to there are complete.
+"""
+
+import logging
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from persist.api.collection import Collection
+from persist.connect.ingest.mysql.binlog import STEP, Effect, effect_of, gtids_of
+from persist.connect.ingest.mysql.server import Column, Server, logged_type, logged_values, typed
+from persist.connect.ingest.source import Batch, Run, advise_copy
+from persist.connect.ingest.table_rows import TableRows
+from persist.connect.ingest.transactions import Transactions
+from persist.core.errors import InvalidUsage
+
+logger = logging.getLogger(__name__)
+POSITION = "ingest.position"  # A property of the collection of moments.
+STATEMENT = "ingest.statement"  # A property of a collection: the time of the last statement that changed its columns.
+AHEAD = 64  # Events of the log, each at most 8 KiB or a row.
+SILENT_S = 30.0
+WAITED_US = 100_000  # Whoever waited so long for an event has it as it was sent; heartbeats come every second.
+PREPARED, ALONE = 64, 1  # Flags of a transaction of MariaDB.
+
+
+class At(msgspec.Struct, frozen=True):
+    """Where a source is in the server's log: the transactions that were taken in, and the last one's place."""
+
+    gtids: str
+    file: str = ""
+    offset: int = 0
+
+    @classmethod
+    def of(cls, collection: Collection) -> "At | None":
+        """Return what a collection says of it."""
+        text = collection.about.properties.get(POSITION)
+        return None if text is None else msgspec.json.decode(text, type=cls)
+
+    def said(self) -> dict[str, str]:
+        """Return what the collection is to say."""
+        return {POSITION: msgspec.json.encode(self).decode()}
+
+
+class MyStream:
+    """Follows tables; `tables` has the columns that the server has now."""
+
+    def __init__(self, server: Server, tables: Mapping[str, Sequence[Column]], run: Run, moments: str) -> None:
+        self._server = server
+        self._run = run
+        self._names = {(server.schema, table): f"{server.config.prefix}{table}" for table in tables}
+        at = At.of(run.collections[moments])
+        if at is None:
+            raise InvalidUsage(f"{moments!r} does not say how far {server.name} was read: {self._again()}")
+        self._flow = Transactions(
+            server.name,
+            run,
+            [*self._names.values()],
+            server.config.batch_rows,
+            self._behind,
+            lambda: {moments: self._at.said()},
+            place=lambda time: f"transaction {self._gtid_of.get(time, time // STEP)}",
+        )
+        self._gtid_of: dict[int, str] = {}  # Of the times that are not committed here yet.
+        self._at = at
+        self._gtids = gtids_of(at.gtids, is_mariadb=server.is_mariadb)
+        if (self._flow.upper - 1) // STEP != self._gtids.measure:
+            raise InvalidUsage(
+                f"the collections of {server.name} are sealed to {self._flow.upper}, and it was read up to "
+                f"{at.gtids!r}: somebody else sealed them. {self._again()}"
+            )
+        self._relations: dict[int, tuple[Any, TableRows | None]] = {}
+        self._logs: list[tuple[str, int]] = []  # Files of the log and their bytes, as of the beginning.
+        self._links: list[Any] = []  # The library's connections.
+        self._ahead_us = self._began_us = 0
+        self._is_prepared = self._is_begun = self._is_touched = False  # Of the transaction that comes.
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield transactions as they come, some of them together."""
+        with closing(self._server.connected()) as looking:
+            target = self._checked(looking)
+        events: queue.Queue[Any] = queue.Queue(AHEAD)
+        stream = self._opened()
+        ended = threading.Event()
+        reader = threading.Thread(
+            target=_read, args=(stream, events, ended, self._monotonic_us), name="persist-binlog", daemon=True
+        )
+        reader.start()
+        try:
+            yield from self._taken(events, target)
+        finally:
+            ended.set()
+            while reader.is_alive():
+                for link in self._links:
+                    link.cut()
+                reader.join(0.05)
+            for link in self._links:
+                link.forget()
+
+    def _checked(self, connection: Any) -> int:
+        """Check that the server has what comes next; return the measure of what it has by now."""
+        server = self._server
+        executed = server.executed(connection)
+        if not executed.has(str(self._gtids)):
+            raise InvalidUsage(
+                f"{server.name} has {executed}, and {self._gtids} was taken in: it lost transactions, or is another "
+                f"server that is behind. Wait until it has them, or read the server that has. {self._again()}"
+            )
+        with connection.cursor() as cursor:
+            if not server.is_mariadb:
+                cursor.execute("SELECT @@global.gtid_purged")
+                if not self._gtids.has(cursor.fetchone()[0] or ""):
+                    raise InvalidUsage(f"{server.name} has purged the log that comes next. {self._again()}")
+            cursor.execute("SHOW BINARY LOGS")
+            self._logs = [(row[0], row[1]) for row in cursor.fetchall()]
+            cursor.execute("SELECT CAST(unix_timestamp(now(6)) * 1000000 AS SIGNED)")
+            [self._began_us] = cursor.fetchone()
+            self._ahead_us = self._began_us - self._monotonic_us()
+        return executed.measure
+
+    def _opened(self) -> Any:
+        from pymysqlreplication import BinLogStreamReader
+
+        settings = self._server.settings(read_timeout=SILENT_S)
+        return BinLogStreamReader(
+            settings,
+            server_id=random.SystemRandom().randrange(1 << 31, (1 << 32) - 1),
+            auto_position=str(self._gtids),
+            is_mariadb=self._server.is_mariadb,
+            blocking=True,
+            slave_heartbeat=1.0,
+            filter_non_implemented_events=False,
+            enable_logging=False,
+            pymysql_wrapper=self._connected,
+        )
+
+    def _connected(self, *, db: str | None = None, **settings: Any) -> Any:
+        """Connect as the library asks for it: it has an old name for the database.
+
+        A connection that is lost is not made anew there, because the library would begin where it began before.
+        """
+        link = self._server.linked(database=db, **settings)
+        self._links.append(link)
+        return link
+
+    def _taken(self, events: "queue.Queue[Any]", target: int) -> Iterator[Batch]:
+        run, flow, clock = self._run, self._flow, self._run.client.engine.clock
+        last_s = clock.monotonic_s()
+        while True:
+            if not flow.is_inside:
+                is_end = run.stop.is_set() or (run.once and self._gtids.measure >= target)
+                if is_end:  # If it ends so early, nothing is known of what came since this began.
+                    yield from self._nothing_more(self._began_us if run.once else None)
+                    return
+                if events.empty() and not flow.is_empty:
+                    yield flow.batch(flow.done)
+            try:
+                event = events.get(timeout=0.25)
+            except queue.Empty:
+                continue
+            if isinstance(event, BaseException):
+                if not isinstance(event, (self._server.library.Error, OSError, EOFError)):
+                    raise event
+                problem = self._server.problem(event)
+                raise InvalidUsage(f"{problem}. {self._again()}") if "taken in" in str(problem) else problem
+            yield from self._event(event)
+            is_due = clock.monotonic_s() - last_s >= self._server.config.heartbeat_s
+            sent_us = event[4]
+            if type(event[0]).__name__ == "HeartbeatLogEvent" and sent_us and is_due and not flow.is_inside:
+                last_s = clock.monotonic_s()
+                yield from self._nothing_more(sent_us + self._ahead_us)
+
+    def _nothing_more(self, by_us: int | None) -> Iterator[Batch]:
+        """Take it that the server has sent all by a moment, less a second: those of its log are seconds."""
+        flow, self._logs = self._flow, []
+        if by_us is not None and flow.done < (self._gtids.measure + 1) * STEP:
+            flow.nothing_before(flow.done + 1, by_us - 1_000_000)
+        if flow.done > flow.upper:
+            yield flow.batch(flow.done)
+
+    def _behind(self) -> int:
+        """Return how much is still to be read of what the log had when this began."""
+        left = [size for file, size in self._logs if file > self._at.file]
+        return sum(left) + sum(max(0, size - self._at.offset) for file, size in self._logs if file == self._at.file)
+
+    def _event(self, event: Any) -> Iterator[Batch]:
+        event, rows, file, offset, _ = event
+        kind, flow = type(event).__name__, self._flow
+        if kind in ("MariadbGtidEvent", "GtidEvent"):
+            self._gtid = event.gtid
+            after = gtids_of(str(self._gtids), is_mariadb=self._server.is_mariadb)
+            after.add(event.gtid)
+            self._after = after
+            self._is_touched = False
+            self._is_prepared = bool(getattr(event, "flags", 0) & PREPARED)
+            self._is_begun = self._server.is_mariadb and not event.flags & ALONE
+            if flow.is_empty:
+                self._gtid_of.clear()
+            self._gtid_of[after.measure * STEP] = event.gtid
+            yield from flow.begin(after.measure * STEP, event.timestamp * 1_000_000)
+        elif kind == "TableMapEvent":
+            yield from self._relation(event)
+        elif kind in ("WriteRowsEvent", "UpdateRowsEvent", "DeleteRowsEvent", "PartialUpdateRowsEvent"):
+            yield from self._rows(event, rows)
+        elif kind == "XidEvent":
+            yield from self._committed(event, file, offset)
+        elif kind in ("QueryEvent", "ExecuteLoadQueryEvent"):
+            yield from self._query(event, file, offset)
+        elif kind == "XAPrepareEvent":
+            yield from self._committed(event, file, offset)
+        elif kind == "NotImplementedEvent" and event.event_type in UNKNOWN:
+            raise InvalidUsage(
+                f"{self._server.name} has an event of type {event.event_type} in its log, which is not known: set "
+                f"log_bin_compress or binlog_transaction_compression to OFF, and gtid_mode to ON. {self._again()}"
+            )
+
+    def _query(self, event: Any, file: str, offset: int) -> Iterator[Batch]:
+        statement, schema = _as_text(event.query), _as_text(event.schema)
+        self._is_begun, is_end = transaction_after(statement, self._is_begun)
+        effect = effect_of(statement, schema, [*self._names])
+        if effect.refused or (effect.is_gone and self._is_touched):
+            raise InvalidUsage(
+                f"{self._server.name}: a statement cannot be followed, because "
+                f"{effect.refused or 'it undoes changes that are in the log'}: {statement[:100]!r}. {self._again()}"
+            )
+        yield from self._effect(effect)
+        if is_end:
+            yield from self._committed(event, file, offset)
+
+    def _effect(self, effect: Effect) -> Iterator[Batch]:
+        flow = self._flow
+        if flow.is_known:
+            return
+        if effect.emptied:
+            yield from flow.emptied([self._rows_of(self._names[table], table[1]) for table in effect.emptied])
+        if effect.table is not None and (effect.renamed or effect.dropped):
+            yield from flow.before()
+            collection = self._run.collections[self._names[effect.table]]
+            if int(collection.about.properties.get(STATEMENT, -1)) < flow.time:
+                names = {*collection.schema.names}
+                renamed = {old: new for old, new in effect.renamed.items() if old in names}
+                dropped = [name for name in effect.dropped if name in names]
+                self._evolved(collection, effect.table[1], rename=renamed, drop=dropped)
+
+    def _evolved(self, collection: Collection, table: str, **changes: Any) -> None:
+        """Change the columns of a collection, and say at which time, so that it is done once."""
+        changes = {what: names for what, names in changes.items() if names}
+        try:
+            collection.evolve(**changes, properties={STATEMENT: str(self._flow.time)})
+        except InvalidUsage as error:
+            raise InvalidUsage(
+                f"{self._flow.place(self._flow.time)}: the table {table} changed its columns in a way that "
+                f"{collection.name!r} cannot follow: {error}. "
+                f"{advise_copy([collection.name])}"
+            ) from error
+        if changes:
+            logger.warning("%s has other columns from here on: %s", table, changes)
+
+    def _relation(self, event: Any) -> Iterator[Batch]:
+        """Take a table as it is from here on; its collection follows, once all before is durable."""
+        name = self._names.get((event.schema, event.table))
+        known = self._relations.get(event.table_id)
+        if name is None or self._flow.is_known or (known is not None and known[0] == _signature(event)):
+            if name is None:
+                self._relations[event.table_id] = (None, None)
+            return
+        exclude = {left.partition(".")[2] for left in self._server.config.exclude if left.startswith(f"{event.table}.")}
+        if not event.optional_metadata.column_name_list:
+            raise InvalidUsage(
+                f"{self._server.name} has logged rows of {event.table} without the names of its columns, because "
+                f"binlog_row_metadata was not FULL then. {self._again()}"
+            )
+        collection = self._run.collections[name]
+        types: dict[str, pa.DataType] = {}
+        for column in event.columns:
+            if column.name not in exclude and (column.type == 247 and "" in column.enum_values[1:]):
+                raise InvalidUsage(
+                    f"the values of the ENUM {event.table}.{column.name} are not in UTF-8: exclude it, or convert it"
+                )
+            types[column.name] = logged_type(column)
+        for left in (*exclude, *self._generated(event.table, types, collection)):
+            types.pop(left, None)
+        have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
+        if have != types:
+            yield from self._flow.before()
+            self._follow(collection, event.table, have, types)
+        key = [event.columns[at].name for at in event.optional_metadata.simple_primary_key_list]
+        key += [event.columns[at].name for at in event.optional_metadata.primary_keys_with_prefix]
+        if {*key} != {*(collection.schema.key_names if collection.handle.keyed else ())}:
+            raise InvalidUsage(
+                f"the table {event.table} has another primary key than it had when it was copied. {self._again()}"
+            )
+        self._relations[event.table_id] = (_signature(event), self._flow.rows_of(name, event.table, types, typed))
+
+    def _generated(self, table: str, types: Mapping[str, Any], collection: Collection) -> list[str]:
+        """Return columns that the server computes, which the catalog tells: they are not taken in."""
+        unknown = {name for name in types if name not in collection.schema.names}
+        if not unknown:
+            return []
+        with closing(self._server.connected()) as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s AND "
+                "extra LIKE '%%GENERATED' AND extra <> 'DEFAULT_GENERATED'",
+                (self._server.schema, table),
+            )
+            return [name for (name,) in cursor.fetchall() if name in unknown]
+
+    def _follow(
+        self, collection: Collection, table: str, have: Mapping[str, pa.DataType], types: Mapping[str, pa.DataType]
+    ) -> None:
+        """Add, drop and widen columns of a collection as its table did; older rows have the default of the server."""
+        added = {name: kind for name, kind in types.items() if name not in have}
+        defaults = {}
+        if added:
+            with closing(self._server.connected()) as connection:
+                there = {column.name: column for column in self._server.tables(connection).get(table, [])}
+                with connection.cursor() as cursor:
+                    for name, kind in added.items():
+                        default = there[name].default if name in there else None
+                        if default == "":
+                            raise InvalidUsage(
+                                f"the table {table} has got the column {name!r}, and what its older rows have in it is "
+                                f"not known here. {self._again()}"
+                            )
+                        if default is not None:
+                            cursor.execute(f"SELECT {default}")
+                            defaults[name] = _cast(cursor.fetchone()[0], kind, f"{table}.{name}")
+        self._evolved(
+            collection,
+            table,
+            add=added,
+            defaults=defaults,
+            drop=[name for name in have if name not in types],
+            widen={name: types[name] for name in have if name in types and types[name] != have[name]},
+        )
+
+    def _rows_of(self, name: str, table: str) -> TableRows:
+        schema = self._run.collections[name].schema
+        types = {field: schema.arrow.field(field).type for field in schema.names}
+        rows = self._flow.known_rows(name)
+        return rows or self._flow.rows_of(name, table, types, typed)
+
+    def _rows(self, event: Any, decoded: list[tuple[list[Any] | None, list[Any] | None]]) -> Iterator[Batch]:
+        _, rows = self._relations.get(event.table_id, (None, None))
+        flow = self._flow
+        if rows is None or flow.is_known:
+            return
+        if self._is_prepared:
+            raise InvalidUsage(
+                f"{self._server.name}: a transaction of XA changed {rows.table}. Its rows are logged before it is "
+                f"known whether it is committed, so it cannot be followed. {self._again()}"
+            )
+        self._is_touched = True
+        at = {column.name: place for place, column in enumerate(event.columns)}
+        places = [at[name] for name in rows.names]
+        if not _is_logged(event, places):
+            raise InvalidUsage(
+                f"{self._server.name} has logged rows of {rows.table} without some of their columns, because "
+                f"binlog_row_image of a session is not FULL. {self._again()}"
+            )
+        for old, new in decoded:
+            flow.take(
+                rows,
+                None if old is None else [old[place] for place in places],
+                None if new is None else [new[place] for place in places],
+                is_key=False,
+            )
+            if flow.is_full:
+                yield from flow.piece()
+
+    def _committed(self, event: Any, file: str, offset: int) -> Iterator[Batch]:
+        if self._flow.is_inside:
+            self._flow.moment_us = event.timestamp * 1_000_000
+            self._gtids = self._after
+            self._at = At(str(self._gtids), file, offset)
+            yield from self._flow.commit()
+
+    def _monotonic_us(self) -> int:
+        return int(self._run.client.engine.clock.monotonic_s() * 1e6)
+
+    def _again(self) -> str:
+        return advise_copy(self._run.collections)
+
+
+UNKNOWN = {34, 40, 41, *range(165, 172)}  # Without a GTID, compressed, or rows of older versions of the log.
+
+
+def transaction_after(statement: str, is_begun: bool) -> tuple[bool, bool]:
+    """Return whether a transaction has begun after a statement of the log, and whether one ended with it."""
+    words = [word.rstrip(";") for word in statement.upper().split()] or [""]
+    if words[0] == "XA":
+        is_end = words[1] in ("COMMIT", "ROLLBACK")  # Of one that was prepared before: it is all of a transaction.
+        return not is_end, is_end
+    if words[0] == "BEGIN" or words[-2:] == ["START", "TRANSACTION"]:
+        return True, False
+    is_end = not is_begun or words[0] == "COMMIT" or (words[0] == "ROLLBACK" and "TO" not in words)
+    return not is_end, is_end
+
+
+def _read(stream: Any, events: "queue.Queue[Any]", ended: threading.Event, monotonic_us: Callable[[], int]) -> None:
+    """Put what the log has into a queue: events, decoded, where they end, and when they were sent; or what is wrong.
+
+    When an event was sent is known if it was waited for, and None if it may have lain there since some time.
+    """
+    try:
+        while not ended.is_set():
+            asked_us = monotonic_us()
+            event = stream.fetchone()
+            came_us = monotonic_us()
+            if event is None:
+                raise EOFError("the server ended the stream")
+            rows = _decoded(event) if hasattr(event, "columns_present_bitmap") else None
+            if type(event).__name__ == "ExecuteLoadQueryEvent":
+                _with_statement(event)
+            sent_us = came_us if came_us - asked_us >= WAITED_US else None
+            item = (event, rows, stream.log_file, stream.log_pos, sent_us)
+            while not ended.is_set():
+                with suppress(queue.Full):
+                    events.put(item, timeout=0.25)
+                    break
+    except BaseException as error:  # It is raised where the events are taken.
+        while not ended.is_set():
+            with suppress(queue.Full):
+                events.put(error, timeout=0.25)
+                break
+
+
+def _decoded(event: Any) -> list[tuple[list[Any] | None, list[Any] | None]]:
+    columns, kind = event.columns, type(event).__name__
+    if columns and columns[0].name is None:
+        return []
+    if kind == "WriteRowsEvent":
+        return [(None, logged_values(columns, row["values"], row["none_sources"])) for row in event.rows]
+    if kind == "DeleteRowsEvent":
+        return [(logged_values(columns, row["values"], row["none_sources"]), None) for row in event.rows]
+    return [
+        (
+            logged_values(columns, row["before_values"], row["before_none_sources"]),
+            logged_values(columns, row["after_values"], row["after_none_sources"]),
+        )
+        for row in event.rows
+    ]
+
+
+def _with_statement(event: Any) -> None:
+    """Give an event of LOAD DATA what the library leaves unread of it: in which schema it was said, and what."""
+    event.packet.advance(event.status_vars_length)
+    event.schema = event.packet.read(event.schema_length)
+    event.packet.advance(1)
+    event.query = event.packet.read(event.event_size - 27 - event.status_vars_length - event.schema_length)
+
+
+def _is_logged(event: Any, places: Sequence[int]) -> bool:
+    """Return whether rows have these columns, as they were and as they are: a session may say to log less."""
+    bitmaps = [event.columns_present_bitmap, getattr(event, "columns_present_bitmap2", None)]
+    return all(bits[at // 8] >> at % 8 & 1 for bits in bitmaps if bits is not None for at in places)
+
+
+def _signature(event: Any) -> Any:
+    return event.schema, event.table, [(c.name, c.type, c.character_set_name) for c in event.columns]
+
+
+def _cast(value: Any, kind: pa.DataType, where: str) -> Any:
+    value = str(value) if pa.types.is_string(kind) else value
+    try:
+        return pa.array([value]).cast(kind)[0].as_py()
+    except pa.ArrowException:
+        return typed([value], kind, where)[0].as_py()
+
+
+def _as_text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,349 @@
+"""A database of Postgres as a source: how to connect to it, and which tables and columns a publication has.
+
+Types become Arrow's, and texts values of these. What has no counterpart stays text. The texts are those of a session
+with `SESSION`: moments in UTC, dates as ISO writes them, bytes as hex, and floats with all their digits.
+"""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.connect.ingest.postgres.pgoutput import Column
+from persist.core.errors import InvalidUsage, Unavailable
+from persist.core.rendering import without_secrets
+from persist.engine.read.results.result import required
+
+
+class PgAddress:
+    """A database by its URL.
+
+    Attributes:
+        name: what it is called in messages and logs: nothing secret is in it.
+        library: psycopg2.
+    """
+
+    def __init__(self, url: str, application: str) -> None:
+        """Take a URL, and what the server calls our connections."""
+        self.library = required("psycopg2-binary>=2.9.10")
+        self._application = application
+        self._dsn = self._parsed(url)
+        port = self._dsn.get("port", "5432")
+        at = f"{self._dsn.get('host', '')}{'' if port == '5432' else f':{port}'}"
+        self.name = f"postgres://{at}/{self._dsn.get('dbname', '')}"
+
+    def connected(self, *, replication: bool = False) -> Any:
+        """Return a connection, or one for replication.
+
+        Raises:
+            Unavailable: the server does not answer, or does not let this user in.
+        """
+        dsn = {**self._dsn, "application_name": self._application}
+        dsn["client_encoding"] = "UTF8"
+        host = dsn.get("host") or os.environ.get("PGHOST", "")
+        is_near = host in ("", "localhost", "127.0.0.1", "::1") or host.startswith("/")
+        if "sslmode" not in dsn and "PGSSLMODE" not in os.environ and not is_near:
+            dsn["sslmode"] = "require"
+        kind = {}
+        if replication:
+            from psycopg2.extras import LogicalReplicationConnection
+
+            kind = {"connection_factory": LogicalReplicationConnection}
+        try:
+            connection = self.library.connect(**dsn, **kind)
+            with connection.cursor() as cursor:  # PGTZ and PGDATESTYLE would go before options of the connection.
+                cursor.execute(SESSION)
+            if not replication:
+                connection.commit()
+            return connection
+        except self.library.Error as error:
+            raise self.unavailable(error) if self.is_lost(error) else error from None
+
+    def is_lost(self, error: Any) -> bool:
+        """Return whether an error means that the server does not answer, and not that it refuses.
+
+        The library gives a server that ends while it sends changes neither a code nor a class of its own.
+        """
+        library = self.library
+        if isinstance(error, (library.OperationalError, library.InterfaceError, Unavailable)):
+            return True
+        return bool(type(error) is library.DatabaseError and error.pgcode is None)
+
+    def unavailable(self, error: Exception) -> Unavailable:
+        """Return the error that says that the server does not answer; no password is in it."""
+        text = without_secrets(one_line(error))
+        if secret := self._dsn.get("password"):
+            text = text.replace(secret, "***")
+        return Unavailable(f"{self.name} does not answer: {text}")
+
+    def _parsed(self, source: str) -> dict[str, Any]:
+        dsn, reason = dict[str, Any](), ""
+        try:
+            dsn = dict(self.library.extensions.parse_dsn(source))
+        except self.library.Error as error:
+            reason = one_line(error)
+        if source.partition("?")[0].count("@") > ("user" in dsn):  # A part of the password counts as something else.
+            reason = "a password in it has %40 for @, %2F for /, and %25 for %"
+        if reason:
+            raise InvalidUsage(f"{without_secrets(source)} is no address of a database: {reason}")
+        return dsn
+
+
+logger = logging.getLogger(__name__)
+CLOCK_US = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"
+
+
+class PostgresConfig(msgspec.Struct, kw_only=True):
+    """The options of a database.
+
+    Attributes:
+        source: its URL, as libpq takes it. A password is better in a password file, or in PGPASSWORD.
+        publication: whose tables are taken in.
+        tables: only these of its tables.
+        exclude: columns that are left out, as table.column.
+        as_text: columns that are kept as text, whatever their type.
+        prefix: what the names of collections begin with.
+        slot: the replication slot; else one that is named for location and publication.
+        batch_rows: how many changes become one commit, at least, if so many are there.
+        copy_bytes: how much of a table's first contents becomes one commit.
+        heartbeat_s: how often an idle database is taken to have had no more changes, which a commit says.
+    """
+
+    source: str
+    publication: str
+    tables: list[str] | None = None
+    exclude: list[str] = []
+    as_text: list[str] = []
+    prefix: str = ""
+    slot: str | None = None
+    batch_rows: int = 20_000
+    heartbeat_s: float = 10.0
+    copy_bytes: int = 8 << 20
+
+
+class SlotInUse(Unavailable):
+    """Somebody else reads from the replication slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A table of a publication, as the server's catalog has it now.
+
+    Attributes:
+        generated: columns that the server computes and does not send, and how.
+        no_key: why the table has no key; "" if it has one.
+    """
+
+    schema: str
+    name: str
+    identity: str
+    columns: tuple[Column, ...]
+    numbers: Mapping[str, int]
+    filter: str | None
+    generated: Mapping[str, str]
+    no_key: str
+
+    @property
+    def full_name(self) -> str:
+        return self.name if self.schema == "public" else f"{self.schema}.{self.name}"
+
+    @property
+    def key(self) -> list[str]:
+        return [column.name for column in self.columns if column.is_key]
+
+
+class Database(PgAddress):
+    """A database, and what its publication has."""
+
+    def __init__(self, config: PostgresConfig) -> None:
+        super().__init__(config.source, "persist ingest")
+        self.config = config
+        self.name += f" publication {config.publication}"
+        for option in ("batch_rows", "copy_bytes", "heartbeat_s"):
+            if not getattr(config, option) > 0:
+                raise InvalidUsage(f"{option}={getattr(config, option)} must be above 0")
+        self._domains: dict[int, tuple[int, int]] = {}
+
+    def published(self, connection: Any) -> list[Published]:
+        """Return the tables of the publication that are wanted."""
+        config = self.config
+        with connection, connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (config.publication,))
+            if cursor.fetchone() is None:
+                cursor.execute("SELECT pubname FROM pg_publication ORDER BY 1")
+                there = ", ".join(name for (name,) in cursor.fetchall()) or "none"
+                raise InvalidUsage(
+                    f"{self.name}: there is no such publication (there: {there}). Make it: CREATE PUBLICATION "
+                    f"{config.publication} FOR TABLE …"
+                )
+            cursor.execute("SELECT oid::int8, typbasetype::int8, typtypmod FROM pg_type WHERE typbasetype <> 0")
+            self._domains = {oid: (base, modifier) for oid, base, modifier in cursor.fetchall()}
+            is_15 = connection.server_version >= 150000
+            more = "p.attnames::text[], p.rowfilter" if is_15 else "NULL, NULL"
+            cursor.execute(
+                f"SELECT p.schemaname, p.tablename, c.oid, c.relreplident, {more} FROM pg_publication_tables p "
+                "JOIN pg_namespace n ON n.nspname = p.schemaname "
+                "JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename "
+                "WHERE p.pubname = %s ORDER BY 1, 2",
+                (config.publication,),
+            )
+            tables = [self._table(cursor, *row) for row in cursor.fetchall()]
+        wanted = None if config.tables is None else set(config.tables)
+        unknown = (wanted or set()) - {table.full_name for table in tables}
+        if unknown:
+            raise InvalidUsage(f"{self.name} has no table {min(unknown)!r}: leave it out of tables, or publish it")
+        chosen = [table for table in tables if wanted is None or table.full_name in wanted]
+        if not chosen:
+            raise InvalidUsage(f"{self.name} has no tables: ALTER PUBLICATION {config.publication} ADD TABLE …")
+        for option in ("exclude", "as_text"):
+            self._check_columns(option, chosen)
+        for table in chosen:
+            self._check_table(table)
+        return chosen
+
+    def _check_columns(self, option: str, tables: list[Published]) -> None:
+        there = {f"{t.full_name}.{name}": t for t in tables for name in (*t.numbers, *t.generated)}
+        for name in getattr(self.config, option):
+            if name not in there:
+                raise InvalidUsage(f"{option}: {self.name} has no column {name!r}. Write table.column")
+            if option == "exclude" and name.rpartition(".")[2] in there[name].key:
+                raise InvalidUsage(f"exclude: {name!r} is of the key of its table, which tells its rows apart")
+
+    def _check_table(self, table: Published) -> None:
+        if table.identity != "f" and not table.key:
+            raise InvalidUsage(
+                f"the table {table.full_name} has no key by which changes could be told{table.no_key}: give it a "
+                f"primary key, or say ALTER TABLE {table.full_name} REPLICA IDENTITY FULL, or leave it out by tables"
+            )
+        if table.no_key:
+            logger.warning("%s has no key here, and its rows are counted%s", table.full_name, table.no_key)
+        for name, expression in table.generated.items():
+            if f"{table.full_name}.{name}" not in self.config.exclude:
+                logger.warning(
+                    "%s: the column %r is left out, because it is generated, and the server does not send it. A view "
+                    "can compute it: (%s) AS %s. Say exclude = [\"%s.%s\"] if it is not needed",
+                    table.full_name, name, expression, name, table.full_name, name,
+                )  # fmt: skip
+        odd = [
+            column.name
+            for column in self.kept(table.full_name, table.columns)
+            if not has_counterpart(*self._base(column))
+        ]
+        if odd:
+            logger.warning("%s: these columns are kept as text: %s", table.full_name, ", ".join(odd))
+
+    def _table(
+        self, cursor: Any, schema: str, name: str, oid: int, identity: str, columns: list[str] | None, where: str | None
+    ) -> Published:
+        cursor.execute(
+            "SELECT a.attname, a.atttypid::int8, a.atttypmod, a.attnum, "
+            "coalesce(a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]), false), i.indimmediate, "
+            "CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END FROM pg_attribute a "
+            "LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum "
+            "LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND "
+            "CASE WHEN %s = 'i' THEN i.indisreplident ELSE i.indisprimary END "
+            "WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
+            (identity, oid),
+        )
+        attributes = cursor.fetchall()
+        sends = cursor.connection.server_version >= 180000  # Then a publication says whether computed ones are sent.
+        rows = [row for row in attributes if columns is None or row[0] in columns]
+        rows = [row for row in rows if row[6] is None or (sends and columns is not None)]
+        names = {row[0] for row in rows}
+        absent = [row[0] for row in attributes if row[4] and row[0] not in names]
+        no_key = f", because {', '.join(absent)} of its key is not sent" if absent else ""
+        if any(row[4] and not row[5] for row in attributes):
+            no_key = ", because its key is DEFERRABLE, so two rows may have the same for a while"
+        published = tuple(Column(row[0], row[1], row[2], row[4] and not no_key) for row in rows)
+        generated = {row[0]: row[6] for row in attributes if row[6] is not None and row[0] not in names}
+        return Published(schema, name, identity, published, {row[0]: row[3] for row in rows}, where, generated, no_key)
+
+    def kept(self, table: str, columns: Sequence[Column]) -> list[Column]:
+        """Return the columns of a table that are not left out."""
+        return [column for column in columns if f"{table}.{column.name}" not in self.config.exclude]
+
+    def types(self, table: str, columns: Sequence[Column]) -> dict[str, pa.DataType]:
+        """Return what the columns of a table become."""
+        return {
+            column.name: pa.string()
+            if f"{table}.{column.name}" in self.config.as_text
+            else arrow_type_of(*self._base(column))
+            for column in self.kept(table, columns)
+        }
+
+    def _base(self, column: Column) -> tuple[int, int]:
+        """Return the type and modifier that a column has below its domains."""
+        base, modifier = column.type, column.modifier
+        while base in self._domains:
+            base, own = self._domains[base]
+            modifier = own if modifier == -1 else modifier
+        return base, modifier
+
+
+SESSION = (
+    "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET bytea_output = 'hex'; SET extra_float_digits = 1; "
+    "SET intervalstyle = 'iso_8601'"
+)
+NUMERIC, TIMESTAMPTZ, BYTEA, BOOL = 1700, 1184, 17, 16
+_TYPES = {
+    BOOL: pa.bool_(), BYTEA: pa.binary(), 20: pa.int64(), 21: pa.int16(), 23: pa.int32(), 26: pa.int64(),
+    700: pa.float32(), 701: pa.float64(), 1082: pa.date32(), 1083: pa.time64("us"), 1114: pa.timestamp("us"),
+    TIMESTAMPTZ: pa.timestamp("us", "UTC"),
+}  # fmt: skip
+_TEXTS = {18, 19, 25, 114, 1042, 1043, 2950, 3802}  # char, name, text, json, bpchar, varchar, uuid, jsonb
+_DIGITS_MAX = 38
+
+
+def arrow_type_of(type_: int, modifier: int) -> pa.DataType:
+    """Return the Arrow type of a column, given the number of its base type and its modifier."""
+    if type_ == NUMERIC and modifier >= 4:
+        precision, scale = (modifier - 4) >> 16 & 0xFFFF, (modifier - 4) & 0x7FF
+        if precision <= _DIGITS_MAX and 0 <= scale <= precision:
+            return pa.decimal128(precision, scale)
+    return _TYPES.get(type_, pa.string())
+
+
+def has_counterpart(type_: int, modifier: int) -> bool:
+    """Return whether a type is not only kept as text."""
+    return type_ in _TEXTS or arrow_type_of(type_, modifier) != pa.string()
+
+
+def typed(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
+    """Return texts of Postgres as values of the type that their column has.
+
+    Raises:
+        InvalidUsage: a value is none of that type, such as a moment "infinity".
+    """
+    try:
+        if pa.types.is_string(kind):
+            return texts
+        if pa.types.is_boolean(kind):
+            return pc.equal(texts, "t")
+        if pa.types.is_binary(kind):
+            return _bytes(texts)
+        if pa.types.is_timestamp(kind) and kind.tz is not None:
+            texts = pc.replace_substring_regex(texts, r"[+]00(:00)?$", "Z")
+        if pa.types.is_time(kind):
+            day = pa.scalar("1970-01-01", pa.string())
+            return pc.binary_join_element_wise(day, texts, " ").cast(pa.timestamp("us")).cast(kind)
+        return texts.cast(kind)
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidUsage(
+            f"a value of {where} is no {kind}: {' '.join(str(error).split())}. Take the column as text, by as_text = "
+            f'["{where}"], or leave it out, by exclude = ["{where}"]; a collection that is there is renamed first, and '
+            "keeps its history"
+        ) from None
+
+
+def _bytes(texts: pa.Array) -> pa.Array:
+    return pa.array([None if text is None else bytes.fromhex(text[2:]) for text in texts.to_pylist()], pa.binary())
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error says, as one line."""
+    return " ".join(str(error).split())

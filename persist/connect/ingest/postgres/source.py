@@ -1,0 +1,276 @@
+"""Postgres, by logical replication: each transaction is a time, the position of its commit in the server's log.
+
+The first contents are those at the point at which the replication slot was made. Then come transactions. `upper` is
+where to go on, and the server is told only what is durable. Tables with a key become keyed collections. Tables without
+one, which send their old rows (REPLICA IDENTITY FULL), become collections that count equal rows.
+
+Copies are as of the consistent point of a slot. The very first run makes the slot from which changes are read later.
+Any other run makes a slot that ends with it. Rows get the position before that point as their time, because a
+transaction may be at the point itself.
+"""
+
+import json
+import logging
+import os
+import re
+import secrets
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+
+from persist.api.client import Client
+from persist.api.collection import Collection
+from persist.blob.threads import Backoff
+from persist.connect.ingest.postgres.database import (
+    CLOCK_US,
+    Database,
+    PostgresConfig,
+    Published,
+    SlotInUse,
+    one_line,
+    typed,
+)
+from persist.connect.ingest.postgres.pgoutput import lsn_of
+from persist.connect.ingest.postgres.stream import COLUMNS, Stream
+from persist.connect.ingest.source import SOURCE, Batch, Run, Target, advise_copy
+from persist.connect.ingest.table_copy import Copied, Copy, Point
+from persist.core.errors import InvalidUsage, Unavailable
+
+logger = logging.getLogger(__name__)
+RETRY_S = 600.0
+UNDEFINED = "42704"  # A code of the server.
+
+
+class Postgres:
+    """A source of a publication's tables."""
+
+    def __init__(self, config: PostgresConfig) -> None:
+        self._database = Database(config)
+        self.config = config
+        self.name = self._database.name
+        self._tables: dict[str, Published] = {}
+        self._slot = config.slot or ""
+        self.moments = f"{config.prefix}{config.slot or config.publication}.transactions"
+
+    def targets(self, client: Client) -> Sequence[Target]:
+        """Return a collection for each table. What a copy has left that cannot go on is dropped."""
+        connection = self._database.connected()
+        try:
+            self._tables = {
+                self.config.prefix + table.full_name: table for table in self._database.published(connection)
+            }
+        finally:
+            connection.close()
+        for name, table in self._tables.items():
+            if name in client and client.load(name).upper.time == 0:
+                collection = client.load(name)
+                if collection.about.properties.get(SOURCE) == self.name and not self._can_go_on(collection, table):
+                    collection.drop().result()
+        return [self._target(name, table) for name, table in self._tables.items()]
+
+    def batches(self, run: Run) -> Generator[Batch]:
+        """Yield contents that are not there yet, and then transactions. A lost connection is made anew."""
+        self._slot = self._slot or self._slot_of(run)
+        tries: Backoff | None = None
+        while not run.stop.is_set():
+            try:
+                if not all(run.uppers[name] for name in self._tables):
+                    server = PgCopy(self._database, self._tables, self._slot, lambda: self._claim_slot(run))
+                    for batch in Copy(server, [*self._tables], run).batches():
+                        yield batch
+                        tries = None
+                        if run.stop.is_set():
+                            return
+                for batch in Stream(self._database, self._tables, self._slot, run).batches():
+                    yield batch
+                    tries = None
+                return
+            except (self._database.library.Error, Unavailable) as error:
+                if getattr(error, "pgcode", None) == UNDEFINED and "publication" in str(error):
+                    raise InvalidUsage(
+                        f"{self.name}: the publication was made anew, and changes of before that cannot be read: "
+                        f"{one_line(error)}. {advise_copy(run.collections)}"
+                    ) from None
+                if not self._database.is_lost(error):
+                    raise InvalidUsage(f"{self.name} refuses: {one_line(error)}") from None
+                problem = error if isinstance(error, Unavailable) else self._database.unavailable(error)
+                if run.once and not isinstance(error, SlotInUse):
+                    raise problem from None
+                tries = tries or Backoff(run.client.engine.clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
+                if not tries.wait():
+                    raise problem from None
+                run.failed(problem)
+
+    def close(self) -> None:
+        """Do nothing: connections are closed where they are made."""
+
+    def _target(self, name: str, table: Published) -> Target:
+        types = self._database.types(table.full_name, table.columns)
+        key = {column: types.pop(column) for column in table.key}
+        properties = {COLUMNS: json.dumps(dict(table.numbers))}
+        return Target(name, key, types, bool(key), None, f"the table {table.full_name}", properties)
+
+    def _slot_of(self, run: Run) -> str:
+        location = run.client.engine.follower.state.location
+        assert location is not None, "its collections are there"
+        name = f"persist_{location[:12]}_{self.config.publication}".lower()
+        return re.sub(r"[^a-z0-9_]", "_", name)[:SLOT_CHARS_MAX]
+
+    def _claim_slot(self, run: Run) -> None:
+        """Say in the location that the slot is its own, before the slot is made: what is killed then may drop it.
+
+        Raises:
+            InvalidUsage: the slot is there, and may be of somebody else.
+        """
+        if self.config.slot is None:  # Its name has the location in it.
+            return
+        for name in run.client.collections():
+            properties = run.client.load(name).about.properties
+            if (properties.get(SOURCE), properties.get(SLOT)) == (self.name, self._slot):
+                return
+        with closing(self._database.connected()) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", (self._slot,))
+            if cursor.fetchone() is not None:
+                raise InvalidUsage(
+                    f"{self.name}: the slot {self._slot!r} is there, and this location has not made it. Choose another "
+                    "slot, or, if nobody needs the changes that it keeps, say "
+                    f"SELECT pg_drop_replication_slot('{self._slot}')"
+                )
+        run.collections[self.moments].describe(properties={SLOT: self._slot}).result()
+
+    def _can_go_on(self, collection: Collection, table: Published) -> bool:
+        """Return whether the copy of a table can go on with what it has left."""
+        copied = Copied.of(collection)
+        have = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
+        is_same = have == self._database.types(table.full_name, table.columns)
+        return copied is not None and is_same and (bool(table.key) or copied.is_done)
+
+
+SLOT_CHARS_MAX = 63
+SLOT = "ingest.slot"  # A property of the collection of moments: the slot that the location has made, if it has a name.
+
+
+class PgCopy:
+    """What a copy asks of a database."""
+
+    def __init__(
+        self, database: Database, tables: Mapping[str, Published], slot: str, claim: Callable[[], None]
+    ) -> None:
+        self._claim = claim
+        self._database = database
+        self._tables = tables
+        self._slot = slot
+
+    def key(self, table: str) -> Sequence[str]:
+        """Return the columns that are the key of a table."""
+        return self._tables[table].key
+
+    @contextmanager
+    def point(self, *, is_new: bool) -> Iterator[Point]:
+        """Hold the point of a slot, and read as of it."""
+        with closing(self._database.connected(replication=True)) as replication:
+            time, snapshot = self._slot_made(replication, is_new=is_new)
+            with closing(self._database.connected()) as connection:
+                connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
+                with connection.cursor() as cursor:
+                    cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
+                    cursor.execute(f"SELECT {CLOCK_US}")
+                    [now_us] = cursor.fetchone()
+                yield Point(time, now_us, connection)
+
+    def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
+        """Yield the rows of a table in pieces, in the order of its key, and the last key of each."""
+        yield from self._pieces(point.reading, self._tables[table], after)
+
+    def _slot_made(self, replication: Any, *, is_new: bool) -> tuple[int, str]:
+        """Make the slot of this run; return the time of its rows, and the name of the snapshot of the server."""
+        library = self._database.library
+        name = self._slot if is_new else f"{self._slot[: SLOT_CHARS_MAX - 9]}_{secrets.token_hex(4)}"
+        if is_new:
+            self._claim()
+        with replication.cursor() as cursor:
+            if is_new:  # The slot is of this location alone: what was killed has left it.
+                with suppress(library.ProgrammingError):
+                    try:
+                        cursor.drop_replication_slot(name)
+                    except library.errors.ObjectInUse as error:
+                        raise SlotInUse(f"{self._database.name}: {one_line(error)}") from None
+            try:
+                cursor.execute(f'CREATE_REPLICATION_SLOT "{name}" {"" if is_new else "TEMPORARY"} LOGICAL pgoutput')
+            except library.Error as error:
+                raise InvalidUsage(
+                    f"{self._database.name}: the slot {name!r} cannot be made: {one_line(error)}. The server needs "
+                    "wal_level = logical, a free slot (max_replication_slots), and a user with REPLICATION"
+                ) from None
+            _, point, snapshot, _ = cursor.fetchone()
+        return lsn_of(point) - 1, snapshot
+
+    def _pieces(
+        self, connection: Any, table: Published, after: list[str] | None
+    ) -> Iterator[tuple[pa.Table, list[str]]]:
+        """Yield the rows of a table in pieces, in the order of its key, and the last key of each."""
+        from psycopg2 import sql
+
+        columns = self._database.kept(table.full_name, table.columns)
+        names = sql.SQL(", ").join(sql.Identifier(column.name) for column in columns)
+        query = sql.SQL("SELECT {} FROM {}").format(names, sql.Identifier(table.schema, table.name))
+        key = sql.SQL(", ").join(map(sql.Identifier, table.key))
+        conditions = [] if table.filter is None else [sql.SQL(f"({table.filter})")]
+        if after is not None:
+            values = sql.SQL(", ").join(map(sql.Literal, after))
+            conditions.append(sql.SQL("ROW({}) > ROW({})").format(key, values))
+        if conditions:
+            query += sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions)
+        if table.key:
+            query += sql.SQL(" ORDER BY ") + key
+        copy = (sql.SQL("COPY (") + query + sql.SQL(") TO STDOUT (FORMAT csv)")).as_string(connection)
+        read_end, write_end = os.pipe()
+        problems: list[BaseException] = []
+
+        def send() -> None:
+            try:
+                with os.fdopen(write_end, "wb") as out, connection.cursor() as cursor:
+                    cursor.copy_expert(copy, out)
+            except BaseException as error:  # It is raised where the rows are read.
+                problems.append(error)
+
+        sender = threading.Thread(target=send, name="persist-copy", daemon=True)
+        sender.start()
+        try:
+            with os.fdopen(read_end, "rb") as source:
+                yield from self._typed_blocks(table, source, [column.name for column in columns])
+        finally:
+            sender.join()
+        if problems:
+            raise problems[0]
+
+    def _typed_blocks(self, table: Published, source: Any, names: list[str]) -> Iterator[tuple[pa.Table, list[str]]]:
+        import pyarrow.csv as pa_csv
+
+        types = self._database.types(table.full_name, table.columns)
+        options = (
+            pa_csv.ReadOptions(use_threads=False, block_size=self._database.config.copy_bytes, column_names=names),
+            pa_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),  # Such a line is a row of one NULL.
+            pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()),
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+        if not source.peek(1):
+            return
+        try:
+            for batch in pa_csv.open_csv(source, *options):
+                if len(batch):
+                    last = [batch[name][len(batch) - 1].as_py() for name in table.key]
+                    columns = {name: typed(batch[name], types[name], f"{table.full_name}.{name}") for name in names}
+                    yield pa.table(columns), last
+        except pa.ArrowInvalid as error:
+            raise InvalidUsage(
+                f"the copy of the table {table.full_name} cannot be read: {one_line(error)}. A row of it may be larger "
+                f"than copy_bytes = {options[0].block_size}: say a larger one"
+            ) from None

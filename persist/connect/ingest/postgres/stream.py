@@ -1,0 +1,393 @@
+"""The transactions of a publication, from the upper of its collections on, as the server sends them."""
+
+import json
+import logging
+import select
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+
+from persist.api.collection import Collection
+from persist.connect.ingest.postgres.database import CLOCK_US, Database, Published, SlotInUse, typed
+from persist.connect.ingest.postgres.pgoutput import (
+    Relation,
+    Spools,
+    begin,
+    change,
+    lsn_of,
+    lsn_text,
+    relation,
+    truncated,
+)
+from persist.connect.ingest.source import Batch, Run, advise_copy
+from persist.connect.ingest.table_rows import TableRows
+from persist.connect.ingest.transactions import Transactions
+from persist.core.errors import InvalidUsage
+
+logger = logging.getLogger(__name__)
+COLUMNS = "ingest.columns"  # The number of each column in its table, by which a new name is told from a new column.
+NUMBERS = (
+    "SELECT attname, attnum::int8, attgenerated <> '' FROM pg_attribute WHERE attrelid = %s AND attnum > 0 "
+    "AND NOT attisdropped ORDER BY attnum"
+)
+POLL_S = 0.25
+CHANGES = b"IUD"
+STREAMS_FROM = 140000  # The version of the server that sends transactions before they are committed.
+ALIVE_EVERY = 20_000  # Messages of a transaction, before the server hears that we are there.
+KEPT_BYTES_MAX = 1 << 30
+IDLE_SLOTS = (
+    "SELECT slot_name, coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::int8 FROM pg_replication_slots "
+    "WHERE NOT temporary AND database = current_database() AND plugin = 'pgoutput' "
+    "AND (slot_name = %s OR NOT active AND slot_name LIKE 'persist\\_%%' AND slot_name <> %s)"
+)
+
+
+class Stream:
+    """The transactions of a publication, from the upper of its collections on."""
+
+    def __init__(self, database: Database, tables: Mapping[str, Published], slot: str, run: Run) -> None:
+        self._database = database
+        self._tables = tables
+        self._slot = slot
+        self._run = run
+        self._flow = Transactions(database.name, run, [*tables], database.config.batch_rows, self._behind, place=_lsn)
+        self._relations: dict[int, TableRows | None] = {}
+        self._kept: dict[int, list[int]] = {}
+        self._spools = Spools()
+        self._cursor: Any = None
+        self._names = {(table.schema, table.name): name for name, table in tables.items()}
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield transactions as they come, some of them together."""
+        connection = self._database.connected(replication=True)
+        try:
+            with connection.cursor() as cursor:
+                target = self._begun(connection, cursor)
+                self._cursor = cursor
+                yield from self._read(cursor, target)
+        finally:
+            self._spools.close()
+            connection.close()
+
+    def _begun(self, connection: Any, cursor: Any) -> tuple[int, int]:
+        """Begin to replicate; return a mark of now."""
+        database, slot = self._database, self._slot
+        looking = database.connected()
+        try:
+            with looking.cursor() as asked:
+                asked.execute(
+                    "SELECT plugin, active_pid, database = current_database(), to_jsonb(s) ->> 'wal_status', "
+                    "confirmed_flush_lsn FROM pg_replication_slots s WHERE slot_name = %s",
+                    (slot,),
+                )
+                slot_row = asked.fetchone()
+                end = _marked(asked)
+                asked.execute(IDLE_SLOTS, (slot, slot))
+                self._warn_of(asked.fetchall())
+        finally:
+            looking.close()
+        again = f"What came since is lost. {advise_copy(self._run.collections)}"
+        if slot_row is None:
+            raise InvalidUsage(f"{database.name}: the replication slot {slot!r} is gone. {again}")
+        plugin, pid, is_here, status, confirmed = slot_row
+        if plugin != "pgoutput" or not is_here:
+            raise InvalidUsage(
+                f"{database.name}: the slot {slot!r} is of another database or plugin: choose another slot"
+            )
+        if status == "lost":
+            raise InvalidUsage(f"{database.name}: the server has recycled the log that {slot!r} needs. {again}")
+        if pid is not None:
+            raise SlotInUse(
+                f"{database.name}: the slot {slot!r} is in use by process {pid} of the server: another ingest runs, or "
+                "one was just killed, which the server notices soon"
+            )
+        if lsn_of(confirmed) > self._flow.upper:  # The server would go on there without a word.
+            raise InvalidUsage(
+                f"{database.name}: the slot {slot!r} was read up to {confirmed}, and {lsn_text(self._flow.upper)} was "
+                f"taken in: somebody else read it, or the location is an older copy. {again}"
+            )
+        options = {"proto_version": "1", "publication_names": f'"{database.config.publication}"'}
+        if connection.server_version >= STREAMS_FROM:
+            options |= {"proto_version": "2", "streaming": "on"}
+        cursor.start_replication(slot_name=slot, decode=False, start_lsn=lsn_text(self._flow.upper), options=options)
+        return end
+
+    def _warn_of(self, slots: Iterable[tuple[str, int]]) -> None:
+        """Say which slots keep much of the server's log: that of this source, and those that look forgotten."""
+        for slot, kept in slots:
+            if slot == self._slot and kept >= KEPT_BYTES_MAX:
+                logger.warning(
+                    "%s: the server keeps %.1f MiB of its log that are still to be read",
+                    self._database.name,
+                    kept / 2**20,
+                )
+            elif slot != self._slot:
+                logger.warning(
+                    "%s: nobody reads the slot %r, for which the server keeps %.1f MiB of its log. If it was given up: "
+                    "SELECT pg_drop_replication_slot('%s')", self._database.name, slot, kept / 2**20, slot,
+                )  # fmt: skip
+
+    def _read(self, cursor: Any, mark: tuple[int, int] | None) -> Iterator[Batch]:
+        """Read what the server sends.
+
+        A mark is how far the server's log went at a moment. When all up to there is here, times up to there are
+        complete, and that is what the moment means. Later moments are not known, as long as the server sends more.
+        """
+        run, flow, clock = self._run, self._flow, self._run.client.engine.clock
+        asked_s = clock.monotonic_s()
+        while True:
+            message = cursor.read_message()
+            if message is None:
+                if not flow.is_inside:
+                    is_reached = mark is not None and cursor.wal_end >= mark[0]
+                    if mark is not None and is_reached:
+                        flow.nothing_before(max(flow.done, mark[0]), mark[1])
+                        mark = None
+                    is_end = run.stop.is_set() or (run.once and is_reached)
+                    if not flow.is_empty or ((is_reached or is_end) and flow.done > flow.upper):
+                        yield flow.batch(flow.done)
+                    if is_reached or is_end:  # It is durable, so the server need not keep its log for this slot.
+                        cursor.send_feedback(flush_lsn=flow.upper, force=True)
+                    if is_end:
+                        return
+                    if mark is None and clock.monotonic_s() - asked_s >= self._database.config.heartbeat_s:
+                        mark, asked_s = self._mark(), clock.monotonic_s()
+                if mark is not None and cursor.wal_end < mark[0]:
+                    cursor.send_feedback(reply=True, force=True)  # It answers with how far it has come.
+                select.select([cursor], [], [], POLL_S)
+                continue
+            data = message.payload
+            if self._spools.is_inside:
+                if data[0] == 69:  # E
+                    self._spools.stop()
+                else:
+                    self._spools.keep(data)
+            else:
+                before = flow.upper
+                yield from self._taken(data, cursor)
+                if flow.upper != before:
+                    cursor.send_feedback(flush_lsn=flow.upper)
+
+    def _mark(self) -> tuple[int, int]:
+        """Return how far the server's log goes by now, and that moment in µs since 1970."""
+        with closing(self._database.connected()) as connection, connection.cursor() as cursor:
+            return _marked(cursor)
+
+    def _behind(self) -> int:
+        """Return how much of the server's log is not taken in yet, as far as the server has told."""
+        return max(0, int(self._cursor.wal_end) - self._flow.upper)
+
+    def _taken(self, data: bytes, cursor: Any) -> Iterator[Batch]:
+        """Take a message."""
+        if data[0] not in CHANGES:
+            yield from self._control(data, cursor)
+            return
+        self._change(data)
+        if self._flow.is_full:
+            for piece in self._flow.piece():
+                yield piece
+                cursor.send_feedback(force=True)
+
+    def _control(self, data: bytes, cursor: Any) -> Iterator[Batch]:
+        """Take a message that is no change of a row."""
+        kind, flow = data[0], self._flow
+        if kind == 66:  # B
+            time, moment_us, _ = begin(data)
+            yield from flow.begin(time, moment_us)
+        elif kind == 67:  # C
+            yield from flow.commit()
+        elif kind == 82:  # R
+            yield from self._relation(relation(data))
+        elif kind == 84:  # T
+            yield from flow.emptied([rows for id_ in truncated(data) if (rows := self._relations.get(id_)) is not None])
+        elif kind == 83:  # S
+            self._spools.start(data)
+        elif kind == 65:  # A
+            self._spools.undo(data)
+        elif kind == 99:  # c
+            xid, time, moment_us = self._spools.committed(data)
+            yield from flow.begin(time, moment_us)
+            for count, kept in enumerate(self._spools.messages(xid)):
+                yield from self._taken(kept, cursor)
+                if count % ALIVE_EVERY == 0:
+                    cursor.send_feedback(flush_lsn=flow.upper, force=True)
+            yield from flow.commit()
+
+    def _change(self, data: bytes) -> None:
+        if self._flow.is_known:
+            return
+        try:
+            id_, old, new, is_key = change(data)
+        except UnicodeDecodeError as error:  # A database of SQL_ASCII knows no characters.
+            raise InvalidUsage(
+                f"{_lsn(self._flow.time)}: a row has the bytes {error.object[error.start : error.start + 20]!r}, which "
+                "are not UTF-8. Mend them in the table, and copy it again, or leave the table out by tables"
+            ) from None
+        rows = self._relations.get(id_)
+        if rows is not None:
+            kept = self._kept[id_]
+            if len(kept) != len(new or old or ()):
+                old = None if old is None else [old[at] for at in kept]
+                new = None if new is None else [new[at] for at in kept]
+            self._flow.take(rows, old, new, is_key=is_key)
+
+    def _relation(self, relation: Relation) -> Iterator[Batch]:
+        """Take a table as it is from here on; its collection follows, once all before is durable."""
+        name = self._names.get((relation.schema, relation.name))
+        if name is None:
+            if self._database.config.tables is None:
+                logger.warning(
+                    "%s: the table %s.%s came to the publication. It is copied when the same command is given again",
+                    self._database.name, relation.schema, relation.name,
+                )  # fmt: skip
+            self._relations[relation.id] = None
+            return
+        database, collection = self._database, self._run.collections[name]
+        table = self._tables[name].full_name
+        columns, types = database.kept(table, relation.columns), database.types(table, relation.columns)
+        have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
+        numbers, now = self._known_numbers(collection), self._numbers(relation)
+        in_order = [column.name for column in relation.columns]
+        others = {number for name, number in now.items() if name not in in_order}
+        is_now = [name for name in now if name in in_order] == in_order  # Else the catalog is ahead.
+        is_now = is_now and others.isdisjoint(numbers.values())
+        known = [name for name in sorted(numbers, key=lambda name: numbers[name] or 0) if name in in_order]
+        is_same = have == types and known == [name for name in in_order if name in numbers]
+        if not is_same or (is_now and any(numbers.get(name) not in (None, now[name]) for name in in_order)):
+            yield from self._flow.before()
+            self._follow_schema(collection, table, have, types, now, is_now=is_now)
+        self._kept[relation.id] = [at for at, column in enumerate(relation.columns) if column in columns]
+        _check_identity(name, table, relation, [*collection.schema.key_names] if collection.handle.keyed else None)
+        self._relations[relation.id] = self._flow.rows_of(name, table, types, _typed)
+
+    def _follow_schema(
+        self,
+        collection: Collection,
+        table: str,
+        have: Mapping[str, pa.DataType],
+        types: Mapping[str, pa.DataType],
+        now: Mapping[str, int],
+        *,
+        is_now: bool,
+    ) -> None:
+        """Add, drop, rename and widen columns of a collection as its table did.
+
+        Args:
+            now: the numbers of the table's columns, as the catalog has them now.
+            is_now: whether these are the columns that are meant; the catalog may be ahead.
+        """
+        numbers, replaced = self._known_numbers(collection), list[str]()
+        if is_now:
+            names = {number: name for name, number in now.items()}
+            renamed = {old: names.get(number, old) if number else old for old, number in numbers.items() if old in have}
+            renamed = {old: new for old, new in renamed.items() if old != new and new in types}
+            replaced = [
+                old for old in have if numbers.get(old) is not None and old not in renamed and numbers[old] not in names
+            ]
+        else:
+            renamed = _renamed(collection.name, table, numbers, have, types, now)
+        stays = {old for old in have if old not in renamed and old not in replaced and old in types}
+        added = {name: kind for name, kind in types.items() if name not in stays and name not in renamed.values()}
+        dropped = [name for name in have if name not in stays and name not in renamed]
+        wider = {name: types[renamed.get(name, name)] for name in have if name not in dropped}
+        wider = {name: kind for name, kind in wider.items() if kind != have[name]}
+        known = {renamed.get(name, name): number for name, number in numbers.items()}
+        numbers = {name: now[name] if is_now else known.get(name, now.get(name)) for name in types}
+        try:  # In one commit, so that whoever is killed, the numbers are those of the columns.
+            collection.evolve(
+                add=added, drop=dropped, rename=renamed, widen=wider, properties={COLUMNS: json.dumps(numbers)}
+            )
+        except InvalidUsage as error:
+            raise InvalidUsage(
+                f"{_lsn(self._flow.time)}: the table {table} changed its columns in a way that "
+                f"{collection.name!r} cannot follow: {error}. "
+                f"{advise_copy([collection.name])}"
+            ) from error
+        logger.warning(
+            "%s has other columns from here on: added %s, dropped %s, renamed %s, wider %s",
+            table, [*added], dropped, renamed, [*wider],
+        )  # fmt: skip
+
+    def _known_numbers(self, collection: Collection) -> dict[str, int | None]:
+        numbers: dict[str, int | None] = json.loads(collection.about.properties.get(COLUMNS, "{}"))
+        return numbers
+
+    def _numbers(self, relation: Relation) -> dict[str, int]:
+        """Return the numbers of a table's columns, as the catalog has them now, in their order."""
+        sent = {column.name for column in relation.columns}
+        connection = self._database.connected()
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(NUMBERS, (relation.id,))
+                rows = cursor.fetchall()
+        finally:
+            connection.close()
+        table = self._tables[self._names[relation.schema, relation.name]]
+        if new := [name for name, _, is_generated in rows if is_generated and name not in (*table.generated, *sent)]:
+            logger.warning(
+                "%s has got generated columns, which the server does not send, and which are left out: %s",
+                table.full_name, ", ".join(new),
+            )  # fmt: skip
+        return {name: number for name, number, _ in rows}
+
+
+def _lsn(time: int) -> str:
+    return f"LSN {lsn_text(time)}"
+
+
+def _marked(cursor: Any) -> tuple[int, int]:
+    cursor.execute(f"SELECT {CLOCK_US}")  # First: what was told to be committed by then is in the log by the next look.
+    [now_us] = cursor.fetchone()
+    cursor.execute("SELECT pg_current_wal_lsn()")
+    [position] = cursor.fetchone()
+    return lsn_of(position), now_us
+
+
+def _typed(texts: list[Any], kind: pa.DataType, where: str) -> pa.Array:
+    return typed(pa.array(texts, pa.string()), kind, where)
+
+
+def _renamed(
+    name: str,
+    table: str,
+    numbers: Mapping[str, int | None],
+    have: Mapping[str, pa.DataType],
+    types: Mapping[str, pa.DataType],
+    now: Mapping[str, int],
+) -> dict[str, str]:
+    """Return which column got which name, if the catalog is ahead, so that the new name may be gone already.
+
+    Raises:
+        InvalidUsage: it is not known.
+    """
+    names = {number: name for name, number in now.items()}
+    again = [old for old in have if old not in types and names.get(numbers.get(old) or 0, old) != old]
+    renamed = {old: names[numbers[old] or 0] for old in again if names[numbers[old] or 0] in {*types} - {*have}}
+    again = [old for old in again if old not in renamed]
+    unknown = [new for new in types if new not in have and new not in now]
+    if len(again) == len(unknown) == 1:
+        return renamed | {again[0]: unknown[0]}
+    in_order = [known for known in sorted(numbers, key=lambda known: numbers[known] or 0) if known in types]
+    if again or in_order != [known for known in types if known in numbers]:
+        raise InvalidUsage(
+            f"columns of the table {table} have got other names more than once meanwhile, so it is not known which one "
+            f"{(again or in_order)[0]!r} is. {advise_copy([name])}"
+        )
+    return renamed
+
+
+def _check_identity(name: str, table: str, relation: Relation, key: list[str] | None) -> None:
+    """Check that the server still sends of old rows what tells them apart: their key, or all of them if key is None.
+
+    Raises:
+        InvalidUsage: it does not.
+    """
+    sent = {column.name for column in relation.columns if column.is_key}
+    if relation.identity == "f" or (key is not None and (relation.identity == "n" or {*key} <= sent)):
+        return
+    raise InvalidUsage(
+        f"the table {table} has another replica identity than it had when it was copied, so old rows come "
+        f"without {'all columns' if key is None else ', '.join(key)}. Set it as it was. {advise_copy([name])}"
+    )

@@ -1,0 +1,198 @@
+"""Columns of a file in the types that are asked for: what casts, row by row where it must be, and what does not."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage, PersistError
+from persist.codecs.errors import SchemaMismatch
+from persist.codecs.types.arrow_types import children, is_flat, is_text, with_children
+from persist.codecs.types.casts import cast_column
+from persist.codecs.types.texts import parse_column
+from persist.codecs.types.values import cut
+
+Cast = Callable[[pa.ChunkedArray], pa.ChunkedArray]
+REASON_CHARS_MAX = 200
+REASONS_MAX = 10
+
+
+@dataclass(frozen=True)
+class CastTable:
+    """The rows of a piece that fit; and the others by their index in the piece, each with its reason."""
+
+    table: pa.Table
+    misfits: dict[int, str]
+
+    def first(self, count: int) -> list[tuple[int, str]]:
+        """Return the first misfits, in order."""
+        return [(row, self.misfits[row]) for row in sorted(self.misfits)[:count]]
+
+
+class RowCaster(Protocol):
+    """What rows of a file are to become.
+
+    Attributes:
+        types: the columns that a file may have, each with its type.
+        ignored: columns of the file to leave out.
+    """
+
+    @property
+    def types(self) -> dict[str, pa.DataType]: ...
+    @property
+    def ignored(self) -> tuple[str, ...]: ...
+
+    def wanted(self, names: Sequence[str]) -> list[str]:
+        """Return which columns of a file are wanted, in its order."""
+
+    def check_names(self, names: Sequence[str], file: str) -> None:
+        """Raise InvalidUsage unless a file has the columns that are wanted, and no others."""
+
+    def cast(self, table: pa.Table, *, is_text: bool) -> CastTable:
+        """Return a piece of a file with the wanted types."""
+
+    def json_types(self, first: dict[str, Any]) -> dict[str, pa.DataType]:
+        """Return the fields to read; the first object of the file tells about times."""
+
+    def advice(self, name: str) -> str:
+        """Return what to do about a field that is no column."""
+
+
+@dataclass
+class Misfits:
+    """The rows that do not fit: how many, and the first reasons with their places."""
+
+    count: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def add(self, count: int, reasons: list[str]) -> None:
+        """Count some more, with the reasons of the first of them."""
+        self.count += count
+        self.reasons += reasons[: REASONS_MAX - len(self.reasons)]
+
+    def __str__(self) -> str:
+        more = self.count - len(self.reasons)
+        return "\n".join([*self.reasons, *([f"and {more:,} more"] if more > 0 else [])])
+
+
+def cast_rows(
+    table: pa.Table, cast: Callable[[pa.ChunkedArray, str], tuple[pa.ChunkedArray, dict[int, str]]]
+) -> CastTable:
+    """Return all rows of a table, cast column by column; and those that do not fit."""
+    misfits: dict[int, str] = {}
+    columns = {}
+    for name in table.column_names:
+        columns[name], failed = cast(table[name], name)
+        for row, why in failed.items():
+            misfits.setdefault(row, why)
+    return CastTable(pa.table(columns) if columns else table, misfits)
+
+
+def fitting(cast: CastTable) -> CastTable:
+    """Return the rows that fit, and what the others have against them."""
+    if not cast.misfits:
+        return cast
+    keep = np.ones(len(cast.table), bool)
+    keep[[*cast.misfits]] = False
+    return CastTable(cast.table.filter(pa.array(keep)), cast.misfits)
+
+
+def cast_each(
+    column: pa.ChunkedArray, cast: Cast, wanted: pa.DataType, name: str
+) -> tuple[pa.ChunkedArray, dict[int, str]]:
+    """Return a column cast as a whole, or, where that fails, in halves; NULL for the rows that fail by themselves."""
+    failed: dict[int, str] = {}
+
+    def halves(start: int, stop: int) -> list[pa.ChunkedArray]:
+        piece = column.slice(start, stop - start)
+        try:
+            return [cast(piece)]
+        except SchemaMismatch:
+            raise  # It is the type that does not fit, so no row does.
+        except (pa.ArrowException, PersistError) as error:
+            if stop - start > 1:
+                middle = (start + stop) // 2
+                return [*halves(start, middle), *halves(middle, stop)]
+            failed[start] = f"column {name!r}: {_why(piece, wanted, error)}"
+            return [pa.chunked_array([pa.nulls(1, wanted)])]
+
+    pieces = halves(0, len(column)) if len(column) else [pa.chunked_array([], wanted)]
+    return pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], wanted), failed
+
+
+def cast_texts(column: pa.ChunkedArray, wanted: pa.DataType, name: str) -> pa.ChunkedArray:
+    """Return a column in a type, with text parsed wherever the type has something else than text.
+
+    Raises:
+        pa.ArrowException, InvalidUpdate: a value does not fit.
+    """
+    if is_flat(wanted):
+        return parse_column(column, wanted) if is_text(column.type) else cast_column(column, wanted, name)
+    natural = _natural(column.type, wanted)
+    if natural != column.type:
+        whole = [chunk.take(pa.array(np.arange(len(chunk)))) for chunk in column.chunks]  # Without what slices hide.
+        column = pa.chunked_array([_parsed(chunk, natural) for chunk in whole], natural)
+    return cast_column(column, wanted, name)
+
+
+def wire_type(wanted: pa.DataType) -> pa.DataType:
+    """Return the type in which JSON is read for a column: text for moments, and what its reader knows of others."""
+    if pat.is_temporal(wanted) or pat.is_large_string(wanted):
+        return pa.string()
+    if pat.is_float16(wanted):
+        return pa.float64()
+    if is_flat(wanted):
+        return wanted
+    inner = [wire_type(f.type) for f in children(wanted)]
+    return with_children(wanted, inner) if pat.is_struct(wanted) else pa.list_(inner[0])
+
+
+def _natural(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+    """Return the type of a column once its text is parsed."""
+    if is_flat(wanted):
+        return wanted if is_text(given) and not is_text(wanted) else given
+    pairs = zip(children(given), children(wanted), strict=True)
+    return with_children(given, [_natural(f.type, w.type) for f, w in pairs])
+
+
+def _parsed(array: pa.Array, natural: pa.DataType) -> pa.Array:
+    """Return an array that is no slice in its natural type."""
+    if array.type == natural:
+        return array
+    if is_flat(natural):
+        return parse_column(pa.chunked_array([array]), natural).combine_chunks()
+    if pat.is_struct(natural):
+        fields = [_parsed(array.field(at), field.type) for at, field in enumerate(natural)]
+        return pa.StructArray.from_arrays(fields, fields=[*natural], mask=array.is_null())
+    inner = _parsed(array.values, natural.value_type)
+    return pa.Array.from_buffers(natural, len(array), array.buffers()[:2], offset=array.offset, children=[inner])
+
+
+def check_text_types(types: dict[str, pa.DataType], format: str) -> None:
+    """Raise InvalidUsage if values of some type cannot be read from text."""
+    for name, wanted in types.items():
+        try:
+            parse_column(pa.chunked_array([pa.array([], pa.binary())]), wanted)
+        except pa.ArrowNotImplementedError as error:
+            raise InvalidUsage(
+                f"column {name!r} of type {wanted} cannot be read from {format}: use Parquet or Arrow"
+            ) from error
+
+
+def _why(piece: pa.ChunkedArray, wanted: pa.DataType, error: Exception) -> str:
+    try:
+        value = piece[0].as_py()
+    except (ValueError, OverflowError):
+        value = " ".join(piece.to_string().split())
+    if isinstance(value, bytes) and not pat.is_binary(wanted) and not pat.is_fixed_size_binary(wanted):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            return f"{cut(value)} is not UTF-8"
+    if isinstance(error, PersistError):
+        return str(error).replace("the time of update 0: ", "").replace("update 0 ", "it ")[:REASON_CHARS_MAX]
+    rounded = " without rounding" if "rounded" in str(error) or "data loss" in str(error) else ""
+    return f"{cut(value)} is no {wanted}{rounded}"

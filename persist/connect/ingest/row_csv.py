@@ -1,0 +1,210 @@
+"""Rows of CSV, read as text by Arrow, so that each value can be told by its line if it does not fit.
+
+An empty field is NULL, unless it is in quotes; then it is empty text. Records with more or fewer fields than the head
+do not fit. Line numbers are found by reading the file once more, because a record may span several lines.
+
+Quotes that do not end would make one value of all that follows. Where each quote begins or ends a field, or is doubled,
+an even number of them is right, and that is looked at in all bytes. Any other file is read once more, record by record.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+from persist.connect.ingest.row_casts import REASONS_MAX, Misfits, RowCaster, check_text_types
+from persist.connect.ingest.row_formats import BLOCK_BYTES, MEND, RowFile
+from persist.core.rendering import counted
+
+FIELD_CHARS_MAX = 2**31 - 1
+
+
+def csv_pieces(file: RowFile, caster: RowCaster, misfits: Misfits) -> Iterator[pa.Table]:
+    """Yield the rows of a CSV file that fit."""
+    names = head_of(file)
+    caster.check_names(names, file.name)
+    wanted = caster.wanted(names)
+    check_text_types({column: caster.types[column] for column in wanted if column in caster.types}, "CSV")
+    wrong_width = 0
+
+    def skip(row: Any) -> str:
+        nonlocal wrong_width
+        wrong_width += 1
+        return "skip"
+
+    start, located = 0, _Located(file, len(names))
+    for batch in text_batches(file, names, wanted, skip):
+        cast = caster.cast(pa.Table.from_batches([batch]), is_text=True)
+        located.add({start + row: why for row, why in cast.first(REASONS_MAX)})
+        misfits.count += len(cast.misfits)
+        start += batch.num_rows
+        yield cast.table
+    misfits.count += wrong_width
+    if misfits.count:
+        misfits.reasons += located.reasons(wrong_width)
+
+
+def text_batches(
+    file: RowFile, names: list[str], columns: list[str], skipped: Callable[[Any], str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of CSV as bytes, in blocks.
+
+    Args:
+        names: of all columns.
+        skipped: hears of records with more or fewer fields than the head, and says "skip" or "error".
+
+    Raises:
+        InvalidUsage: the file is damaged, or its quotes do not end.
+    """
+    import pyarrow.csv as pa_csv
+
+    with file.opened() as stream:
+        quotes = _Quotes(stream)
+        try:
+            reader: Iterable[pa.RecordBatch] = pa_csv.open_csv(
+                pa.PythonFile(quotes, mode="r"),
+                pa_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+                pa_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skipped),
+                pa_csv.ConvertOptions(
+                    column_types=dict.fromkeys(names, pa.binary()),
+                    include_columns=columns,
+                    null_values=[""],
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                    check_utf8=False,
+                ),
+            )
+            yield from reader
+        except pa.ArrowInvalid:
+            _check_quotes(file)
+            raise
+    if quotes.are_odd:
+        _check_quotes(file)
+
+
+class _Quotes:
+    """The bytes of CSV, and whether quotes stand elsewhere than around fields, or are not ended."""
+
+    closed = False
+    _BEFORE = np.isin(np.arange(256), [*b',\n\r"'])  # Also what follows: a second quote is one inside of a field.
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._last = b"\n"
+        self._is_open = False
+        self.are_odd = False
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self._stream.read(size)
+        if not data:
+            self.are_odd |= self._is_open
+        elif not self.are_odd and (b'"' in data or self._last == b'"'):
+            self._look(np.frombuffer(self._last + data, np.uint8))
+        self._last = data[-1:] or self._last
+        return data
+
+    def _look(self, data: np.ndarray) -> None:
+        places = np.flatnonzero(data[1:] == ord('"')) + 1
+        opening, closing = places[int(self._is_open) :: 2], places[int(not self._is_open) :: 2]
+        if data[0] == ord('"') and not self._is_open:
+            closing = np.concatenate([[0], closing])
+        followed = closing[closing < len(data) - 1] + 1
+        self.are_odd = not (self._BEFORE[data[opening - 1]].all() and self._BEFORE[data[followed]].all())
+        self._is_open ^= bool(len(places) % 2)
+
+
+def _check_quotes(file: RowFile) -> None:
+    """Raise InvalidUsage if a quoted field does not end, or goes on after its end."""
+    line = 1
+    with _opened_text(file) as text:
+        reader = csv.reader(text, strict=True)
+        try:
+            for _ in reader:
+                line = reader.line_num + 1
+        except csv.Error as error:
+            what = "do not end" if "end of data" in str(error) else "end before their field does"
+            raise InvalidUsage(
+                f"{file.name} cannot be read as csv: quotes of the record that begins on line {line} {what}. {MEND}"
+            ) from None
+
+
+class _Located:
+    """Reasons by the number of a record among those of the right width; told with the lines they begin on."""
+
+    def __init__(self, file: RowFile, width: int) -> None:
+        self._file = file
+        self._width = width
+        self._why: dict[int, str] = {}
+
+    def add(self, why: dict[int, str]) -> None:
+        if len(self._why) < REASONS_MAX:
+            self._why |= why
+
+    def reasons(self, wrong_width: int) -> list[str]:
+        """Return the first reasons, in the order of their lines. Cost: reading the file up to the last of them."""
+        first_reasons: list[str] = []
+        record = 0
+        left = min(REASONS_MAX, len(self._why) + wrong_width)
+        for line, fields in _records(self._file):
+            if len(fields) != self._width:
+                first_reasons.append(
+                    f"line {line}: it has {counted(len(fields), 'field')}, and the head has {self._width}"
+                )
+            else:
+                if record in self._why:
+                    first_reasons.append(f"line {line}: {self._why[record]}")
+                record += 1
+            if len(first_reasons) >= left:
+                break
+        return first_reasons
+
+
+def head_of(file: RowFile) -> list[str]:
+    """Return the names of the columns of a CSV file.
+
+    Raises:
+        InvalidUsage: it is empty, is not UTF-8, or names a column twice.
+    """
+    with _opened_text(file, errors="surrogateescape") as text:
+        names = next(csv.reader(text), None)
+    if not names:
+        raise InvalidUsage(f"{file.name} is empty: the first line of a CSV file names its columns")
+    if any("\udc80" <= char <= "\udcff" or char == "\0" for name in names for char in name):
+        raise InvalidUsage(
+            f"{file.name} cannot be read as csv: its first line is not UTF-8. Convert it, such as with iconv -t utf-8"
+        )
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidUsage(f"{file.name} has the column {twice[0]!r} more than once: give each a name of its own")
+    return names
+
+
+def line_of(file: RowFile, column: str, is_meant: Callable[[str], bool]) -> int | None:
+    """Return the line of the first record with a certain text in a column; bytes that are no UTF-8 are surrogates."""
+    at = head_of(file).index(column)
+    found = (line for line, fields in _records(file, "surrogateescape") if len(fields) > at and is_meant(fields[at]))
+    return next(found, None)
+
+
+def _records(file: RowFile, errors: str = "replace") -> Iterator[tuple[int, list[str]]]:
+    """Yield the line on which each record begins, from the one after the head on, and its fields."""
+    with _opened_text(file, errors) as text:
+        reader = csv.reader(text)
+        next(reader, None)
+        line = reader.line_num + 1
+        for fields in reader:
+            if fields:
+                yield line, fields
+            line = reader.line_num + 1
+
+
+@contextmanager
+def _opened_text(file: RowFile, errors: str = "replace") -> Iterator[io.TextIOWrapper]:
+    csv.field_size_limit(FIELD_CHARS_MAX)
+    with file.opened() as stream:
+        yield io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8-sig", errors=errors, newline="")

@@ -1,0 +1,255 @@
+"""Rows from files, typed as a collection wants them; and where and why some of them do not fit.
+
+CSV, JSON lines (both may be compressed: .gz, .bz2 or .zst), Parquet and Arrow IPC (file or stream). Columns are found
+by name. All rows are looked at, in pieces of one size, whatever the first reasons are; what does not fit is
+found by halving the piece until the rows are alone, so rows that do fit cost nothing more.
+
+JSON lines hold an object on each line. A field that is not there is NULL; one that is no column makes it a misfit.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from io import BufferedReader
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import SchemaMismatch, did_you_mean
+from persist.codecs.types.arrow_types import children, is_flat
+from persist.connect.envelopes import Unreadable, in_order, parse, sifted, suspects
+from persist.connect.ingest.row_casts import REASONS_MAX, Misfits, RowCaster, wire_type
+from persist.connect.ingest.row_csv import csv_pieces, head_of
+from persist.connect.ingest.row_formats import BLOCK_BYTES, MEND, RowFile, stored_batches, stored_schema
+
+
+def misfit_error(message: str) -> InvalidUsage:
+    """Return the error of rows of a file that do not fit; its message has several lines."""
+    error = InvalidUsage(message)
+    setattr(error, "has_lines", True)  # noqa: B010
+    return error
+
+
+def pieces_of(file: RowFile, caster: RowCaster, misfits: Misfits) -> Iterator[pa.Table]:
+    """Yield the rows that fit, typed, in pieces whose sizes depend on nothing but the file.
+
+    Raises:
+        InvalidUsage: it is no such file, or its columns are not those wanted.
+    """
+    if file.format == "csv":
+        yield from csv_pieces(file, caster, misfits)
+    elif file.format == "json":
+        yield from _json_pieces(file, caster, misfits)
+    else:
+        yield from _typed_pieces(file, caster, misfits)
+
+
+def names_in(file: RowFile) -> list[str]:
+    """Return the columns of a file; of JSON lines, the fields of the first.
+
+    Raises:
+        InvalidUsage: it cannot be read, or a column is there twice.
+    """
+    if file.format == "csv":
+        return head_of(file)
+    if file.format == "json":
+        return [*_first_object(file)]
+    schema = stored_schema(file)
+    check_once(schema, file.name)
+    return list(schema.names)
+
+
+def check_once(fields: pa.Schema | pa.DataType, file: str, path: str = "") -> None:
+    """Raise InvalidUsage if a column, or a field inside of one, is there twice."""
+    inner = list(fields) if isinstance(fields, pa.Schema) else [] if is_flat(fields) else children(fields)
+    names = [field.name for field in inner]
+    for field in inner:
+        if names.count(field.name) > 1 and not (isinstance(fields, pa.DataType) and pat.is_map(fields)):
+            raise InvalidUsage(
+                f"{file} has the column {path + field.name!r} more than once: give each a name of its own. {MEND}"
+            )
+        if pat.is_nested(field.type):
+            check_once(field.type, file, f"{path}{field.name}.")
+
+
+def _typed_pieces(file: RowFile, caster: RowCaster, misfits: Misfits) -> Iterator[pa.Table]:
+    start = 0
+    for batch in stored_batches(file):
+        if not start:
+            check_once(batch.schema, file.name)
+            caster.check_names(batch.schema.names, file.name)
+        table = pa.Table.from_batches([batch])
+        try:
+            cast = caster.cast(table.select(caster.wanted(table.column_names)), is_text=False)
+        except SchemaMismatch as error:
+            found = (_difference(field.type, kind, field.name) for field in batch.schema
+                     if (kind := caster.types.get(field.name)) is not None)  # fmt: skip
+            where = next((what for what in found if what), None)
+            raise InvalidUsage(f"{file.name} {f'has {where}: ' if where else 'does not fit: '}{error} {MEND}") from None
+        misfits.add(len(cast.misfits), [f"row {start + row + 1}: {why}" for row, why in cast.first(REASONS_MAX)])
+        start += len(table)
+        yield cast.table
+
+
+def _difference(given: pa.DataType, wanted: pa.DataType, path: str) -> str | None:
+    """Return the first place inside of a column where its type differs from the wanted one."""
+    if pat.is_struct(given) and pat.is_struct(wanted):
+        ours, theirs = ({field.name: field.type for field in kind} for kind in (given, wanted))
+        for name in ours:
+            if name not in theirs:
+                return f"the field {f'{path}.{name}'!r}, which the collection has not"
+        for name in theirs:
+            if name not in ours:
+                return f"no field {f'{path}.{name}'!r}, which the collection has"
+        found = (_difference(ours[name], theirs[name], f"{path}.{name}") for name in ours)
+    elif is_flat(given) or is_flat(wanted) or len(children(given)) != len(children(wanted)):
+        return None if given == wanted else f"{given} in {path!r}, where the collection stores {wanted}"
+    else:
+        pairs = zip(children(given), children(wanted), strict=True)
+        found = (_difference(ours.type, theirs.type, f"{path}.{ours.name}") for ours, theirs in pairs)
+    return next((what for what in found if what), None)
+
+
+def json_blocks(file: RowFile) -> Iterator[tuple[np.ndarray, pa.Array]]:
+    """Yield the lines of a file that are not blank, as large_binary, each with its number."""
+    number = 0
+    with file.opened() as stream:
+        source = BufferedReader(stream)
+        while lines := source.readlines(BLOCK_BYTES):
+            if not number:
+                lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+            numbers = [number + at for at, line in enumerate(lines, 1) if line.strip()]
+            texts = [line.strip() for line in lines if line.strip()]
+            number += len(lines)
+            if texts:
+                yield np.array(numbers, np.int64), pa.array(texts, pa.large_binary())
+
+
+def _first_object(file: RowFile) -> dict[str, Any]:
+    """Return the first object of a file of JSON lines; none if it cannot be read, as those who do say."""
+    try:
+        _, texts = next(json_blocks(file), (None, [pa.scalar(b"{}")]))
+        first = json.loads(texts[0].as_py())
+    except (ValueError, RecursionError):
+        return {}
+    return first if isinstance(first, dict) else {}
+
+
+def _json_pieces(file: RowFile, caster: RowCaster, misfits: Misfits) -> Iterator[pa.Table]:
+    for name, wanted in caster.types.items():
+        _check_json_type(name, wanted)
+    types = caster.json_types(_first_object(file))
+    lines = _Lines({name: wire_type(kind) for name, kind in types.items()}, caster)
+    is_empty = True
+    for numbers, texts in json_blocks(file):
+        is_empty = False
+        found = sifted(texts, lines, numbers)
+        bad: list[tuple[int, str]] = []
+        if found.bad:
+            first = {one.row: one.reason for one in sorted(found.bad, key=lambda one: one.row)[:REASONS_MAX]}
+            at = {int(number): row for row, number in enumerate(numbers)}
+            bad = [(row, lines.reason(texts[at[row]].as_py(), why)) for row, why in first.items()]
+        if found.pieces:
+            rows, table = in_order(found.pieces, pa.concat_tables([table for _, table in found.pieces]))
+            cast = caster.cast(table, is_text=True)
+            bad += [(int(rows[row]), why) for row, why in cast.first(REASONS_MAX)]
+            misfits.count += len(cast.misfits)
+            yield cast.table
+        misfits.count += len(found.bad)
+        misfits.add(0, [f"line {line}: {why}" for line, why in sorted(bad)])
+    if is_empty:
+        yield pa.schema(caster.types.items()).empty_table()
+
+
+class _Lines:
+    """Lines of JSON as rows of some columns."""
+
+    def __init__(self, wires: dict[str, pa.DataType], caster: RowCaster) -> None:
+        self._fields = pa.schema(wires.items())
+        self._caster = caster
+
+    def read(self, texts: pa.Array) -> pa.Table:
+        table = parse(texts, self._fields, "infer" if self._caster.ignored else "error")
+        for name in table.column_names:
+            if name not in self._fields.names and name not in self._caster.ignored:
+                raise Unreadable(f"it has the field {name!r}")
+        table = table.select(self._fields.names)
+        if table.schema != self._fields:
+            raise Unreadable("it has fields that are no columns")
+        return table
+
+    def suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
+        return suspects(texts, self._fields)
+
+    def reason(self, line: bytes, why: str) -> str:
+        """Return what is wrong with a line that cannot be read alone."""
+        try:
+            given = json.loads(line, object_pairs_hook=_once)
+        except _Twice as twice:
+            return f"it has the field {twice.args[0]!r} twice"
+        except UnicodeDecodeError:
+            return "it is not UTF-8"
+        except ValueError as broken:
+            return f"it is no JSON: {broken}"
+        except RecursionError:
+            return "it nests too deeply"
+        if not isinstance(given, dict):
+            return "it is no JSON object"
+        more = [path for path in _unknown(given, pa.struct(list(self._fields))) if path not in self._caster.ignored]
+        if more:
+            return f"it has the field {more[0]!r}, which the collection has not: {self._caster.advice(more[0])}"
+        values = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+        for field in self._fields:
+            if (value := values.get(field.name)) is not None:
+                alone = pa.array([b"{%s: %s}" % (json.dumps(field.name).encode(), bytes(value))], pa.large_binary())
+                try:
+                    parse(alone, pa.schema([field]))
+                except (Unreadable, pa.ArrowException):
+                    kind = self._caster.types.get(field.name, field.type)
+                    rounds = " without rounding" if "round" in why else ""
+                    return f"column {field.name!r}: {bytes(value).decode()[:80]} is no {kind}{rounds}"
+        return why
+
+
+class _Twice(ValueError):
+    pass
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise _Twice(name)
+    return dict(pairs)
+
+
+def _unknown(given: Any, wanted: pa.DataType, path: str = "") -> Iterator[str]:
+    """Yield the paths of fields that a type has not."""
+    if isinstance(given, dict) and pat.is_struct(wanted):
+        for name, value in given.items():
+            if wanted.get_field_index(name) < 0:
+                yield path + name
+            else:
+                yield from _unknown(value, wanted.field(name).type, f"{path}{name}.")
+    elif isinstance(given, list) and pat.is_list(wanted):
+        for value in given:
+            yield from _unknown(value, wanted.value_type, path)
+
+
+def _check_json_type(name: str, wanted: pa.DataType) -> None:
+    if pat.is_binary(wanted) or pat.is_large_binary(wanted) or pat.is_fixed_size_binary(wanted) or pat.is_map(wanted):
+        raise InvalidUsage(f"column {name!r} of type {wanted} cannot be read from JSON: use Parquet or Arrow")
+    for inner in children(wanted):
+        _check_json_type(name, inner.type)
+
+
+def check_columns(names: Sequence[str], types: dict[str, pa.DataType], file: str) -> None:
+    """Raise InvalidUsage if a file has not all columns."""
+    missing = [name for name in types if name not in names]
+    if missing:
+        hint = did_you_mean(missing[0], names) or ""
+        raise InvalidUsage(f"{file} has no column {missing[0]!r}{hint.rstrip(',')}; it has {list(names)}")

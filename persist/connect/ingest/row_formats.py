@@ -1,0 +1,139 @@
+"""Files of rows: their format by their name, their bytes, and how Arrow reads those that tell types.
+
+A file that ends too early is refused: a compressed one by its checksum, a stream of Arrow by the mark at its end.
+"""
+
+import posixpath
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+from persist.connect.ingest.int96 import exact_batches, exact_schema
+
+READ = ("csv", "json", "parquet", "arrow")
+BY_SUFFIX = {
+    ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".pq": "parquet",
+    ".arrow": "arrow", ".arrows": "arrow", ".ipc": "arrow", ".feather": "arrow",
+}  # fmt: skip
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+BLOCK_BYTES = 8 << 20
+
+
+def format_by_name(name: str) -> tuple[str | None, str | None]:
+    """Return the format and the compression that the name of a file tells; None for what it does not tell."""
+    stem, suffix = posixpath.splitext(name)
+    compression = COMPRESSED.get(suffix.lower())
+    ending = posixpath.splitext(stem)[1] if compression else suffix
+    return BY_SUFFIX.get(ending.lower()), compression
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """A file of rows.
+
+    Attributes:
+        path: of the file itself.
+        name: for people: standard input is spooled to another file.
+        format: one of `READ`.
+        compression: of its bytes, if any.
+        source: opens its bytes.
+    """
+
+    path: str
+    name: str
+    format: str
+    compression: str | None
+    source: Callable[[], AbstractContextManager[Any]]
+
+    @classmethod
+    def at(cls, path: str, format: str | None, *, name: str | None = None) -> "RowFile":
+        """Return the file at a path of this machine; its name tells the format, unless it is given.
+
+        Raises:
+            InvalidUsage: the format is unknown.
+        """
+        if format is not None and format not in READ:
+            raise InvalidUsage(f"--format {format!r} is no format of rows: use one of {', '.join(READ)}")
+        by_name, compression = format_by_name(name or path)
+        file_format = format or by_name
+        if file_format is None:
+            raise InvalidUsage(f"the format of {name or path!r} cannot be told from its name: say --format, of {READ}")
+        return cls(path, name or path, file_format, compression, lambda: pa.OSFile(path))
+
+    @contextmanager
+    def opened(self) -> Iterator[Any]:
+        """Yield the bytes, without their compression, as a file of Arrow.
+
+        Raises:
+            InvalidUsage: what is read meanwhile is damaged, or not what the format says.
+        """
+        try:
+            with self.source() as raw:
+                stream = raw if isinstance(raw, pa.NativeFile) else pa.PythonFile(raw, mode="r")
+                yield pa.CompressedInputStream(stream, self.compression) if self.compression else stream
+        except (pa.ArrowException, OSError) as error:
+            if not isinstance(error, pa.ArrowException) and (type(error) is not OSError or error.errno is not None):
+                raise  # It is of the store. Those of a compressed file that is damaged have no number.
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise InvalidUsage(f"{self.name} cannot be read as {self.format}: {reason}. {MEND}") from error
+
+
+MEND = "Nothing of it was taken in: mend the file, or move it away"
+
+
+def stored_batches(file: RowFile) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of Parquet or Arrow IPC; if there are none, an empty batch with the columns."""
+    batch = None
+    with file.opened() as stream:
+        for batch in exact_batches(stream) if file.format == "parquet" else _arrow(stream, file):
+            yield batch
+    if batch is None:
+        yield pa.RecordBatch.from_pylist([], schema=stored_schema(file))
+
+
+def stored_schema(file: RowFile) -> pa.Schema:
+    """Return the columns of Parquet or Arrow IPC."""
+    with file.opened() as stream:
+        if file.format == "parquet":
+            return exact_schema(stream)
+        return _arrow_reader(stream).schema
+
+
+def _arrow(stream: Any, file: RowFile) -> Iterator[pa.RecordBatch]:
+    watched = _Watched(stream)
+    reader = _arrow_reader(stream)
+    if isinstance(reader, pa.ipc.RecordBatchFileReader):
+        yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
+        return
+    stream.seek(0)
+    yield from pa.ipc.open_stream(pa.PythonFile(watched, mode="r"))
+    if watched.is_short:
+        raise InvalidUsage(f"{file.name} ends without the mark of the end of a stream: it was cut off. {MEND}")
+
+
+class _Watched:
+    """A file that notes whether a read gave less than was asked for."""
+
+    closed = False
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.is_short = False
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self._stream.read(size)
+        self.is_short = len(data) < size
+        return data
+
+
+def _arrow_reader(stream: Any) -> Any:
+    """Return a reader of a file of Arrow IPC, or else of a stream."""
+    try:
+        return pa.ipc.open_file(stream)
+    except pa.ArrowInvalid:
+        stream.seek(0)
+        return pa.ipc.open_stream(stream)

@@ -1,0 +1,237 @@
+"""Types of the columns of a file: those that it says, or those that hold all of its text exactly.
+
+Text is read whole, because the last row of a column decides, too. Of CSV, a column is the first of these that all its
+values are: int64, boolean, float64, date32, time32[s], timestamps in s or else in ns, the same in UTC if all have an
+offset, and string. Whole numbers that an int64 or a double would change make it a decimal. One with a leading zero is a
+code and no number, so it stays text. A column without a value has the type null: a later file tells.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import count
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.types.arrow_types import children, leaf_arrays, with_children
+from persist.codecs.types.texts import parse_column
+from persist.codecs.types.values import cut
+from persist.connect.envelopes import NumberGuess, Unreadable, exact_fields, parse, reason_of
+from persist.connect.ingest.row_casts import wire_type
+from persist.connect.ingest.row_csv import head_of, line_of, text_batches
+from persist.connect.ingest.row_files import check_once, json_blocks
+from persist.connect.ingest.row_formats import MEND, RowFile, stored_schema
+
+_CANDIDATES: tuple[pa.DataType, ...] = (
+    pa.int64(), pa.bool_(), pa.float64(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("ns"),
+    pa.timestamp("us"), pa.timestamp("s", "UTC"), pa.timestamp("ns", "UTC"), pa.timestamp("us", "UTC"),
+)  # fmt: skip
+_CODE = r"^[+-]?0[0-9]"
+_OFFSET = r"(Z|z|[+-]\d\d:?(\d\d)?)$"
+
+
+def types_of(file: RowFile, known: Mapping[str, pa.DataType] | None = None) -> dict[str, pa.DataType]:
+    """Return the types of a file's columns by name; null where no row tells one.
+
+    Args:
+        known: the types that columns have anyway.
+
+    Raises:
+        InvalidUsage: it cannot be read, or a column has values that no type holds.
+    """
+    known = known or {}
+    if file.format == "csv":
+        found = _csv_types(file, known)
+    else:
+        schema = _json_schema(file, known) if file.format == "json" else stored_schema(file)
+        check_once(schema, file.name)
+        found = {field.name: field.type for field in schema}
+    return found | {name: kind for name, kind in known.items() if name in found}
+
+
+def is_open(kind: pa.DataType) -> bool:
+    """Return whether a type is that of no value, or has such a type inside."""
+    if pat.is_null(kind) or (pat.is_struct(kind) and not kind.num_fields):
+        return True
+    return pat.is_nested(kind) and any(is_open(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _csv_types(file: RowFile, known: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+    names = head_of(file)
+    guesses = {name: _Guess() for name in names if name not in known}
+    for batch in text_batches(file, names, [*guesses], lambda row: "skip") if guesses else ():
+        for name, guess in guesses.items():
+            try:
+                guess.add(batch.column(name).cast(pa.string()))
+            except pa.ArrowInvalid:
+                line = line_of(file, name, lambda text: any("\udc80" <= char <= "\udcff" for char in text))
+                raise InvalidUsage(
+                    f"{file.name} cannot be read as csv: line {line}: column {name!r} is not UTF-8. Convert the file, "
+                    f"such as with iconv -t utf-8. {MEND}"
+                ) from None
+    return {name: guesses[name].type_of(name, file) if name in guesses else known[name] for name in names}
+
+
+class _Guess:
+    """What a column of text may still be."""
+
+    def __init__(self) -> None:
+        self._candidates: list[pa.DataType] | None = None
+        self._numbers = NumberGuess()
+
+    def add(self, texts: pa.Array) -> None:
+        """Look at more of its values."""
+        values = texts.drop_null().unique()
+        if not len(values):
+            return
+        if self._candidates is None:
+            self._candidates = [*_CANDIDATES]
+        if pc.any(pc.match_substring_regex(values, _CODE)).as_py():
+            self._candidates = [kind for kind in self._candidates if pat.is_temporal(kind)]
+        self._candidates = [kind for kind in self._candidates if _is_all(values, kind)]
+        if pa.float64() in self._candidates:
+            self._add_numbers(values)
+
+    def _add_numbers(self, values: pa.Array) -> None:
+        try:
+            parse_column(pa.chunked_array([values]), pa.float64())
+        except pa.ArrowInvalid:
+            for text in values.to_pylist():
+                self._numbers.add(text)
+            return
+        digits = pc.utf8_ltrim(values, "+-")
+        point, length = pc.find_substring(digits, "."), pc.utf8_length(digits)
+        whole = pc.if_else(pc.less(point, 0), length, point)
+        self._numbers.whole = max(self._numbers.whole, pc.max(whole).as_py())
+        self._numbers.scale = max(self._numbers.scale, pc.max(pc.subtract(length, whole)).as_py() - 1)
+        odd = digits.filter(pc.match_substring_regex(digits, "[^0-9.]"))
+        self._numbers.odd = self._numbers.odd or (odd[0].as_py() if len(odd) else None)
+
+    @property
+    def kind(self) -> pa.DataType:
+        """The first type that all values seem to have; null if there are none."""
+        return pa.null() if self._candidates is None else next(iter(self._candidates), pa.string())
+
+    def type_of(self, name: str, file: RowFile) -> pa.DataType:
+        """Return the first type that all values have, or null."""
+        kind = self.kind
+        if not pat.is_floating(kind):
+            return kind
+        try:
+            return self._numbers.type_of(name)
+        except InvalidUsage as error:
+            text = self._numbers.inexact or ""
+            line = line_of(file, name, lambda field: field == text)
+            raise InvalidUsage(f'{file.name}: line {line}: {error}, or say columns = {{ {name} = "string" }}') from None
+
+
+def _is_all(values: pa.Array, kind: pa.DataType) -> bool:
+    """Return whether all values are written as those of a type."""
+    if pat.is_boolean(kind):
+        return bool(pc.all(pc.is_in(pc.utf8_lower(values), pa.array(["true", "false"]))).as_py())
+    if pat.is_timestamp(kind) and kind.tz and not pc.all(pc.match_substring_regex(values, _OFFSET)).as_py():
+        return False
+    try:
+        values.cast(kind) if pat.is_floating(kind) else parse_column(pa.chunked_array([values]), kind)
+    except pa.ArrowInvalid:
+        return False
+    return bool(pc.all(pc.equal(values, pc.utf8_trim_whitespace(values))).as_py())
+
+
+def _json_schema(file: RowFile, known: Mapping[str, pa.DataType]) -> pa.Schema:
+    schema = pa.schema([])
+    wires = pa.schema([(name, wire_type(kind)) for name, kind in known.items()])
+    for numbers, texts in json_blocks(file):
+        try:
+            found = parse(texts, wires, "infer").schema
+        except (Unreadable, pa.ArrowException, UnicodeDecodeError) as error:
+            line = _bad_line(texts, wires)
+            reason = _reason(texts, line, wires, error)
+            raise InvalidUsage(f"{file.name} cannot be read as json: line {numbers[line]}: {reason}. {MEND}") from None
+        try:
+            schema = pa.schema(list(_merged(pa.struct(list(schema)), pa.struct(list(found)), "")))
+        except _Differs as error:
+            raise InvalidUsage(
+                f"{file.name}: by line {numbers[-1]}, {error}. Write all its values alike, or say its type, such as "
+                f'columns = {{ {error.args[0]} = "string" }}. {MEND}'
+            ) from None
+    schema = pa.schema([field for field in schema if field.name not in known])
+    try:
+        schema = exact_fields(schema, lambda: (texts for _, texts in json_blocks(file)))
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{file.name}: {error}") from None
+    return pa.schema([*known.items(), *_with_moments(schema, file)])
+
+
+def _with_moments(schema: pa.Schema, file: RowFile) -> pa.Schema:
+    """Return fields with what texts are that Arrow took for moments: it loses their offsets."""
+    wires = pa.schema([(field.name, wire_type(field.type)) for field in schema if not is_open(field.type)])
+    changed = [field for field in wires if field.type != schema.field(field.name).type]
+    guesses: dict[tuple[str, int], _Guess] = {}
+    for _, texts in json_blocks(file) if changed else ():
+        table = parse(texts, pa.schema(changed))
+        for name in table.column_names:
+            for chunk in table[name].chunks:
+                for at, leaf in enumerate(leaf_arrays(chunk)):
+                    if pat.is_string(leaf.type):
+                        guesses.setdefault((name, at), _Guess()).add(leaf)
+    return pa.schema([(f.name, _replaced(f.type, f.name, guesses, count())) for f in schema])
+
+
+def _replaced(
+    kind: pa.DataType, name: str, guesses: "Mapping[tuple[str, int], _Guess]", leaves: Iterator[int]
+) -> pa.DataType:
+    """Return the type of a column whose moments are what was guessed of the leaves of their numbers."""
+    if pat.is_nested(kind):
+        return with_children(kind, [_replaced(f.type, name, guesses, leaves) for f in children(kind)])
+    guess = guesses.get((name, next(leaves)))
+    return guess.kind if pat.is_timestamp(kind) and guess is not None else kind
+
+
+def _bad_line(texts: pa.Array, wires: pa.Schema) -> int:
+    """Return the first line with which the lines up to it cannot be read together."""
+    low, high = 0, len(texts)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            parse(texts.slice(0, middle), wires, "infer")
+            low = middle
+        except (Unreadable, pa.ArrowException, UnicodeDecodeError):
+            high = middle
+    return low
+
+
+def _reason(texts: pa.Array, line: int, wires: pa.Schema, error: Exception) -> str:
+    try:
+        parse(texts.slice(0, line + 1), wires, "infer")
+    except (Unreadable, pa.ArrowException, UnicodeDecodeError) as found:
+        error = found
+    return f"{reason_of(error)}, in {cut(texts[line].as_py().decode(errors='replace'))}"
+
+
+class _Differs(ValueError):
+    def __str__(self) -> str:
+        return "column {!r} is {} and {}".format(*self.args)
+
+
+def _merged(one: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
+    """Return the type of values of which some have one type, and some another one."""
+    if pat.is_null(one) or one == other:
+        return other
+    if pat.is_null(other):
+        return one
+    if pat.is_struct(one) and pat.is_struct(other):
+        types = {field.name: field.type for field in one}
+        for field in other:
+            before = types.get(field.name, pa.null())
+            types[field.name] = _merged(before, field.type, f"{path}.{field.name}".lstrip("."))
+        return pa.struct(types.items())
+    if pat.is_list(one) and pat.is_list(other):
+        return pa.list_(_merged(one.value_type, other.value_type, path))
+    kinds = {one, other}
+    if kinds == {pa.int64(), pa.float64()}:
+        return pa.float64()
+    if all(pat.is_timestamp(kind) or pat.is_string(kind) for kind in kinds):
+        return pa.string() if pa.string() in kinds else pa.timestamp("ns")
+    raise _Differs(path, one, other)

@@ -1,0 +1,168 @@
+"""What a source of rows is to the loop that commits them."""
+
+import logging
+import threading
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from persist.api.client import Client
+from persist.api.collection import Collection
+from persist.core.errors import InvalidUsage, Unavailable
+from persist.engine.collection.failures import tell_failure, tell_success
+from persist.engine.location.collection_handle import CollectionHandle
+
+logger = logging.getLogger(__name__)
+
+
+class SourceMoved(InvalidUsage):
+    """What is read changed meanwhile. The batch is given up, and read again later."""
+
+
+class SourceUnavailable(Unavailable):
+    """What is read does not answer. The batch is given up, and read again later."""
+
+
+def advise_copy(names: Iterable[str]) -> str:
+    """Return the advice to copy what fills collections again, under their names, and to keep what they hold."""
+    renames = "; ".join(f"persist rename LOCATION {name} {name}-before" for name in names)
+    return f"To copy again and keep the history: {renames}; and give the same command again"
+
+
+SOURCE = "ingest.source"  # A property of collections: what fills them.
+BEHIND = "ingest.behind"  # A property of one of them: how many bytes of the source were still to be read.
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A collection that a source fills.
+
+    Attributes:
+        key, value: its columns and their types, if it is made; one that is there keeps its own.
+        keyed: whether the source gives events by key, and not updates.
+        timeline: what its times are; None if they are positions of the source.
+        comment, properties: what the collection says of itself, if it is made.
+    """
+
+    name: str
+    key: Mapping[str, Any]
+    value: Mapping[str, Any]
+    keyed: bool = False
+    timeline: str | None = None
+    comment: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Rows for a collection: updates, or events if it is keyed, of any form that `write` or `upsert` takes.
+
+    Attributes:
+        time: of all of them; None if they have times.
+    """
+
+    collection: str
+    rows: Any
+    time: int | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """What becomes one commit.
+
+    Attributes:
+        changes: are read while the commit is made; what is raised meanwhile undoes it.
+        upper: all collections of the source are sealed to it; None if nothing is sealed yet.
+        moments: of times, ascending: each with its µs since 1970; the last is the one before upper. Only sources that
+            have positions for times give them.
+        rows: how many rows it has, once its changes were read.
+        is_durable: set by the loop: whether it was committed.
+        since: collections whose contents before a time are not known, with that time.
+        properties: what collections say of themselves from this commit on.
+        behind: how many bytes of the source are still to be read after it; None if that is not known.
+    """
+
+    changes: Iterable[Change]
+    upper: int | None
+    rows: int = 0
+    moments: Sequence[tuple[int, int]] = ()
+    is_durable: bool = False
+    since: Mapping[str, int] = field(default_factory=dict)
+    properties: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    behind: int | None = None
+
+
+@dataclass
+class Run:
+    """What a source needs to know of the loop.
+
+    Attributes:
+        collections: that the source fills, by name.
+        once: end when all that is there by now was read.
+        stop: is set when the source is to end.
+        uppers: how far each collection is sealed, as far as this loop knows.
+        behind: how many bytes are still to be read, as the collections say it.
+    """
+
+    client: Client
+    collections: Mapping[str, Collection]
+    once: bool
+    stop: threading.Event
+    uppers: dict[str, int] = field(init=False)
+    behind: int | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        uppers = {name: collection.upper.time for name, collection in self.collections.items()}
+        for name, upper in uppers.items():
+            if upper is None:
+                raise InvalidUsage(f"the collection {name!r} is sealed for ever, so nothing can flow in: take another")
+        self.uppers = {name: upper for name, upper in uppers.items() if upper is not None}
+
+    def failed(self, problem: Exception) -> None:
+        """Say what is wrong, in the log of this process and in the location, before it is tried again."""
+        logger.warning("%s; it is tried again", problem)
+        self.tell(problem)
+
+    def tell(self, problem: Exception | None) -> None:
+        """Let a collection say what is wrong, or that nothing is any more. Cost: nothing if it says that already."""
+        handles = [self.first_handle]
+        tell_success(handles) if problem is None else tell_failure(handles, problem)
+
+    @property
+    def first_handle(self) -> CollectionHandle:
+        """The collection that says what is wrong with the source."""
+        return self.collections[min(self.collections)].handle
+
+    def wait(self, seconds: float) -> bool:
+        """Wait, unless the loop is to stop; return whether it is."""
+        return self.stop.wait(seconds)
+
+
+class Source(Protocol):
+    """Where batches come from.
+
+    `batches` begins where the uppers of the collections say. Its positions are times, or it keeps them in a collection
+    of its own that is sealed with the others.
+    """
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages and logs: nothing secret is in it."""
+        ...
+
+    @property
+    def moments(self) -> str | None:
+        """The collection that maps moments to its times; None if times are moments themselves."""
+        ...
+
+    def targets(self, client: Client) -> Sequence[Target]:
+        """Return the collections that it fills, besides that of moments."""
+        ...
+
+    def batches(self, run: Run) -> Generator[Batch]:
+        """Yield what there is, and what comes, until the run stops; with `once`, until all is read."""
+        ...
+
+    def close(self) -> None:
+        """Free what it has open."""
+        ...

@@ -1,0 +1,157 @@
+"""The first contents of tables of a database, in pieces. A copy that was cut off goes on where it was.
+
+A run of a copy reads the server exactly as of one point of its log. The very first run says from where on changes are
+read later. Any other run has a later point of its own. Rows get the time of their run's point. A table with a key is
+read in the order of its key. The commit of a piece says in a property of the collection which key came last, so the
+next run goes on behind it. A table without a key is copied in one run; if that is cut off, its collection is dropped,
+and copied anew.
+
+Why that is exact from `reached` on, the time of the last run: a row is set to what it was at the point of its run, and
+the changes after that point take it from there. What earlier changes made of it is overwritten then. At times before
+`reached`, contents would be a mixture of points, so `since` is moved there if there were several. Changes before
+`begin`, the time of the first run, are in the copy, and passed over.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from persist.api.collection import Collection
+from persist.codecs.order.arrays import int64_array
+from persist.connect.ingest.source import Batch, Change, Run
+from persist.core.errors import Unavailable
+
+PROPERTY = "ingest.copy"
+
+
+class Copied(msgspec.Struct, frozen=True):
+    """How far the copy of a table has come.
+
+    Attributes:
+        times: of the rows of each of its runs.
+        begin_us: the moment of its first run, in µs since 1970.
+        after: the last key that was copied, as the server writes it; None for none.
+        is_done: whether all rows were copied.
+    """
+
+    times: list[int]
+    begin_us: int
+    after: list[str] | None = None
+    is_done: bool = False
+
+    @property
+    def begin(self) -> int:
+        """The time of its first run."""
+        return self.times[0]
+
+    @property
+    def reached(self) -> int:
+        """The time of its last run."""
+        return self.times[-1]
+
+    @classmethod
+    def of(cls, collection: Collection) -> "Copied | None":
+        """Return what a collection says of its copy; None if that did not begin."""
+        text = collection.about.properties.get(PROPERTY)
+        return None if text is None else msgspec.json.decode(text, type=cls)
+
+    def said(self) -> dict[str, str]:
+        """Return what the collection is to say."""
+        return {PROPERTY: msgspec.json.encode(self).decode()}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point of a server's log, as of which a run reads tables.
+
+    Attributes:
+        time: of the rows.
+        now_us: its moment, in µs since 1970.
+        reading: what reads the server as of it.
+        properties: what collections are to say of it, if the run is the very first.
+    """
+
+    time: int
+    now_us: int
+    reading: Any
+    properties: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+class Server(Protocol):
+    """What is asked of a server for a copy. `table` is the name of a collection."""
+
+    def point(self, *, is_new: bool) -> AbstractContextManager[Point]:
+        """Hold a point of the log; the very first one says from where on changes are read later."""
+        ...
+
+    def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
+        """Yield the rows of a table behind a key, in the order of its key, and the last key of each piece."""
+        ...
+
+    def key(self, table: str) -> Sequence[str]:
+        """Return the columns that are the key of a table; none if it has no key."""
+        ...
+
+
+class Copy:
+    """Copies the tables whose collections are not sealed yet, and seals those to where the others are."""
+
+    def __init__(self, server: Server, tables: Sequence[str], run: Run) -> None:
+        self._server = server
+        self._run = run
+        self._wanted = [name for name in tables if not run.uppers[name]]
+        self._copied = {name: Copied.of(run.collections[name]) for name in self._wanted}
+        self._is_first = len(self._wanted) == len(tables)
+
+    def batches(self) -> Generator[Batch]:
+        """Yield the rows of all tables that are to be copied; the last batch seals their collections."""
+        if not all(known is not None and known.is_done for known in self._copied.values()):
+            yield from self._rows()
+        copies = [known for known in self._copied.values() if known is not None]
+        if self._is_first:
+            first = min(copies, key=lambda known: known.begin)
+            upper, moments = first.begin + 1, [(first.begin, first.begin_us)]
+        else:
+            upper, moments = max(self._run.uppers.values()), []
+        since = {name: known.reached for name, known in self._copied.items() if known and known.reached >= upper}
+        yield Batch((), upper, 0, moments, since=since)
+
+    def _rows(self) -> Iterator[Batch]:
+        is_new = self._is_first and not any(self._copied.values())
+        with self._server.point(is_new=is_new) as point:
+            if is_new and point.properties:
+                yield Batch((), None, properties=point.properties)
+            for name in self._wanted:
+                yield from self._table(point, name)
+
+    def _table(self, point: Point, name: str) -> Iterator[Batch]:
+        """Yield the rows of a table that were not copied yet."""
+        known, key = self._copied[name], self._server.key(name)
+        if known is not None and known.is_done:
+            return
+        if known is not None and not key:
+            raise Unavailable(
+                f"the copy into {name!r} was cut off. Its table has no key by which it could go on, so it begins anew "
+                "when the same command is given again"
+            )
+        known = known or Copied([], point.now_us)
+        known = msgspec.structs.replace(known, times=[*known.times, point.time])
+        for rows, last in self._server.pieces(point, name, known.after):
+            known = msgspec.structs.replace(known, after=last if key else None)
+            self._copied[name] = known
+            changes = [Change(name, _stamped(rows, point.time, is_keyed=bool(key)))]
+            yield Batch(changes, None, rows.num_rows, properties={name: known.said()})
+        known = msgspec.structs.replace(known, is_done=True)
+        self._copied[name] = known
+        yield Batch((), None, properties={name: known.said()})
+
+
+def _stamped(rows: pa.Table, time: int, *, is_keyed: bool) -> pa.Table:
+    """Return rows as events or updates at a time."""
+    stamped = rows.append_column("_time", int64_array(np.full(len(rows), time, np.int64)))
+    return stamped if is_keyed else stamped.append_column("_diff", int64_array(np.ones(len(rows), np.int64)))

@@ -1,0 +1,331 @@
+"""What has come for one table of a database and is not committed yet: rows, which become columns all together."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.api.collection import Collection
+from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array
+from persist.codecs.types.schema import TIME_MAX
+from persist.connect.ingest.postgres.pgoutput import UNSENT
+from persist.connect.ingest.source import advise_copy
+from persist.core.errors import InvalidUsage
+from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.machine import DELETED, SEQ
+from persist.engine.read.results.snapshot import Snapshot
+from persist.engine.read.scanning.plan import snapshot_scan
+from persist.engine.read.scanning.scan import Scan
+
+SLICE_ROWS = 100_000
+PIECE = "ingest.piece"  # A property: how much of a transaction that is not sealed yet the collection has.
+Key = tuple[Any, ...]
+Typed = Callable[[list[Any], pa.DataType, str], pa.Array]  # Values as they came, the type of the column, and its name.
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """How much of a transaction a collection has before it is sealed: so many changes, after so many truncates."""
+
+    time: int
+    changes: int = 0
+    truncates: int = 0
+
+    @classmethod
+    def of(cls, collection: Collection) -> "Piece":
+        """Return what a collection says of it."""
+        text = collection.about.properties.get(PIECE)
+        return cls(-1) if text is None else msgspec.json.decode(text, type=cls)
+
+    def said(self) -> dict[str, str]:
+        """Return what the collection is to say."""
+        return {PIECE: msgspec.json.encode(self).decode()}
+
+
+class TableRows:
+    """The changes of one table, in their order.
+
+    A table with a key gives events: its new row, or its key and that it is deleted. Any other gives updates.
+
+    Attributes:
+        types: what each column becomes, in the order of rows.
+        key: the columns by which a row is told from others; none if the table has no key.
+        begin: changes up to that time are in the copy of the table.
+        reached: before it, contents are not known, and a row that changes may be one that was deleted later.
+        piece: what the collection has of a transaction that is not sealed yet; so many changes of it are passed over.
+        place: what the server calls the transaction of a time.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        types: dict[str, pa.DataType],
+        key: list[str],
+        begin: int,
+        reached: int,
+        typed: Typed,
+        piece: Piece,
+        place: Callable[[int], str],
+    ) -> None:
+        self.place = place
+        self.begin = begin
+        self.reached = reached
+        self.table = table
+        self.names = [*types]
+        self.types = types
+        self.key = key
+        self.piece = piece
+        self._typed = typed
+        self._key_at = [self.names.index(name) for name in key]
+        self._rows: list[list[Any]] = []
+        self._times: list[int] = []
+        self._signs: list[bool] = []  # Whether the row is gone.
+        self._partial: dict[int, Key] = {}  # Rows with values that were not sent, and the key of the row that has them.
+        self._seen = Piece(-1)  # What has come of the transaction that comes.
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def is_there(self, time: int) -> bool:
+        """Return whether the collection has a part already of what a transaction is."""
+        return self.piece.time == time and self.piece != Piece(time)
+
+    def take(self, old: list[Any] | None, new: list[Any] | None, time: int, is_key: bool) -> None:
+        """Take a change: an insert has no old row, or an update whose key stays; a delete has no new one."""
+        seen = self._seen if self._seen.time == time else Piece(time)
+        self._seen = Piece(time, seen.changes + 1, seen.truncates)
+        if self.piece.time == time and self._seen.changes <= self.piece.changes:
+            return
+        if new is not None and old is not None and UNSENT in new:
+            sent = {*self._key_at} if is_key else range(len(old))
+            new = [old[at] if value is UNSENT and at in sent else value for at, value in enumerate(new)]
+        if new is not None and UNSENT in new:
+            self._partial[len(self._rows)] = self._key_of(new if old is None else old)
+        if not self.key and old is not None:
+            self._add(old, time, True)
+        if new is not None:
+            self._add(new, time, False)
+        # A row takes long values with it to another key, so its old key is gone after that. As the keys differ, the
+        # collection does not mind the order.
+        if self.key and old is not None and (new is None or self._key_of(old) != self._key_of(new)):
+            gone: list[Any] = [None] * len(old)
+            for at in self._key_at:
+                gone[at] = old[at]
+            self._add(gone, time, True)
+
+    def truncated(self, time: int) -> bool:
+        """Forget the changes of a time, which are the last ones: the table is emptied. Return whether that is new."""
+        seen = self._seen if self._seen.time == time else Piece(time)
+        self._seen = Piece(time, seen.changes, seen.truncates + 1)
+        self._cut(bisect_left(self._times, time))
+        return self.piece.time != time or self._seen.truncates > self.piece.truncates
+
+    def pieced(self) -> Piece:
+        """Take it that what has come of a transaction is in the collection; return how much that is."""
+        self.piece = self._seen
+        return self.piece
+
+    def removals(self, collection: Collection, upper: int, time: int) -> Iterator[pa.Table]:
+        """Yield rows that remove all that a collection holds, and has of a time not sealed yet. Memory: a slice."""
+        tables: list[pa.Table] = []
+        for rows in self._removals(collection, upper, time):
+            tables.append(rows)
+            if sum(map(len, tables)) >= SLICE_ROWS:
+                yield pa.concat_tables(tables)
+                tables = []
+        if tables:
+            yield pa.concat_tables(tables)
+
+    def _removals(self, collection: Collection, upper: int, time: int) -> Iterator[pa.Table]:
+        columns = self.key or self.names
+        with held(collection, upper, self.reached, columns=columns) as snapshot:
+            for batch in snapshot.to_batches():
+                yield self._removal(pa.Table.from_batches([batch]), time, -1)
+        if self.is_there(time):
+            for rows in waiting(collection, [*columns, *([DELETED] if self.key else [])], upper):
+                if self.key:  # What is removed already may be there more than once, if the removal was cut off before.
+                    yield self._removal(rows.filter(pc.invert(rows[DELETED])), time, None)
+                else:
+                    yield self._removal(rows, time, pc.negate(rows["_diff"]))
+
+    def _removal(self, rows: pa.Table, time: int, diff: Any) -> pa.Table:
+        there = {*rows.column_names}
+        columns = {
+            name: rows[name].cast(self.types[name]) if name in there else pa.nulls(len(rows), self.types[name])
+            for name in self.names
+        }
+        columns["_time"] = int64_array(np.full(len(rows), time, np.int64))
+        if self.key:
+            columns[DELETED] = boolean_array(np.ones(len(rows), np.bool_))
+        else:
+            columns["_diff"] = int64_array(np.full(len(rows), diff, np.int64)) if isinstance(diff, int) else diff
+        return pa.table(columns)
+
+    def taken(self, collection: Collection, upper: int, until: int) -> pa.Table | None:
+        """Return what has come before a time, as events or updates, and forget it; None if that is nothing.
+
+        Args:
+            upper: up to it, the collection has what came before.
+        """
+        count = bisect_left(self._times, until)
+        if not count:
+            return None
+        later = self._rows[count:], self._times[count:], self._signs[count:]
+        partial = {at - count: key for at, key in self._partial.items() if at >= count}
+        self._cut(count)
+        taken = self._columns(collection, upper)
+        self._rows, self._times, self._signs = later
+        self._partial = partial
+        return taken
+
+    def _cut(self, count: int) -> None:
+        """Keep only so many changes."""
+        del self._rows[count:], self._times[count:], self._signs[count:]
+        self._partial = {at: key for at, key in self._partial.items() if at < count}
+
+    def _columns(self, collection: Collection, upper: int) -> pa.Table:
+        absent = self._fill() if self._partial else {}
+        columns: dict[str, Any] = {}
+        for name, values in zip(self.names, zip(*self._rows, strict=True), strict=True):
+            sent = [None if value is UNSENT else value for value in values] if absent else [*values]
+            columns[name] = self._column(name, sent)
+        unknown = self._look_up(collection, upper, absent, columns) if absent else []
+        columns["_time"] = int64_array(np.array(self._times, np.int64))
+        if self.key:
+            columns[DELETED] = boolean_array(np.array(self._signs, np.bool_))
+        else:
+            columns["_diff"] = int64_array(1 - 2 * np.array(self._signs, np.int64))
+        table = pa.table(columns)
+        return table.take(int64_array(np.setdiff1d(np.arange(len(table)), unknown))) if unknown else table
+
+    def _column(self, name: str, values: list[Any]) -> pa.Array:
+        """Return values of a column.
+
+        Raises:
+            InvalidUsage: one is none of its type; the message says in which transaction.
+        """
+        where = f"{self.table}.{name}"
+        try:
+            return self._typed(values, self.types[name], where)
+        except InvalidUsage:
+            for value, time in zip(values, self._times, strict=True):
+                try:
+                    self._typed([value], self.types[name], where)
+                except InvalidUsage as error:
+                    raise InvalidUsage(f"{self.place(time)}: {error}") from None
+            raise
+
+    def _add(self, row: list[Any], time: int, is_gone: bool) -> None:
+        self._rows.append(row)
+        self._times.append(time)
+        self._signs.append(is_gone)
+
+    def _key_of(self, row: list[Any]) -> tuple[Any, ...]:
+        return tuple([row[at] for at in self._key_at])
+
+    def _fill(self) -> dict[int, Key]:
+        """Copy values that were not sent from earlier rows; return the others, each with the stored key that has them.
+
+        Such a key is that of before all changes here: a row may get several keys one after the other.
+        """
+        last, absent = dict[Key, int](), dict[int, Key]()
+        for at, row in enumerate(self._rows):
+            origin = self._partial.get(at)
+            if origin is not None:
+                before = last.get(origin)
+                if before is not None:
+                    row = [
+                        old if value is UNSENT else value for value, old in zip(row, self._rows[before], strict=True)
+                    ]
+                    self._rows[at] = row
+                if UNSENT in row:
+                    absent[at] = origin if before is None else absent[before]
+            last[self._key_of(row)] = at
+        return absent
+
+    def _look_up(
+        self, collection: Collection, upper: int, absent: Mapping[int, Key], columns: dict[str, Any]
+    ) -> list[int]:
+        """Take what was not sent from what the collection holds; return rows that are to be left out.
+
+        These changed a row that is not there. Before `reached`, that is one that was deleted, or copied again, later.
+        """
+        values = zip(self.key, zip(*absent.values(), strict=True), strict=True)
+        keys = pa.table(
+            {name: self._typed([*texts], self.types[name], f"{self.table}.{name}") for name, texts in values}
+        )
+        with held(collection, upper, self.reached) as snapshot:
+            rows = [snapshot.get(keys.group_by(self.key).aggregate([])).select(self.names)]
+        is_gone = [np.zeros(len(rows[0]), np.bool_)]
+        if self.is_there(self._times[-1]):
+            for events in waiting(collection, [*self.names, DELETED, SEQ], upper):
+                events = events.filter(pc.is_valid(_places(events, keys, self.key))).sort_by(SEQ)
+                rows.append(events.select(self.names))
+                is_gone.append(events[DELETED].to_numpy())
+        stored = pa.concat_tables(rows)
+        places = _places(keys, stored, self.key)
+        is_known = boolean_values(pc.invert(boolean_array(np.concatenate(is_gone)).take(places)).fill_null(False))
+        unknown = [row for row, known in zip(absent, is_known, strict=True) if not known]
+        for row in unknown:
+            self._check_unknown(collection, row, absent[row])
+        for at, name in enumerate(self.names):
+            lacks = np.array([self._rows[row][at] is UNSENT for row in absent], np.bool_) & is_known
+            if lacks.any():
+                order = np.arange(len(self._rows))
+                order[np.fromiter(absent, np.int64)[lacks]] = len(self._rows) + np.arange(lacks.sum())
+                taken = stored[name].take(places.filter(boolean_array(lacks))).cast(self.types[name])
+                columns[name] = pa.chunked_array([columns[name], *taken.chunks]).take(int64_array(order))
+        return unknown
+
+    def _check_unknown(self, collection: Collection, row: int, origin: Key) -> None:
+        """Check that a row with a value that nobody knows does not count, because a copy has what became of it.
+
+        Raises:
+            InvalidUsage: it may count.
+        """
+        if self._times[row] <= self.reached and self._key_of(self._rows[row]) == origin:
+            return
+        long = ", ".join(name for name, value in zip(self.names, self._rows[row], strict=True) if value is UNSENT)
+        key = ", ".join(f"{name} = {value}" for name, value in zip(self.key, origin, strict=True))
+        raise InvalidUsage(
+            f"{self.place(self._times[row])}: the row of {self.table} with {key} was changed, and {collection.name!r} "
+            f"does not have it. So its long values ({long}), which the server did not send, are not known. "
+            f"{advise_copy([collection.name])}"
+        )
+
+
+def _places(rows: pa.Table, others: pa.Table, key: list[str]) -> pa.Array:
+    """Return where each row has its last counterpart of the same key among others, int64[rows]; NULL if it has none."""
+    names = [f"{at}" for at in range(len(key))]
+    left = rows.select(key).rename_columns(names).append_column("row", int64_array(np.arange(len(rows))))
+    right = others.select(key).rename_columns(names).append_column("at", int64_array(np.arange(len(others))))
+    last = right.group_by(names).aggregate([("at", "max")])
+    return left.join(last, names, join_type="left outer").sort_by("row")["at_max"].combine_chunks()
+
+
+def waiting(collection: Collection, columns: list[str], upper: int) -> Iterator[pa.Table]:
+    """Yield what a collection has beyond its upper: events, in the order of their commits, or updates."""
+    handle = collection.handle.newest()
+    contents, reading = handle.claim(max(0, upper - 1), end=None)
+    with closing(reading):
+        if contents.keyed is None:
+            scan = Scan(handle.schema, contents.history_parts, upper, TIME_MAX + 1, tuple(columns)).pruned()
+            yield from scan.updates(reading(), [*columns, "_diff"])
+            return
+        schema = events_schema(handle.schema, event_fields(handle.schema, contents.keyed))
+        for part in contents.pending.values():
+            yield from Scan(schema, (part,), 0, TIME_MAX + 1, tuple(columns)).updates(reading(), columns)
+
+
+def held(collection: Collection, upper: int, reached: int, *, columns: list[str] | None = None) -> Snapshot:
+    """Return what a collection has by now, which is readable for others from `reached` on."""
+    if upper > reached:
+        return collection.snapshot(upper - 1, columns=columns)
+    handle = collection.handle.newest()
+    contents, reading = handle.claim(reached, end=upper)
+    scan = snapshot_scan(contents, handle.schema, reached, columns, None)
+    return Snapshot(scan, "rows", reading, contents, handle.engine.reader().slice_bytes)

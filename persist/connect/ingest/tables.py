@@ -1,0 +1,416 @@
+"""Tables of Delta and Iceberg: each version is one commit and one time, its moment or the next one that is free.
+
+A second collection, `NAME.versions`, says which version has which time. It is sealed with the rows, so both agree
+whoever is killed when. Between two versions, only files are read that one has and the other has not, or the change feed
+of a Delta table that has one. Rows that were copied from one file to another cancel out.
+
+Columns are told apart by their ids where the format has any, and by their names where it has none. Where they change,
+the collection follows (`evolve`) before the first version that has them.
+"""
+
+import logging
+import re
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from persist.api.client import Client
+from persist.api.collection import Collection
+from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.order.arrays import int64_array
+from persist.codecs.types.casts import cast_column
+from persist.connect.ingest.source import Batch, Change, Run, Target
+from persist.core.errors import InvalidUsage, PersistError
+from persist.core.rendering import without_secrets
+from persist.core.timeline import Timeline
+from persist.engine.read.results.result import required
+
+logger = logging.getLogger(__name__)
+FOLLOWED = "ingest.version"  # A property of a collection: the last version whose columns it has got.
+BATCH_ROWS = 64 * 1024
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # The library of Delta writes its errors for terminals.
+Signed = Iterator[tuple[int, pa.RecordBatch]]
+Columns = Mapping[Any, pa.Field]
+
+
+class TablesConfig(msgspec.Struct, kw_only=True):
+    """The options of a table of Delta or Iceberg.
+
+    Attributes:
+        source: delta: or iceberg: before a path or a URL, of the table's folder, or of its metadata; or the name of a
+            table in a catalog.
+        collection: that gets the rows.
+        key: columns that are the key, if the collection is made.
+        timeline: the unit of times, if the collection is made.
+        first: the first version that is taken in, of Iceberg the id of a snapshot; else the oldest there is.
+        catalog: of pyiceberg: its name, or properties such as type and uri, or both.
+        poll_s: how often to look for new versions.
+        storage_options: for the store of the table, as deltalake or pyiceberg take them.
+    """
+
+    source: str
+    collection: str
+    key: list[str] = []
+    timeline: str = "ms"
+    first: int | None = None
+    catalog: dict[str, str] | None = None
+    poll_s: float = 5.0
+    storage_options: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of a table, and its moment in milliseconds."""
+
+    number: int
+    at_ms: int
+
+
+class Table(Protocol):
+    """What is asked of a table in some format."""
+
+    def versions(self) -> list[Version]:
+        """Return the versions there are, in their order."""
+        ...
+
+    def columns(self, version: Version) -> Columns:
+        """Return the columns of a version, by what tells them from each other."""
+        ...
+
+    def changes(self, before: Version | None, version: Version) -> Signed:
+        """Yield the rows that come with a version, and those that go, each with its sign and the version's columns."""
+        ...
+
+
+class Tables:
+    """A source of one table."""
+
+    moments = None
+
+    def __init__(self, config: TablesConfig) -> None:
+        self.config = config
+        self.name = without_secrets(config.source)
+        kind, _, place = config.source.partition(":")
+        if not config.poll_s > 0:
+            raise InvalidUsage(f"poll_s={config.poll_s} must be above 0")
+        if kind == "delta" and config.catalog is not None:
+            raise InvalidUsage("catalog goes with iceberg:, and not with delta:")
+        self._table: Table = _Delta(place, config) if kind == "delta" else _Iceberg(place, config)
+
+    def targets(self, client: Client) -> Sequence[Target]:
+        """Return the collection of rows, and that of versions; if it is new, the first version tells types."""
+        name, timeline = self.config.collection, self.config.timeline
+        if name in client:
+            timeline = client.load(name).schema.timeline or ""
+            main = Target(name, {}, {})
+        else:
+            fields = {field.name: field.type for field in self._table.columns(self._first()).values()}
+            if missing := [column for column in self.config.key if column not in fields]:
+                raise InvalidUsage(f"key: {self.name} has no column {missing[0]!r}; it has {', '.join(fields)}")
+            key = {column: fields.pop(column) for column in self.config.key}
+            main = Target(name, key, fields, False, timeline, f"the table {self.name}")
+        comment = f"the versions of {self.name} that were taken into {name}"
+        columns = {"version": pa.int64(), "at_ms": pa.int64()}
+        return [main, Target(f"{name}.versions", {"time": pa.int64()}, columns, False, timeline or None, comment)]
+
+    def batches(self, run: Run) -> Generator[Batch]:
+        """Yield a batch for each version that was not taken in, and look for more until the run stops."""
+        collection = run.collections[self.config.collection]
+        before = _last(run.collections[f"{self.config.collection}.versions"])
+        while not run.stop.is_set():
+            versions = self._table.versions()
+            for version in versions[self._next(versions, before) :]:
+                if run.stop.is_set():
+                    return
+                self._follow_columns(collection, before, version)
+                yield self._batch(run, collection, before, version)
+                before = version
+            if run.once or run.wait(self.config.poll_s):
+                return
+
+    def close(self) -> None:
+        """Do nothing: files are closed where they are read."""
+
+    def _first(self) -> Version:
+        versions = self._table.versions()
+        wanted = self.config.first
+        matching = versions[:1] if wanted is None else [version for version in versions if version.number == wanted]
+        if not matching:
+            there = ", ".join(str(version.number) for version in versions[-5:]) or "none"
+            raise InvalidUsage(f"{self.name} has no version {'' if wanted is None else wanted}: the last are {there}")
+        return matching[0]
+
+    def _next(self, versions: Sequence[Version], before: Version | None) -> int:
+        """Return which of the versions comes after the last one that was taken in."""
+        if before is None:
+            return versions.index(self._first()) if versions else 0
+        at = [place for place, version in enumerate(versions) if version == before]
+        if not at:
+            raise InvalidUsage(
+                f"{self.name} does not have its version {before.number} any more, which was taken in last. So what has "
+                f"changed since cannot be told: drop {self.config.collection!r} and its versions, and begin anew"
+            )
+        return at[-1] + 1
+
+    def _follow_columns(self, collection: Collection, before: Version | None, version: Version) -> None:
+        """Let a collection have the columns that a version has, once: whoever is killed after it does not repeat it."""
+        if collection.about.properties.get(FOLLOWED) == str(version.number):
+            return
+        now = self._table.columns(version)
+        was = now if before is None else self._table.columns(before)
+        names = {*collection.schema.names}
+        rename = {
+            was[id_].name: field.name
+            for id_, field in now.items()
+            if id_ in was and was[id_].name != field.name and was[id_].name in names
+        }
+        names = {rename.get(name, name) for name in names}
+        wanted = {field.name: field.type for field in now.values()}
+        types = {rename.get(name, name): collection.schema.arrow.field(name).type for name in collection.schema.names}
+        old = {} if before is None else {field.name: field.type for field in was.values()}
+        # Columns that the table never had are of the collection alone, and stay, unless they are of its key.
+        gone = [name for name in types if name not in wanted and (name in old or name in collection.schema.key_names)]
+        change: dict[str, Any] = {
+            "rename": rename,
+            "add": {name: kind for name, kind in wanted.items() if name not in names},
+            "drop": gone,
+            "widen": {},
+        }
+        if before is not None:  # A collection that was there before may have wider types than the table.
+            back = {new: name for name, new in rename.items()}
+            change["widen"] = {
+                name: kind
+                for name, kind in wanted.items()
+                if name in types and types[name] != kind and old.get(back.get(name, name)) != kind
+            }
+        change = {what: names for what, names in change.items() if names}
+        if not change:
+            return
+        try:
+            collection.evolve(**change, properties={FOLLOWED: str(version.number)})
+        except PersistError as error:
+            raise InvalidUsage(
+                f"version {version.number} of {self.name} has columns that {collection.name!r} cannot follow: {error}"
+            ) from error
+        logger.warning("%r follows version %d of %s: %s", collection.name, version.number, self.name, change)
+
+    def _batch(self, run: Run, collection: Collection, before: Version | None, version: Version) -> Batch:
+        timeline, time = collection.schema.timeline, run.uppers[collection.name]
+        if timeline is not None:
+            time = max(time, version.at_ms * Timeline(timeline).per_second // 1000)
+        batch = Batch((), time + 1)
+        schema = pa.schema([collection.schema.arrow.field(name) for name in collection.schema.names])
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            for sign, changed in self._table.changes(before, version):
+                batch.rows += changed.num_rows
+                try:
+                    yield _signed(changed, schema, sign, time)
+                except (SchemaMismatch, InvalidUpdate) as error:
+                    raise InvalidUsage(
+                        f"version {version.number} of {self.name} does not fit: {error} Nothing of it was taken in"
+                    ) from None
+
+        def changes() -> Iterator[Change]:
+            updates = rows()
+            first = next(updates, None)
+            if first is not None:
+                yield Change(collection.name, chain([first], updates))
+            mark = {"time": time, "version": version.number, "at_ms": version.at_ms}
+            yield Change(f"{collection.name}.versions", [mark], time)
+
+        batch.changes = changes()
+        return batch
+
+
+class _Delta:
+    """A table of Delta, by its own library."""
+
+    def __init__(self, place: str, config: TablesConfig) -> None:
+        self._library = required("deltalake>=1.6")
+        self._uri = place
+        self._storage = dict(config.storage_options)
+
+    def versions(self) -> list[Version]:
+        history = sorted((commit["version"], commit.get("timestamp", 0)) for commit in self._at(None).history())
+        return [Version(number, at_ms) for number, at_ms in history]
+
+    def columns(self, version: Version) -> Columns:
+        schema = pa.schema(self._at(version.number).schema().to_arrow())
+        return {field.name: _plain(field) for field in schema}
+
+    def changes(self, before: Version | None, version: Version) -> Signed:
+        try:
+            if before is not None and self._has_feed(version.number):
+                yield from self._feed(version.number)
+                return
+            new = self._fragments(version.number)
+            old = {} if before is None else self._fragments(before.number)
+            for sign, some, others in ((-1, old, new), (1, new, old)):
+                yield from ((sign, batch) for batch in _rows_of(_without(some, others)))
+        except InvalidUsage:
+            raise
+        except Exception as error:  # What a library raises is its own choice.
+            raise InvalidUsage(self._reason("read", version.number, error)) from error
+
+    def _at(self, version: int | None) -> Any:
+        """Return the table at a version, or now."""
+        try:
+            return self._library.DeltaTable(self._uri, version=version, storage_options=self._storage)
+        except Exception as error:
+            raise InvalidUsage(self._reason("opened", version, error)) from error
+
+    def _has_feed(self, version: int) -> bool:
+        """Return whether a version says what it changed."""
+        return str(self._at(version).metadata().configuration.get("delta.enableChangeDataFeed")).lower() == "true"
+
+    def _feed(self, version: int) -> Signed:
+        for batch in pa.RecordBatchReader.from_stream(self._at(version).load_cdf(version, version)):
+            batch = batch.cast(pa.schema([_plain(field) for field in batch.schema]))
+            kind = batch.column("_change_type")
+            for sign, kinds in ((-1, ["delete", "update_preimage"]), (1, ["insert", "update_postimage"])):
+                yield sign, batch.filter(pc.is_in(kind, pa.array(kinds)))
+
+    def _fragments(self, version: int) -> dict[str, tuple[Any, Any]]:
+        """Return the files of a version by their paths, each with its dataset."""
+        import pyarrow.dataset as ds
+
+        # A moment of INT96 is in microseconds here; in nanoseconds, those of other centuries would change.
+        options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
+        dataset = self._at(version).to_pyarrow_dataset(parquet_read_options=options)
+        return {fragment.path: (dataset, fragment) for fragment in dataset.get_fragments()}
+
+    def _reason(self, done: str, version: int | None, error: object) -> str:
+        at = "" if version is None else f" at version {version}"
+        error = " ".join(_COLOURS.sub("", str(error)).split()).removesuffix(" .")
+        return (
+            f"the Delta table {self._uri} cannot be {done}{at}: {error}. Versions that are not kept any more are left "
+            "out with first="
+        )
+
+
+def _rows_of(files: Sequence[tuple[Any, Any]]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files of one dataset, with the columns that only their paths tell."""
+    import pyarrow.dataset as ds
+
+    if files:
+        whole = files[0][0]
+        some = ds.FileSystemDataset([file for _, file in files], whole.schema, whole.format, whole.filesystem)
+        yield from some.to_batches(batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1)
+
+
+class _Iceberg:
+    """A table of Iceberg, by pyiceberg: its snapshots, as far as they were ever the newest one."""
+
+    def __init__(self, place: str, config: TablesConfig) -> None:
+        required("pyiceberg[pyarrow]>=0.12")
+        self._place = place
+        self._config = config
+
+    def versions(self) -> list[Version]:
+        metadata = self._loaded().metadata
+        there = {snapshot.snapshot_id for snapshot in metadata.snapshots}
+        return [
+            Version(entry.snapshot_id, entry.timestamp_ms)
+            for entry in metadata.snapshot_log
+            if entry.snapshot_id in there
+        ]
+
+    def columns(self, version: Version) -> Columns:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        schema = self._schema(self._loaded(), version)
+        arrow = schema_to_pyarrow(schema, include_field_ids=False)
+        return {id_.field_id: _plain(field) for id_, field in zip(schema.fields, arrow, strict=True)}
+
+    def changes(self, before: Version | None, version: Version) -> Signed:
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import ArrowScan
+
+        table = self._loaded()
+        scan = ArrowScan(table.metadata, table.io, self._schema(table, version), AlwaysTrue())
+        new = self._tasks(table, version)
+        old = {} if before is None else self._tasks(table, before)
+        for sign, tasks in ((-1, _without(old, new)), (1, _without(new, old))):
+            if tasks:
+                try:
+                    yield from ((sign, batch) for batch in scan.to_record_batches(tasks))
+                except (OSError, ValueError, pa.ArrowException) as error:
+                    raise InvalidUsage(
+                        f"snapshot {version.number} of {self._place} cannot be read: {without_secrets(str(error))}"
+                    ) from error
+
+    def _loaded(self) -> Any:
+        """Return the table as it is now."""
+        try:
+            if self._config.catalog is not None:
+                from pyiceberg.catalog import load_catalog
+
+                properties = dict(self._config.catalog)
+                return load_catalog(properties.pop("name", None), **properties).load_table(self._place)
+            from pyiceberg.table import StaticTable
+
+            return StaticTable.from_metadata(self._place, self._config.storage_options)
+        except Exception as error:  # What a library raises is its own choice.
+            raise InvalidUsage(
+                f"the Iceberg table {without_secrets(self._place)} cannot be opened: {without_secrets(str(error))}"
+            ) from None
+
+    def _schema(self, table: Any, version: Version) -> Any:
+        snapshot = table.snapshot_by_id(version.number)
+        return table.schemas()[snapshot.schema_id] if snapshot.schema_id is not None else table.schema()
+
+    def _tasks(self, table: Any, version: Version) -> dict[Any, Any]:
+        """Return the files of a version, each with those that say which of its rows are gone."""
+        tasks = table.scan(snapshot_id=version.number).plan_files()
+        return {(task.file.file_path, frozenset(f.file_path for f in task.delete_files)): task for task in tasks}
+
+
+def _without(some: Mapping[Any, Any], others: Mapping[Any, Any]) -> list[Any]:
+    return [task for name, task in some.items() if name not in others]
+
+
+def _last(versions: Collection) -> Version | None:
+    """Return the version that was taken in last; None if none was."""
+    if versions.upper.time == 0:
+        return None
+    with versions.snapshot() as snapshot:
+        rows = snapshot.to_arrow()
+    if not len(rows):
+        return None
+    last = rows.take([int(np.argmax(rows["time"].to_numpy()))]).to_pylist()[0]
+    return Version(last["version"], last["at_ms"])
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    """Return a column with the type that it gets here: offsets of 64 bits, and views, are of no use in a collection."""
+    kind = field.type
+    if pt.is_large_string(kind) or pt.is_string_view(kind):
+        kind = pa.string()
+    elif pt.is_large_binary(kind) or pt.is_binary_view(kind):
+        kind = pa.binary()
+    elif pt.is_large_list(kind) or pt.is_list(kind):
+        kind = pa.list_(_plain(kind.value_field))
+    elif pt.is_struct(kind):
+        kind = pa.struct([_plain(child) for child in kind])
+    return pa.field(field.name, kind)
+
+
+def _signed(batch: pa.RecordBatch, schema: pa.Schema, sign: int, time: int) -> pa.RecordBatch:
+    """Return rows as updates at a time; a column that their version did not have is NULL."""
+    there = {*batch.schema.names}
+    columns = [
+        cast_column(pa.chunked_array([batch.column(field.name)]), field.type, field.name).combine_chunks()
+        if field.name in there
+        else pa.nulls(len(batch), field.type)
+        for field in schema
+    ]
+    columns += [int64_array(np.full(len(batch), value, np.int64)) for value in (time, sign)]
+    return pa.RecordBatch.from_arrays(columns, [*schema.names, "_time", "_diff"])

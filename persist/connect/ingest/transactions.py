@@ -1,0 +1,254 @@
+"""Transactions of a database on their way into collections: how they become batches, whatever their size.
+
+Each transaction has a time. Small ones are committed together, and sealed. A transaction that is larger than a batch is
+committed in pieces, whose time is sealed with the last one: nobody reads half of it, and memory holds one piece. A
+collection says in a property how much of such a transaction it has (`Piece`). So a process that is killed passes over
+just that much, when the same transaction comes again.
+
+`Moments` has the rows of the map of moments. A source says the moment of each time. Moments grow with times here, and
+those of a later commit are later, so that a read as of a moment never changes its answer
+(`persist.engine.location.moments`). Where a source's clock runs back, a time gets the moment of the one before it, and
+the log says so.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.api.collection import Collection
+from persist.codecs.order.arrays import int64_array
+from persist.connect.ingest.source import Batch, Change, Run, Target, advise_copy
+from persist.connect.ingest.table_copy import Copied
+from persist.connect.ingest.table_rows import Piece, TableRows, Typed
+from persist.core.errors import InvalidUsage
+from persist.core.timeline import Timeline
+from persist.engine.location.moments import MOMENT, MOMENT_TYPE, TIME
+
+Position = Callable[[], Mapping[str, Mapping[str, str]]]
+
+
+class Transactions:
+    """What has come and is not committed yet.
+
+    Attributes:
+        upper: up to which time all is committed.
+        done: up to which time all has come.
+        time, moment_us: of the transaction that comes.
+        is_known: whether it was committed before.
+        is_inside: whether more of it is to come.
+        behind: how many bytes of the log are still to be read.
+        position: what collections are to say of the source with each commit that seals.
+        place: what the server calls the transaction of a time, for errors.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: Run,
+        tables: Sequence[str],
+        batch_rows: int,
+        behind: Callable[[], int | None],
+        position: Position = dict,
+        place: Callable[[int], str] = str,
+    ) -> None:
+        self.place = place
+        self._run = run
+        self._batch_rows = batch_rows
+        self._behind = behind
+        self._position = position
+        self.upper = self.done = min(run.uppers.values())
+        if self.upper != max(run.uppers.values()):
+            late = min(run.uppers, key=lambda name: run.uppers[name])
+            raise InvalidUsage(
+                f"the collection {late!r} is sealed to {run.uppers[late]}, and others of {name} to "
+                f"{max(run.uppers.values())}: somebody else sealed it. {advise_copy([late])}"
+            )
+        self.time = self.moment_us = 0
+        self.is_known, self.is_inside = True, False
+        self._rows: dict[str, TableRows] = {}
+        self._count = 0  # Of changes that are not committed, about.
+        self._moments: list[tuple[int, int]] = []  # Of the transactions that are not committed here yet.
+        self._copied = {table: Copied.of(run.collections[table]) or Copied([0], 0) for table in tables}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a piece has come of the transaction that comes."""
+        return self._count >= self._batch_rows
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no change waits to be committed."""
+        return not self._count
+
+    def rows_of(self, name: str, table: str, types: dict[str, pa.DataType], typed: Typed) -> TableRows:
+        """Return the rows that take the changes of a table that has these columns from here on.
+
+        Raises:
+            InvalidUsage: the transaction that comes has changed rows of the table when it had others.
+        """
+        rows = self._rows.get(name)
+        if rows is not None and [*rows.types.items()] == [*types.items()]:
+            return rows
+        if rows is not None and (len(rows) or rows.is_there(self.time)):
+            raise InvalidUsage(
+                f"{self.place(self.time)}: the table {table} changed its columns within a transaction that had "
+                f"changed its rows: that cannot be followed. {advise_copy([name])}"
+            )
+        collection, copied = self._run.collections[name], self._copied[name]
+        key = [*collection.schema.key_names] if collection.handle.keyed else []
+        piece = Piece.of(collection) if rows is None else rows.piece
+        rows = self._rows[name] = TableRows(table, types, key, copied.begin, copied.reached, typed, piece, self.place)
+        return rows
+
+    def known_rows(self, name: str) -> TableRows | None:
+        """Return the rows that take the changes of a collection; None if there are none yet."""
+        return self._rows.get(name)
+
+    def begin(self, time: int, moment_us: int) -> Iterator[Batch]:
+        """Begin with the transaction that was committed at a time."""
+        while (reached := self._reached_by(time)) is not None:
+            # Rows that were copied again at that time count from there on, so it is sealed first.
+            self.done = reached + 1
+            if not self._moments or self._moments[-1][0] < reached:
+                self._moments.append((reached, moment_us))
+            yield self.batch(self.done)
+        self.time, self.moment_us = time, moment_us
+        self.is_known, self.is_inside = time < self.upper, True
+
+    def take(self, rows: TableRows, old: list[object] | None, new: list[object] | None, *, is_key: bool) -> None:
+        """Take a change of a table, if it is new."""
+        if not self.is_known and self.time > rows.begin:
+            rows.take(old, new, self.time, is_key)
+            self._count += 1
+
+    def commit(self) -> Iterator[Batch]:
+        """End the transaction; what came becomes a commit if it is enough."""
+        self.is_inside = False
+        if not self.is_known:
+            self.done = self.time + 1
+            self._moments.append((self.time, self.moment_us))
+        count = max(self._count, len(self._moments))
+        if count >= self._batch_rows or (count and self._run.stop.is_set()):
+            yield self.batch(self.done)
+
+    def before(self) -> Iterator[Batch]:
+        """Commit and seal all transactions before the one that comes."""
+        if self.done > self.upper:
+            yield self.batch(self.done)
+
+    def piece(self) -> Iterator[Batch]:
+        """Commit what has come of the transaction that comes, without its seal, if that is enough."""
+        yield from self.before()
+        if self.is_full:
+            taken = self._taken(self.time + 1)
+            properties = {name: self._rows[name].pieced().said() for name in taken}
+            self._count = 0
+            if taken:
+                yield self._made(taken, None, (), properties)
+
+    def emptied(self, tables: Sequence[TableRows]) -> Iterator[Batch]:
+        """Remove all rows of tables that were truncated, those that the transaction had added before, too."""
+        tables = [rows for rows in tables if not self.is_known and self.time > rows.begin]
+        yield from self.before()
+        names = {id(rows): name for name, rows in self._rows.items()}
+        for rows in tables:
+            if rows.truncated(self.time):
+                yield from self._removed(names[id(rows)], rows)
+        self._count = sum(map(len, self._rows.values()))
+
+    def _removed(self, name: str, rows: TableRows) -> Iterator[Batch]:
+        collection, batch = self._run.collections[name], Batch((), None)
+        removals = rows.removals(collection, self.upper, self.time)
+
+        def changes() -> Iterator[Change]:
+            for table in removals:
+                batch.rows += len(table)
+                yield Change(name, table)
+
+        if rows.key:  # To remove a key once more changes nothing, so each slice is a commit.
+            for table in removals:
+                yield Batch([Change(name, table)], None, len(table))
+            yield Batch((), None, properties={name: rows.pieced().said()})
+        else:
+            batch.changes, batch.properties = changes(), {name: rows.pieced().said()}
+            yield batch
+
+    def batch(self, upper: int) -> Batch:
+        """Return what has come as a batch. When the loop goes on after it, it is durable."""
+        taken = self._taken(upper)
+        self.upper = upper
+        moments, self._moments = self._moments, []
+        self._count = sum(map(len, self._rows.values()))
+        return self._made(taken, upper, moments, self._position())
+
+    def nothing_before(self, time: int, moment_us: int) -> None:
+        """Take it that nothing more has happened before a time, at a moment."""
+        if time > self.upper and (not self._moments or self._moments[-1][0] < time - 1):
+            self._moments.append((time - 1, moment_us))
+        self.done = max(self.done, time)
+
+    def _taken(self, upper: int) -> dict[str, pa.Table]:
+        taken = {
+            name: rows.taken(self._run.collections[name], self.upper, upper)
+            for name, rows in self._rows.items()
+            if len(rows)
+        }
+        return {name: table for name, table in taken.items() if table is not None}
+
+    def _made(
+        self,
+        taken: Mapping[str, pa.Table],
+        upper: int | None,
+        moments: Sequence[tuple[int, int]],
+        properties: Mapping[str, Mapping[str, str]],
+    ) -> Batch:
+        changes = [Change(name, rows) for name, rows in taken.items()]
+        rows = sum(map(len, taken.values()))
+        return Batch(changes, upper, rows, moments, properties=properties, behind=self._behind())
+
+    def _reached_by(self, time: int) -> int | None:
+        """Return the first time of a copy's run that is not sealed yet and before a time; None if there is none."""
+        times = [at for copied in self._copied.values() for at in copied.times if self.upper <= at < time]
+        return min(times, default=None)
+
+
+logger = logging.getLogger(__name__)
+BACK_US_MIN = 1_000_000  # Clocks of several processors and processes differ by less.
+
+
+def moments_target(name: str, source: str) -> Target:
+    """Return the collection that maps moments of a source to times."""
+    comment = f"at which moment each time of {source} was"
+    return Target(name, {MOMENT: MOMENT_TYPE, TIME: pa.int64()}, {}, False, None, comment)
+
+
+class Moments:
+    """Makes the rows of a map, each later than those before it."""
+
+    def __init__(self, collection: Collection) -> None:
+        self._name = collection.name
+        self._last_us = -1
+        if collection.upper.time:
+            with collection.snapshot(columns=[MOMENT], where=pc.field(TIME) >= collection.upper.time - 1) as snapshot:
+                self._last_us = max(snapshot.to_arrow()[MOMENT].cast(pa.int64()).to_pylist(), default=-1)
+
+    def change(self, moments: Sequence[tuple[int, int]]) -> Change:
+        """Return the rows for times, ascending, and their moments in µs since 1970."""
+        times, given = np.array(moments, np.int64).T
+        kept = np.maximum.accumulate(given.clip(min=self._last_us + 1))
+        back_us = int((kept - given).max())
+        if back_us >= BACK_US_MIN:
+            at = int((kept - given).argmax())
+            shown = Timeline("us").text_of
+            logger.warning(
+                "%s: the clock of the source ran back by %.1f s: time %d is of %s, and counts as of %s",
+                self._name, back_us / 1e6, times[at], shown(int(given[at])), shown(int(kept[at])),
+            )  # fmt: skip
+        self._last_us = int(kept[-1])
+        rows = {MOMENT: int64_array(kept).cast(MOMENT_TYPE), TIME: int64_array(times)}
+        rows["_time"] = rows[TIME]
+        rows["_diff"] = int64_array(np.ones(len(times), np.int64))
+        return Change(self._name, pa.table(rows))

@@ -1,0 +1,227 @@
+"""Compaction by the tasks of a cluster: the plan, the checks and the commit of one process, with its kernels in tasks.
+
+The driver asks what is due, cuts it where the key space can be cut, and gives every task one job: consecutive slices
+that make about one full part, or a few. A task merges, encodes and uploads as one process does, and answers with
+descriptors. The driver puts them in order, holds the sums of diffs against each other, and commits one record.
+
+A task may fail, run again or run twice: Spark takes one answer for each job, and what the other attempts have stored is
+left to `Client.gc`. A job that keeps failing fails the Spark job with its reason, and nothing is replaced.
+
+Work of less than `HERE_BYTES` is done by the driver itself, in less time than it takes to start tasks; if a number of
+tasks is asked for, work of less than `LEVEL_BYTES`, which would become very small parts.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from persist.codecs.part.part import Part
+from persist.compute.tasks.compaction_jobs import (
+    Answer,
+    Job,
+    Look,
+    TaskStore,
+    answered,
+    cut,
+    encoded_bytes,
+    grouped,
+    result_bytes,
+)
+from persist.connect.spark.data_source import prepared
+from persist.connect.spark.options import check_whole, seen_by_all
+from persist.connect.spark.workers import surfaced_errors
+from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError
+from persist.core.settings import Settings
+from persist.engine.compact import LEVEL_BYTES, CompactionReport, Compactor, LocalPartMaker, MadeRun, Rewrite, RunPiece
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded, open_engine
+from persist.engine.location.writer import OpenOptions
+from persist.engine.read.scanning.scan import SLICES_MAX, Scan
+
+HERE_BYTES = 4 << 20
+JOBS_MAX = 1000  # Of one Spark job: their descriptions go to all of its tasks.
+
+
+def compact(
+    spark: SparkSession,
+    location: str | os.PathLike[str],
+    collection: str | None = None,
+    *,
+    only_due: bool = False,
+    partitions: int | None = None,
+    storage_options: dict[str, Any] | None = None,
+    settings: Settings | None = None,
+) -> CompactionReport:
+    """Do what `Collection.compact` does, by the tasks of a cluster. Readers and writers notice nothing.
+
+    Memory: `Settings.memory_budget` for each task, and for the driver.
+
+    Args:
+        spark: a session, classic or Spark Connect.
+        location: a folder that all workers see, or a URL.
+        collection: its name, None for all that there are.
+        only_due: do only what is worth it by now.
+        partitions: into how many tasks each piece of work is cut, as far as the keys of its parts are known; None for
+            as many as there will be parts of 64 MiB. More make smaller parts.
+        storage_options: for the store, as in `persist.open`.
+        settings: as in `persist.open`; tasks use them, too.
+
+    Raises:
+        CollectionNotFound, InvalidUsage: there is no such collection; or an argument does not fit.
+        CorruptBlob: a part cannot be believed; nothing that it is part of was replaced.
+        DiffOverflow: a multiplicity does not fit int64.
+        Unavailable: the store did not answer the driver.
+        PySparkException: a task failed as often as Spark lets it; its message ends with the reason.
+        If there are several collections, all are tried; then the first error is raised.
+    """
+    where = seen_by_all(location)
+    check_whole("partitions", partitions, 1, SLICES_MAX)
+    if settings is not None and not isinstance(settings, Settings):
+        raise InvalidUsage(f"settings={settings!r} is not a Settings: use persist.Settings(memory_budget=…)")
+    prepared(spark)
+    # What happens here is all for this call: nothing else is compacted or collected meanwhile.
+    settings = replace(settings or Settings(), background=False)
+    with open_engine(where, storage_options, OpenOptions(settings=settings)) as engine:
+        stop = threading.Event()
+        place = TaskStore(where, dict(storage_options or {}), settings)
+        writer = engine.writer("compact")
+        maker = SparkPartMaker(spark, place, writer.local_part_maker(stop), engine.follower.next_seqno, partitions)
+        compactor = writer.compactor_of(maker, stop)
+        if collection is not None:
+            return _compacted(engine, compactor, collection, full=not only_due)
+        return _all_compacted(engine, compactor, full=not only_due)
+
+
+def _compacted(engine: Engine, compactor: Compactor, name: str, *, full: bool) -> CompactionReport:
+    return compactor.compact(loaded(engine, name).id, name, full=full, destroy=full)
+
+
+def _all_compacted(engine: Engine, compactor: Compactor, *, full: bool) -> CompactionReport:
+    report = CompactionReport()
+    failed: PersistError | None = None
+    for name in engine.names():
+        try:
+            report += _compacted(engine, compactor, name, full=full)
+        except CollectionNotFound:
+            continue  # It was destroyed meanwhile.
+        except PersistError as error:
+            error.add_note(f"That was the compaction of {name!r}; the other collections had their turn.")
+            failed = failed or error
+    if failed is not None:
+        raise failed
+    return report
+
+
+class SparkPartMaker:
+    """The part maker that the tasks of a cluster are; see `persist.engine.compact.rewriter.PartMaker`."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        place: TaskStore,
+        here: LocalPartMaker,
+        next_seqno: Callable[[], int],
+        partitions: int | None,
+    ) -> None:
+        """Make one.
+
+        Args:
+            here: does what is not worth a task.
+            next_seqno: gives the next seqno of the log, as of not long ago.
+            partitions: see `compact`.
+        """
+        self._spark = spark
+        self._place = place
+        self._here = here
+        self._next_seqno = next_seqno
+        self._partitions = partitions
+        self._part_bytes = place.settings.tuning.part_bytes
+
+    def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
+        """See `PartMaker`: all regions are looked at now, at the same time."""
+        sizes = [encoded_bytes(replace(region, base=())) for region in regions]
+        if self._is_for_here(sum(sizes)):
+            return self._here.touched(regions)
+        # To look at a region takes less time than to write it, by the share of the history that makes it worth while.
+        looks = [Look(tuple(group)) for group in grouped(regions, sizes, self._unit(sum(sizes), self._part_bytes // 4))]
+        is_touched = [region for answer in self._answers(looks) for region in answer.touched]
+        touched = {id(region): region_touched for region, region_touched in zip(regions, is_touched, strict=True)}
+        return lambda region: touched[id(region)]
+
+    def make(self, collection: str, runs: Iterable[Iterable[RunPiece]], sources: Sequence[Part]) -> list[MadeRun]:
+        """See `PartMaker`."""
+        pieces = [list(run) for run in runs]
+        rewritten = [piece for run in pieces for piece in run if isinstance(piece, Rewrite)]
+        if self._is_for_here(sum(encoded_bytes(piece.scan) for piece in rewritten)):
+            return self._here.make(collection, pieces, sources)
+        unit, seqno = self._unit(sum(map(result_bytes, rewritten)), self._part_bytes), self._next_seqno()
+        laid_out = [cut(run, collection, unit, self._part_bytes, seqno) for run in pieces]
+        answers = iter(self._answers([piece for run in laid_out for piece in run if isinstance(piece, Job)]))
+        return [_put_together(run, answers) for run in laid_out]
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """See `PartMaker`."""
+        self._here.discard(parts)
+
+    def _is_for_here(self, size: int) -> bool:
+        return size < (HERE_BYTES if self._partitions is None else LEVEL_BYTES)
+
+    def _unit(self, size: int, otherwise: int) -> int:
+        return max(1, otherwise if self._partitions is None else size // self._partitions)
+
+    def _answers(self, jobs: Sequence[Job | Look]) -> list[Answer]:
+        """Have jobs done; return their answers, in order, or raise the first of those that are errors."""
+        answers: list[Answer] = []
+        try:
+            for start in range(0, len(jobs), JOBS_MAX):
+                answers += self._done(jobs[start : start + JOBS_MAX])
+                for answer in answers[start:]:
+                    answer.check()
+        except BaseException:
+            self.discard(part for answer in answers for part in answer.parts)
+            raise
+        return answers
+
+    def _done(self, jobs: Sequence[Job | Look]) -> list[Answer]:
+        # One task for each, so that they are done where and when there is room, and again one by one.
+        numbers = self._spark.range(0, len(jobs), 1, len(jobs))
+        rows = numbers.mapInArrow(_in_tasks(tuple(jobs), self._place), "job long, answer binary").collect()
+        answers = {row["job"]: msgspec.json.decode(row["answer"], type=Answer) for row in rows}
+        if len(rows) != len(jobs) or len(answers) != len(jobs):
+            raise AssertionError(f"{len(jobs)} jobs of a compaction came back as {sorted(row['job'] for row in rows)}")
+        return [answers[number] for number in range(len(jobs))]
+
+
+def _in_tasks(
+    jobs: Sequence[Job | Look], place: TaskStore
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function that does the jobs whose numbers it is given, for `DataFrame.mapInArrow`."""
+
+    def do(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with surfaced_errors():
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    answer = msgspec.json.encode(answered(jobs[number], place))
+                    yield pa.RecordBatch.from_pydict({"job": [number], "answer": pa.array([answer], pa.binary())})
+
+    return do
+
+
+def _put_together(run: Sequence[int | Job], answers: Iterator[Answer]) -> MadeRun:
+    """Return the run whose jobs have the next of these answers."""
+    parts: list[int | Part] = []
+    added = 0
+    for piece in run:
+        if isinstance(piece, int):
+            parts.append(piece)
+        else:
+            answer = next(answers)
+            parts += answer.parts
+            added += answer.added
+    return MadeRun(tuple(parts), added)

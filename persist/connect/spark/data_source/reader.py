@@ -1,0 +1,331 @@
+"""Reading: one task for each slice of the key space, so that Spark needs no shuffle to consolidate.
+
+The plan is made once, on the driver, from one state of the log: it names immutable parts, so tasks that run
+later, or again, read the same. Tasks talk to the store themselves.
+
+Filters that Spark pushes down become Arrow expressions. Spark applies every filter itself, too, so an expression here
+may let more rows pass than the filter, never fewer. Where Spark and Arrow disagree, this side is the more generous: in
+Spark NaN equals itself and is greater than any number.
+
+Of a stream, Spark asks offsets and plans on the driver, and updates in tasks. The driver's side is one process for the
+whole query, which keeps one client open; for tasks Spark makes another instance and pickles it. So the client is opened
+only when the driver first asks for something. Options are checked then, too: an error when a reader is made is lost in
+one of PySpark's own (4.3: `UnboundLocalError`).
+
+Spark's admission control knows no limit on times, and asks without any limit if a limit does not hold for it (as with
+Trigger.Once): so any limit that Spark gives stands for those in the options.
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+from functools import reduce
+from operator import and_
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+from pyspark.sql import datasource as ds
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from persist.compute.index import FoundByIndex, indexed
+from persist.compute.tasks.stream_hold import Offset
+from persist.compute.tasks.stream_source import NO_LIMITS, CollectionAddress, StreamSource
+from persist.connect.spark.options import COUNT_MAX, OF_TIMES, ReadOptions, StreamOptions
+from persist.connect.spark.task_reader import TaskReader, What
+from persist.connect.spark.workers import PARALLEL_DEFAULT, surfaced_errors, tell
+from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError
+from persist.core.expression.filters import arrow_filter
+from persist.core.expression.term import Call, Col, Lit, Term
+from persist.engine.collection.reads import changes as engine_changes
+from persist.engine.collection.reads import snapshot as engine_snapshot
+from persist.engine.collection.reads import upserts as engine_upserts
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.opening import loaded, read_engine
+from persist.engine.read.following.changes import Changes, ChangesForm, Transitions, UpsertEvents, Upserts
+from persist.engine.read.results.snapshot import Snapshot
+from persist.engine.read.scanning.merging import Form
+from persist.engine.read.scanning.scan import Scan
+
+
+@dataclass
+class Slice(InputPartition):
+    """What one task reads; as_of is the time of contents of a stream, None for its updates."""
+
+    scan: Scan | FoundByIndex
+    address: CollectionAddress
+    events: Transitions | UpsertEvents | None = None
+    as_of: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__(None)
+
+    def rows(self, form: Form, what: What, schema: StructType) -> Iterator[pa.RecordBatch]:
+        """Read it, in a task."""
+        reader = TaskReader(self.address, (self.scan,), form, what, schema, self.events, self.as_of)
+        yield from reader.slice(0)
+
+
+class PersistReader(DataSourceReader):
+    """Reads a snapshot or changes of one collection."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._filters: list[Filter] = []
+
+    def partitions(self) -> list[InputPartition]:
+        """Plan on the driver; raises what `Collection.snapshot` and `changes` raise."""
+        options = self._options
+        with (
+            surfaced_errors(),
+            read_engine(options.location, options.storage) as engine,
+        ):
+            handle = loaded(engine, options.collection)
+            result = planned(handle, options, tuple(self._schema.names))
+            arrow = result.scan.schema.arrow
+            address = CollectionAddress(engine.url, options.storage, options.collection)
+            events: Transitions | UpsertEvents | None = None
+            if not isinstance(result, Snapshot):
+                events = result.events if isinstance(result, Upserts) else result.transitions
+            # All updates of a key and time together tell what became of the key: no filter on values may drop one.
+            names = result.scan.schema.names if events is None else result.scan.schema.key_names
+            records = pa.schema([arrow.field(name) for name in names])
+            # A plan may leave rows out by itself: tombstones of a keyed collection.
+            pushed, own = expression(self._filters, records), result.scan.filter
+            both = own if pushed is None else pushed if own is None else own & pushed
+            scan = replace(result.scan, filter=both).pruned()
+            # The worker that plans does not know the cluster, so this many at a time are taken to run.
+            slices: list[Scan | FoundByIndex]
+            slices = [*scan.slices(options.partitions or scan.task_count(PARALLEL_DEFAULT))]
+            by_index = indexed(handle, result).by_index(scan) if isinstance(result, Snapshot) else None
+            if isinstance(by_index, FoundByIndex):
+                slices = [by_index]
+            _log(result, scan, len(slices))
+        return [Slice(part, address, events) for part in slices]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one slice, in a task."""
+        if not isinstance(partition, Slice):
+            return  # Spark makes up an empty partition when there are none.
+        wanted = self._options.form
+        form: Form = "rows" if wanted == "rows" else "diff"
+        yield from partition.rows(form, "changes" if wanted in OF_TIMES else "all", self._schema)
+
+
+class PushingReader(PersistReader):
+    """The same for sessions with filter push-down: PySpark refuses a reader that has this method in any other."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Use filters to read less. Spark applies all of them too: see `persist.connect.spark.data_source.reader`."""
+        self._filters = filters
+        return filters
+
+
+def planned(
+    handle: CollectionHandle, options: ReadOptions, names: tuple[str, ...] | None
+) -> Snapshot | Changes | Upserts:
+    """Return what to read, of the columns that are among names (None: of those the options ask for)."""
+    options = _at_seqno(options, handle)
+    wanted = options.columns
+    if names is not None and options.form != "transitions":
+        wanted = tuple(name for name in names if name not in ("_time", "_diff"))
+    if options.form == "upserts":
+        return engine_upserts(handle, options.start, options.until, schema=options.schema, timeout_s=options.timeout_s)
+    if options.form == "changes" or options.form == "transitions":
+        form: ChangesForm = "transitions" if options.form == "transitions" else "updates"
+        reading: dict[str, Any] = {"schema": options.schema, "timeout_s": options.timeout_s, "form": form}
+        return engine_changes(handle, options.start, options.until, columns=wanted, **reading)
+    return engine_snapshot(
+        handle, options.as_of, columns=wanted, schema=options.schema, form=options.form, timeout_s=options.timeout_s
+    )
+
+
+def _at_seqno(options: ReadOptions, handle: CollectionHandle) -> ReadOptions:
+    """Return options whose times are those of the point of the log they name.
+
+    Contents as of a sealed time do not change, so from there on they can be read from whatever state is the newest.
+
+    Raises:
+        AsOfNotSealed: a time was not sealed then; it is not waited for.
+        CollectionNotFound: the collection has been destroyed since, and another may have its name.
+        InvalidUsage: there is no such seqno yet, or that part of the log is not kept any more.
+    """
+    if options.seqno is None:
+        return options
+    with read_engine(options.location, options.storage, options.seqno) as engine:
+        then = loaded(engine, options.collection)
+        if then.id != handle.id:
+            raise CollectionNotFound(options.collection, engine.url, ())
+        if options.form in OF_TIMES:
+            engine_changes(then, options.start, options.until, timeout_s=0)
+            return options
+        return options.with_latest(engine_snapshot(then, options.as_of, timeout_s=0).as_of)
+
+
+def _log(result: Snapshot | Changes | Upserts, scan: Scan, slices: int) -> None:
+    pruned = {"filters": len(result.scan.all_parts) - len(scan.all_parts)}
+    if isinstance(result, Snapshot):
+        pruned |= {by: count for by, count in result.explain().pruned.items() if by != "filter"}
+    why = ", ".join(f"{count} by {by}" for by, count in pruned.items() if count) or "none"
+    parts, size = len(scan.all_parts), sum(part.bytes for part in scan.all_parts)
+    tell("planned %r: %d slices, %d parts, %d bytes; parts pruned: %s", result, slices, parts, size, why)
+
+
+_COMPARED = ("equal", "less", "less_equal", "greater", "greater_equal")
+_FUNCTIONS = (
+    ((ds.EqualTo, ds.EqualNullSafe), "equal"),
+    (ds.In, "among"),
+    (ds.LessThan, "less"),
+    (ds.LessThanOrEqual, "less_equal"),
+    (ds.GreaterThan, "greater"),
+    (ds.GreaterThanOrEqual, "greater_equal"),
+    (ds.StringStartsWith, "starts_with"),
+    (ds.StringEndsWith, "ends_with"),
+    (ds.StringContains, "contains"),
+)
+# Spark 4.3 hands over days that the Julian calendar's end left out as others, ten days away.
+GAP = (date(1582, 10, 5), date(1582, 10, 24))
+
+
+def expression(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression | None:
+    """Return an expression that every row passes which passes all filters; None if it would let everything pass.
+
+    Args:
+        filters: what Spark pushed.
+        schema: the key and value columns. `_time` and `_diff` are not among them: filters on them hold for sums, and
+            would drop summands.
+    """
+    usable = []
+    for spark_filter in filters:
+        condition = _condition(spark_filter, schema)
+        with suppress(InvalidUsage):  # Arrow compares fewer types than Spark.
+            usable += [] if condition is None else [arrow_filter(condition, schema)]
+    return reduce(and_, usable) if usable else None
+
+
+def _condition(spark_filter: ds.Filter, schema: pa.Schema) -> Term | None:
+    if isinstance(spark_filter, ds.Not):
+        # Of other filters, those that let more rows pass let fewer pass when they are negated.
+        child = spark_filter.child
+        inner = _condition(child, schema) if isinstance(child, ds.IsNull | ds.IsNotNull) else None
+        return None if inner is None else Call("not", (inner,))
+    path: tuple[str, ...] = getattr(spark_filter, "attribute", ())
+    if len(path) != 1 or path[0] not in schema.names:
+        return None
+    column, kind = Col(path[0]), schema.field(path[0]).type
+    if isinstance(spark_filter, ds.IsNull | ds.IsNotNull):
+        return Call("is_null" if isinstance(spark_filter, ds.IsNull) else "is_valid", (column,))
+    value = _literal(spark_filter, kind)
+    function = next((name for which, name in _FUNCTIONS if isinstance(spark_filter, which)), None)
+    if value is None or function is None:
+        return None
+    if function not in _COMPARED:
+        return Call(function, (column,), (value,))
+    condition = Call(function, (column, Lit(value)))
+    if function in ("greater", "greater_equal") and pt.is_floating(kind):
+        return Call("or", (condition, Call("is_nan", (column,))))
+    return condition
+
+
+def _literal(spark_filter: ds.Filter, type_: pa.DataType) -> Any:
+    """Return the filter's value as the column's type, or None if it has no exact counterpart there."""
+    value = getattr(spark_filter, "value", None)
+    if value is None or pt.is_nested(type_):
+        return None
+    if isinstance(spark_filter, (ds.StringStartsWith, ds.StringEndsWith, ds.StringContains)):
+        return value if pt.is_string(type_) or pt.is_large_string(type_) else None
+    values = list(value) if isinstance(spark_filter, ds.In) else [value]
+    if any(isinstance(v, date) and not isinstance(v, datetime) and GAP[0] <= v <= GAP[1] for v in values):
+        return None
+    if any(v is None or (isinstance(v, float) and math.isnan(v)) for v in values):
+        return None
+    values = [v + 0.0 if isinstance(v, float) else v for v in values]  # -0.0 to 0.0, which is how zero is stored.
+    try:
+        converted = pa.array(values, type=type_)
+        exact = converted.to_pylist() == values
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return None
+    if not exact:  # Arrow cuts a time to the column's unit, and rounds a float.
+        return None
+    return converted if isinstance(spark_filter, ds.In) else converted[0]
+
+
+Json = dict[str, Any]
+
+logger = logging.getLogger(__name__)
+
+
+class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows one collection; see `persist.connect.spark.options`."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._given = dict(options)
+        self._schema = schema
+        self._opened: StreamSource | None = None
+
+    def initialOffset(self) -> Json:
+        with surfaced_errors():
+            return self._source.beginning().to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        with surfaced_errors():
+            limits = self._options.limits
+        return ReadAllAvailable() if limits == NO_LIMITS else ReadMaxRows(limits.updates or COUNT_MAX)
+
+    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # type: ignore[override, unused-ignore]
+        """Return where the micro-batch that begins at start ends: the last sealed time, or less by the limits."""
+        with surfaced_errors():
+            limits = NO_LIMITS if isinstance(limit, ReadAllAvailable) else self._options.limits
+            return self._source.next_offset(Offset.of(start), limits).to_json()
+
+    def reportLatestOffset(self) -> Json | None:
+        with surfaced_errors():
+            newest = self._source.newest()
+            return None if newest is None else newest.to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        with surfaced_errors():
+            self._source.end_here()
+
+    def partitions(self, start: Json, end: Json) -> list[InputPartition]:
+        with surfaced_errors():
+            pieces = self._source.plan(Offset.of(start), Offset.of(end))
+            address = self._source.address
+            return [Slice(piece.scan, address, piece.events, piece.as_of) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one slice, in a task."""
+        assert isinstance(partition, Slice)
+        form: Form = "rows" if self._options.form == "rows" else "diff"
+        what: What = "changes" if partition.as_of is None else "all"
+        yield from partition.rows(form, what, self._schema)
+
+    def commit(self, end: Json) -> None:
+        with surfaced_errors():
+            self._source.commit(Offset.of(end))
+
+    def stop(self) -> None:
+        """End the lease and free everything; the permanent hold stays. An error here must not hide why Spark stops."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            try:
+                opened.close()
+            except PersistError as error:
+                logger.warning("a stream was not closed as it should be: %s", error)
+
+    @property
+    def _options(self) -> StreamOptions:
+        return StreamOptions.of(self._given)
+
+    @property
+    def _source(self) -> StreamSource:
+        if self._opened is None:
+            self._opened = StreamSource(self._options)
+        return self._opened

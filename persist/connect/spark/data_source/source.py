@@ -1,0 +1,247 @@
+"""`format("persist")`, and sources with names of their own: what Spark asks of a data source, answered by a collection.
+
+Spark 4.3 forgets the options of `CREATE TABLE … USING persist OPTIONS (…)` when a Python data source reads the table. A
+registered name that has its location and collection in it needs none.
+"""
+
+import re
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import (
+    CaseInsensitiveDict,
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from persist.compute.tasks.stream_source import CollectionAddress
+from persist.connect.spark.data_source.reader import PersistReader, PersistStreamReader, PushingReader, planned
+from persist.connect.spark.data_source.writers import (
+    DataFrameWrite,
+    OverwritingWriter,
+    PersistStreamWriter,
+    PersistWriter,
+    UpsertStreamWriter,
+    UpsertWriter,
+)
+from persist.connect.spark.options import (
+    STORAGE,
+    ReadOptions,
+    StreamOptions,
+    StreamWriteOptions,
+    WriteOptions,
+    given_options,
+    is_only_for_streams,
+)
+from persist.connect.spark.types import spark_schema
+from persist.connect.spark.workers import check_workers, choose_local_workers, name_driver, surfaced_errors
+from persist.core.errors import AsOfNotSealed, InvalidUsage
+from persist.core.keyed.machine import DELETED
+from persist.engine.collection.keyed_events import keyed_form
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.opening import loaded, read_engine
+from persist.engine.read.following.changes import Transitions, UpsertEvents
+from persist.engine.read.results.snapshot import Snapshot
+
+_EXTRA: Mapping[str, tuple[str, ...]] = {
+    "rows": (),
+    "diff": ("_diff",),
+    "changes": ("_time", "_diff"),
+    "transitions": (),
+    "upserts": ("_time", DELETED),
+}
+_PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class PersistDataSource(DataSource):
+    """A collection as a table; its options are in `persist.connect.spark.options`."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(dict(options))
+        self._latest: int | None = None
+        self._version: int | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "persist"
+
+    def schema(self) -> StructType:
+        """Return the collection's columns, as Spark types; `_time` and `_diff` where the form has them.
+
+        The latest time and the version of the schema are chosen here, once, so that all plans of one DataFrame read the
+        same, whatever becomes of the collection meanwhile.
+        """
+        with surfaced_errors():
+            # Spark does not say whether it is going to read a batch or a stream; the reader's own check is stricter.
+            given_options(self.options, "read", "stream")
+            for_stream = is_only_for_streams(self.options)
+            options = StreamOptions.of(self.options) if for_stream else ReadOptions.of(self.options)
+            with read_engine(options.location, options.storage) as engine:
+                handle = loaded(engine, options.collection)
+                if isinstance(options, ReadOptions):
+                    self._latest = _chosen(handle, options)
+                asked = options.schema if isinstance(options, ReadOptions) else None
+                schema = handle.reading_schema(asked)
+                self._version = schema.version
+                names = schema.columns if options.columns is None else schema.distinct("columns", options.columns)
+                fields = {field.name: field for field in (*schema.arrow, *schema.declared)}
+                extra = _EXTRA[options.form]
+                if options.form == "upserts":
+                    keyed_form(handle)
+                    fields |= {field.name: field for field in UpsertEvents(schema, None).schema}
+                elif options.form == "transitions":
+                    transitions = Transitions.of_columns(schema, options.columns).schema
+                    fields, names, extra = {field.name: field for field in transitions}, transitions.names, ()
+                moments = handle.moments(options.times)
+                if moments is not None:
+                    fields["_time"] = fields["_time"].with_type(moments.type)
+                return spark_schema(pa.schema([fields[n] for n in (*names, *extra)]))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what plans and reads, called by PySpark's planning worker and by nobody else."""
+        # A reader that can take filters is refused when the session's push-down is off, and only the module that calls
+        # tells whether it is on. Should that module be renamed, nothing is lost but push-down.
+        caller = sys._getframe(1).f_globals.get("__spec__")
+        kind = PushingReader if getattr(caller, "name", None) == _PUSHING_WORKER else PersistReader
+        with surfaced_errors():
+            return kind(ReadOptions.of(self.options).with_latest(self._latest, self._version), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return PersistStreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        with surfaced_errors():
+            options = WriteOptions.of(self.options)
+            if overwrite:
+                if options.upserts:
+                    raise InvalidUsage('mode "upsert" adds events: it goes with .mode("append"), not with "overwrite"')
+                return OverwritingWriter(DataFrameWrite.overwrite(options, schema, options.where))
+            if options.where is not None:
+                raise InvalidUsage(
+                    f'option where={options.where!r} goes with .mode("overwrite"), and not with "append"'
+                )
+            if options.upserts:
+                return UpsertWriter(options, schema)
+            return PersistWriter(DataFrameWrite.append(options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        with surfaced_errors():
+            if overwrite:
+                raise InvalidUsage(
+                    'outputMode("complete") would replace all contents with every batch. Use outputMode("append") with '
+                    'updates; or foreachBatch with persist.spark.write(…, mode="overwrite"), which writes differences.'
+                )
+            streamed = StreamWriteOptions.of(self.options)
+            return UpsertStreamWriter(streamed, schema) if streamed.upserts else PersistStreamWriter(streamed, schema)
+
+
+def prepared(spark: SparkSession) -> None:
+    """Check what workers run, and let the session know `format("persist")`, whose users call our functions as well.
+
+    PySpark finds the data source by itself only if it was started with a Python that has this library.
+    """
+    check_workers(spark)
+    spark.dataSource.register(PersistDataSource)
+
+
+def introduce() -> None:
+    """Let the active session know `format("persist")`, and sessions of a JVM to come find it by its name."""
+    name_driver()
+    with suppress(PySparkException, Py4JError):  # An import does not fail for a session that ends meanwhile.
+        if (spark := SparkSession.getActiveSession()) is not None:
+            with suppress(PySparkException, AttributeError):  # Spark Connect has no context.
+                choose_local_workers(spark.sparkContext)
+            spark.dataSource.register(PersistDataSource)
+
+
+def read_by_source(spark: SparkSession, address: CollectionAddress, **options: Any) -> DataFrame:
+    """Return what `format("persist")` reads of a collection; options that are None are not given."""
+    spark.dataSource.register(PersistDataSource)
+    given = _storage(address.storage) | {"collection": address.collection}
+    given |= {name: value for name, value in options.items() if value is not None}
+    return spark.read.format("persist").options(**given).load(address.url)
+
+
+def _storage(storage: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{STORAGE}{name}": value for name, value in storage.items()}
+
+
+def _chosen(handle: CollectionHandle, options: ReadOptions) -> int | None:
+    """Check what can be checked of a read, and return the time that it is of; None for changes.
+
+    What is not sealed yet is waited for when it is read, and not at all if this is for a stream.
+    """
+    try:
+        result = planned(handle, replace(options, timeout_s=0), None)
+    except AsOfNotSealed:
+        return None
+    return result.as_of if isinstance(result, Snapshot) else None
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def register(
+    spark: SparkSession,
+    name: str | None = None,
+    *,
+    location: str | None = None,
+    collection: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> None:
+    """Make `format("persist")` known to a session; or, with a name, a source of that name for one collection.
+
+    With a name, `CREATE TABLE t USING <name>` reads and writes the collection, and so does `format("<name>")`. What is
+    given where it is used (`SELECT … FROM t WITH (as_of = 10)`, `.option("as_of", 10)`) comes before what is given
+    here.
+
+    Args:
+        name: letters, digits and underscores.
+        location, collection: needed with a name, and of no use without one.
+        options: any others of `format("persist")`, for reading and writing alike.
+
+    Raises:
+        InvalidUsage: the name cannot be one, or is "persist"; or what goes with it is missing.
+    """
+    prepared(spark)
+    if name is None:
+        if location is not None or collection is not None or options or storage_options:
+            raise InvalidUsage(
+                'register(spark, …) with a location or options needs a name: register(spark, "orders", …)'
+            )
+        return
+    if not _NAME.fullmatch(name) or name.lower() == "persist":
+        raise InvalidUsage(f"{name!r} cannot be the name of a source: use letters, digits and _, and not 'persist'")
+    if location is None or collection is None:
+        raise InvalidUsage(f"the source {name!r} needs location= and collection=")
+    given = {"path": location, "collection": collection, **{key: str(value) for key, value in options.items()}}
+    given |= {key: str(value) for key, value in _storage(storage_options or {}).items()}
+    spark.dataSource.register(_named(name, given))
+
+
+def _named(its_name: str, given: dict[str, str]) -> type[PersistDataSource]:
+    class NamedSource(PersistDataSource):
+        """One collection."""
+
+        def __init__(self, options: Mapping[str, str]) -> None:
+            merged = CaseInsensitiveDict(given)
+            merged.update(options)
+            super().__init__(merged)
+
+        @classmethod
+        def name(cls) -> str:
+            return its_name
+
+    return NamedSource

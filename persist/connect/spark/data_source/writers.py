@@ -1,0 +1,404 @@
+"""Writes of `format("persist")`: tasks upload parts or send events, the driver commits one record.
+
+Until that record exists nothing of the write is visible. A task that fails, is killed or runs twice leaves at most
+blobs that no record names, under names of their own. If the commit is rejected, the parts are deleted; if it is not
+known whether it landed, they are left.
+
+Spark cannot be asked here for rows that are ranged and sorted by key: the caller does that, or `persist.spark.write`
+does. Any order is right; with that one the parts of the write do not overlap, so that nothing need be merged later.
+
+Overwriting writes the difference between what a collection holds and what a DataFrame does. History is never
+rewritten: at one time, what is not in the DataFrame is retracted, and what is new in it is inserted. Records that are
+in both as often are not touched. Tasks of `df.write` can only upload the new rows, so the driver merges them with the
+present contents, slice by slice of the key space, within the memory budget of a client; `persist.spark.write` does the
+same in tasks.
+
+Events of keyed collections come to the driver, because a data source cannot ask Spark to bring all events of a key
+together. Batches that are too large for it are for `persist.spark.upsert`.
+
+Of a streaming write, every micro-batch is one commit, exactly once; see `persist.compute.tasks`. Tasks learn from
+Spark which query, run and batch they work for, and say it in their messages, because the driver is told the number of
+the batch only. A batch without rows is a commit, too, of nothing but its number.
+
+What is noticed, and ends the query with `QueryMismatch`: two queries with one id at the same time, once the second has
+committed and the first tries to; a checkpoint that was copied or restored and is behind; and a checkpoint of another
+location or collection, or of a collection that was made anew. What cannot be told from a repetition, and counts as one:
+a batch of the same number as the last one, by a run that the collection has not seen.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from persist.codecs.part.part import Part
+from persist.codecs.part.stream import PartStream
+from persist.codecs.types.schema import DIFF, TIME
+from persist.codecs.updates.updates import with_time
+from persist.compute.tasks.batches import Mark, Share, commit_batch, commit_keyed_batch, report_late
+from persist.compute.tasks.keyed_work import commit_events, seal_done
+from persist.compute.tasks.planned_write import PlannedWrite, SinkOptions, Target, Uploads, writing
+from persist.connect.spark.frames import match_names
+from persist.connect.spark.options import StreamWriteOptions, WriteOptions
+from persist.connect.spark.uploads import RESERVED, Replanning, Rows, Uploaded, UploadTask, packed, planned, rows_of
+from persist.connect.spark.workers import surfaced_errors, writable
+from persist.core.errors import InvalidUsage, UpdateNotBeyondUpper
+from persist.core.expression.filters import parse_where
+from persist.engine.collection.reads import snapshot
+from persist.engine.location.opening import loaded, read_engine
+from persist.engine.read.keyed.key_replacement import check_one_row_per_key
+from persist.engine.read.scanning.merging import differences
+from persist.engine.read.scanning.scan import Scan
+from persist.engine.write.part_writer import group_bytes_max
+
+TASK_BYTES_MAX, ROWS_BYTES_MAX = 64 << 20, 256 << 20
+
+
+@dataclass
+class Answer(WriterCommitMessage):
+    """What one task did: what it uploaded, and for a stream for which batch, and to which collection.
+
+    Spark commits by another writer than the one that its tasks have: the collection may have been made anew meanwhile.
+    """
+
+    uploaded: Uploaded
+    mark: Mark | None = None
+    target: Target | None = None
+
+
+@dataclass(frozen=True)
+class DataFrameWrite:
+    """A batch write of a DataFrame as planned on the driver: the write of its tasks, and what its rows mean."""
+
+    planned: PlannedWrite
+    rows: Rows
+    multiset: bool = False
+
+    @classmethod
+    def append(cls, options: WriteOptions, schema: StructType, *, folds: bool = True) -> "DataFrameWrite":
+        """Plan to append, and check what can be checked before any task starts.
+
+        Args:
+            folds: as of `Rows`.
+
+        Raises:
+            CollectionNotFound, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
+        """
+        with writable(options.collection):
+            planned = PlannedWrite.append(
+                options, has_times="_time" in match_names(schema.names, RESERVED, folds=folds)
+            )
+        return cls._checked(planned, schema, options.column, folds=folds)
+
+    @classmethod
+    def overwrite(
+        cls, options: WriteOptions, schema: StructType, where: str | None = None, *, folds: bool = True
+    ) -> "DataFrameWrite":
+        """Plan to write what makes the contents those of a DataFrame: by default at the time of the commit, sealed.
+
+        Args:
+            where: the text of a condition: only records that fulfil it are replaced.
+            folds: as of `Rows`.
+
+        Raises:
+            UpdatesBeyondUpper: somebody appends to the collection.
+            CollectionNotFound, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
+        """
+        if taken := sorted({TIME, DIFF} & {*match_names(schema.names, RESERVED, folds=folds)}):
+            raise InvalidUsage(
+                f'mode "overwrite" takes the rows that are to be there, and the DataFrame has {" and ".join(taken)}. '
+                'Drop these columns, and say the time with the option time; or use mode "append" for updates.'
+            )
+        if options.column is not None:
+            raise InvalidUsage(
+                f"time={options.column!r} names a column, which does not go with overwriting: the difference is at one "
+                "time. Give a number or a moment."
+            )
+        with writable(options.collection):
+            planned = PlannedWrite.overwrite(options, where)
+        if options.where is not None:  # Read it here, before any task starts.
+            parse_where(options.where, planned.target.schema)
+        return replace(cls._checked(planned, schema, None, folds=folds), multiset=options.multiset)
+
+    @classmethod
+    def _checked(
+        cls, planned: PlannedWrite, schema: StructType, column: str | None, *, folds: bool
+    ) -> "DataFrameWrite":
+        if planned.target.keyed is not None:
+            raise InvalidUsage(
+                f"the collection {planned.target.name!r} is keyed, so only events change it: give them with "
+                'option("mode", "upsert"), or with persist.spark.upsert(df, …); delete keys with persist.spark.delete'
+            )
+        rows = Rows(planned.target.schema, planned.time, column, folds)
+        rows.check(schema)
+        planned.check()
+        return cls(planned, rows)
+
+    @property
+    def task(self) -> UploadTask:
+        """What tasks do with the rows; of a write that was done before, they tell whether it is the same."""
+        planned = self.planned
+        return UploadTask(planned.target, self.rows, digest_by=planned.digest_by, only_digest=planned.is_done)
+
+
+class PersistWriter(DataSourceArrowWriter):
+    """Appends the rows of a DataFrame to a collection as one commit."""
+
+    def __init__(self, write: DataFrameWrite) -> None:
+        self._planned = write.planned
+        self._task = write.task
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Upload the updates of one task."""
+        return Answer(self._task.run(iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Commit all parts, and the seal if one was asked for, as one record; raises what rejects it."""
+        uploaded = uploaded_by(messages)
+        with surfaced_errors():
+            self._planned.commit(uploaded.parts, uploaded.digest)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Delete what tasks have stored, if the commit was certainly not tried because one of them failed.
+
+        Otherwise `commit` itself has deleted the parts of a rejected commit; or it is not known whether it landed, and
+        a record may name them yet: they are left, and collected if none does.
+        """
+        if not all(messages):
+            discard(self._planned.target, messages)
+
+
+class OverwritingWriter(PersistWriter):
+    """Makes the contents of a collection those of a DataFrame, as one commit of the difference."""
+
+    def __init__(self, write: DataFrameWrite) -> None:
+        super().__init__(write)
+        self._multiset = write.multiset
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Upload and commit the difference, anew if others come first.
+
+        Raises:
+            Conflict: somebody else writes to the collection, and the time was given.
+            DuplicateKeys: rows repeat a key.
+        """
+        with surfaced_errors():
+            try:
+                commit_difference(self._planned, uploaded_by(messages), multiset=self._multiset)
+            finally:
+                self.abort(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Delete what tasks have stored: no record ever names it."""
+        discard(self._planned.target, messages)
+
+
+def uploaded_by(messages: Iterable[WriterCommitMessage | None]) -> Uploaded:
+    """Return what came of all tasks that answered."""
+    return Uploaded.together([message.uploaded for message in messages if isinstance(message, Answer)])
+
+
+def discard(target: Target, messages: Iterable[WriterCommitMessage | None]) -> None:
+    """Delete what tasks have stored, which no record names or will."""
+    with surfaced_errors(), target.writer() as writer:
+        writer.discard(uploaded_by(messages).parts)
+
+
+def commit_difference(planned: PlannedWrite, new: Uploaded, *, multiset: bool) -> None:
+    """Commit what turns the contents into the rows that tasks have uploaded; anew if others come first."""
+
+    def attempt(planned: PlannedWrite) -> None:
+        parts = () if planned.is_done else _difference(planned, new.parts, multiset=multiset)
+        planned.commit(parts, new.digest)
+
+    planned.until_committed(attempt)
+
+
+def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool) -> tuple[Part, ...]:
+    """Upload the updates that turn the present contents into the rows of parts; return their descriptors.
+
+    Raises:
+        DuplicateKeys: rows repeat a key, and may not.
+        AsOfCompacted: since has passed the last sealed time.
+        CorruptBlob, DiffOverflow, Unavailable.
+    """
+    time, target = planned.time, planned.target
+    assert time is not None, "an overwrite has one time"
+    with ExitStack() as stack:
+        engine = stack.enter_context(writing(target.location, target.storage))
+        where = None if planned.where is None else parse_where(planned.where, target.schema)
+        present = Scan(target.schema, (), 0, 0, target.schema.names, where)
+        as_of = present_time(planned)
+        if as_of is not None:
+            present = stack.enter_context(snapshot(target.at(engine), as_of, form="diff", where=where)).scan
+        reader = engine.reader()
+        writer = stack.enter_context(target.writer())
+        uploads = stack.enter_context(Uploads(writer, target.id))
+        stream = PartStream(target.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, target.schema))
+
+        def check(rows: pa.Table) -> None:
+            if not multiset:
+                check_one_row_per_key(rows, target.schema, target.name, "overwrite")
+
+        for rows in differences(present, [*parts], reader, check):
+            uploads.put(stream.add(with_time(rows, time, target.schema)))
+        uploads.put(stream.finish())
+        return uploads.parts()
+
+
+def present_time(planned: PlannedWrite) -> int | None:
+    """Return the last sealed time, as of which the contents are replaced; None if nothing was sealed yet."""
+    assert planned.upper.time is not None, "a collection that is complete is not overwritten"
+    return planned.upper.time - 1 if planned.upper.time else None
+
+
+@dataclass
+class Sent(WriterCommitMessage):
+    """The rows of one task as an Arrow stream, and for which batch of a query."""
+
+    rows: bytes | None
+    size: int
+    mark: Mark | None = None
+
+    @classmethod
+    def of(cls, batches: Iterable[pa.RecordBatch], mark: Mark | None = None) -> "Sent":
+        """Pack what a task has; raises InvalidUsage if that is too much."""
+        with surfaced_errors():
+            rows, size = packed(batches, TASK_BYTES_MAX)
+            _check_size(size, TASK_BYTES_MAX, "a task has")
+            return cls(rows, size, mark)
+
+
+def sent_rows(messages: Iterable[WriterCommitMessage | None], schema: StructType, what: str) -> pa.Table:
+    """Return the rows that all tasks have sent; raises InvalidUsage if they are too many."""
+    sent = [message for message in messages if isinstance(message, Sent)]
+    _check_size(sum(message.size for message in sent), ROWS_BYTES_MAX, what)
+    return rows_of(schema, [message.rows for message in sent if message.rows is not None])
+
+
+def _check_size(size: int, most: int, what: str) -> None:
+    if size > most:
+        raise InvalidUsage(
+            f"{what} {size:,} bytes of events, and the data source takes {most:,} to the driver. Use "
+            "persist.spark.upsert(df, …), which resolves them in tasks; of a stream in foreachBatch, by "
+            "persist.spark.foreach_batch_writer."
+        )
+
+
+class UpsertWriter(DataSourceArrowWriter):
+    """Gives the rows of a DataFrame to a keyed collection as one commit."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        self._schema = schema
+        self._late_to = options.late_collection
+        self._work = planned(options, schema, collects=options.late in ("drop", "collect"))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Send the rows of one task."""
+        return Sent.of(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Commit all rows, and the seal if one was asked for; raises what rejects it."""
+        with surfaced_errors(), writing(self._work.target.location, self._work.target.storage) as engine:
+            if self._work.is_done:
+                seal_done(engine, self._work)
+            else:
+                rows = sent_rows(messages, self._schema, "the DataFrame has")
+                commit_events(engine, self._work, rows, late_to=self._late_to)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing is to be undone: tasks store nothing."""
+
+
+class PersistStreamWriter(DataSourceStreamArrowWriter):
+    """Appends the micro-batches of a query to a collection; Spark makes one for each batch, and one to commit it."""
+
+    def __init__(self, options: StreamWriteOptions, schema: StructType) -> None:
+        """Load the collection and check that the DataFrame fits it, before any task starts."""
+        self._times = options.times(match_names(schema.names, RESERVED))
+        self._first = options.first_batch
+        with writable(options.collection), read_engine(options.location, options.storage) as engine:
+            handle = loaded(engine, options.collection)
+            upper = handle.contents().upper
+            target = Target.of(handle, options.location, options.storage)
+        if upper.is_empty and self._times.late == "error":
+            raise UpdateNotBeyondUpper(0, upper)
+        rows = Rows(target.schema, 0 if self._times.is_plain else None, options.column)
+        rows.check(schema)
+        self._task = UploadTask(target, rows, upper.time if self._times.late == "drop" else None)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Upload the updates of one task."""
+        return Answer(self._task.run(iterator), _mark_of_task(self._first), self._task.target)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Commit a batch, unless it was committed before; raises what rejects it."""
+        mark = _mark_of_batch(messages, batchId)
+        if mark is not None:
+            uploaded = uploaded_by(messages)
+            target = next(message.target for message in messages if isinstance(message, Answer))
+            assert target is not None, "a task of a stream says it"
+            with surfaced_errors():
+                report_late(target, mark, uploaded.late)
+                commit_batch(mark, [Share(target, [*uploaded.parts])], self._times)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Delete what tasks have stored, if the commit was certainly not tried because one of them failed.
+
+        Otherwise `commit` itself has deleted the parts of a rejected commit; or it is not known whether it landed, and
+        a record may name them yet: they are left, and the next run asks the log.
+        """
+        if not all(messages):
+            discard(self._task.target, messages)
+
+
+class UpsertStreamWriter(DataSourceStreamArrowWriter):
+    """Gives the micro-batches of a query to a keyed collection: rows come to the driver, as of `UpsertWriter`."""
+
+    def __init__(self, options: StreamWriteOptions, schema: StructType) -> None:
+        """Load the collection and check that the DataFrame fits it, before any task starts."""
+        self._times = options.times(match_names(schema.names, RESERVED))
+        self._first = options.first_batch
+        self._schema = schema
+        to = SinkOptions(
+            location=options.location, collection=options.collection, time=options.column, storage=options.storage
+        )
+        self._work = planned(to, schema, is_plain=self._times.is_plain)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Send the rows of one task."""
+        return Sent.of(iterator, _mark_of_task(self._first))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Commit a batch, unless it was committed before; raises what rejects it."""
+        mark = _mark_of_batch(messages, batchId)
+        if mark is not None:
+            with surfaced_errors():
+                rows = sent_rows(messages, self._schema, "a micro-batch has")
+                commit_keyed_batch(mark, self._work, rows, self._times, Replanning(self._work))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing is to be undone: tasks store nothing."""
+
+
+def _mark_of_task(first: int) -> Mark:
+    """Return which batch of which query, in which run, a task works for; first as `Mark` has it."""
+    context = TaskContext.get()
+    names = ("sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id")
+    query, batch, run = (context.getLocalProperty(name) if context is not None else None for name in names)
+    if query is None or batch is None:
+        raise InvalidUsage("a streaming write runs outside a streaming query: Spark says neither query nor batch")
+    return Mark(query, int(batch), run or query, first)
+
+
+def _mark_of_batch(messages: list[WriterCommitMessage | None], batch: int) -> Mark | None:
+    """Return what all tasks of a batch worked for; None if no task did, since Spark makes one up for no partitions."""
+    marks = {message.mark for message in messages if isinstance(message, Answer | Sent)}
+    assert len(marks) < 2, "messages are of one batch"
+    mark = next(iter(marks), None)
+    assert mark is None or mark.batch == batch, "of the one that Spark says"
+    return mark

@@ -1,0 +1,126 @@
+"""Columns of DataFrames as a collection has them: names as Spark resolves them, values that are the same after a cast.
+
+PySpark's `mapInArrow` looks columns up by their bare names, so that a dot or a backtick in one fails. Tasks therefore
+get columns under plain names, and see the right names again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from persist.codecs.types.casts import cast_column
+from persist.connect.spark.types import as_collection_expects, as_spark_expects, quoted, spark_schema, to_stored_schema
+from persist.connect.spark.workers import surfaced_errors
+
+TaskFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def ignores_case(spark: SparkSession) -> bool:
+    """Return whether a session resolves columns without regard to case."""
+    return str(spark.conf.get("spark.sql.caseSensitive")).lower() != "true"
+
+
+@contextmanager
+def set_for_now(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Give an option of a session a value while something is planned."""
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, str(before))
+
+
+def match_names(names: Sequence[str], known: Iterable[str], *, folds: bool = True) -> list[str]:
+    """Return names, with the spelling of those among known which they stand for.
+
+    Args:
+        folds: case does not matter. A name in the right case comes first, and one that two names could stand for stays
+            as it is.
+    """
+    if not folds:
+        return [*names]
+    free: dict[str, list[str]] = {}
+    for name in dict.fromkeys(known):
+        if name not in names:
+            free.setdefault(name.lower(), []).append(name)
+    exact, folded = {*known}, [name.lower() for name in names]
+    return [
+        free[low][0] if name not in exact and len(free.get(low, ())) == 1 and folded.count(low) == 1 else name
+        for name, low in zip(names, folded, strict=True)
+    ]
+
+
+def rename(df: DataFrame, known: Iterable[str]) -> DataFrame:
+    """Return df with the spelling of known names that its columns stand for in its session."""
+    names = match_names(df.columns, known, folds=ignores_case(df.sparkSession))
+    return df if names == df.columns else df.toDF(*names)
+
+
+def spell(given: Any, df: DataFrame) -> Any:
+    """Return the name of the column of df that a text stands for in its session; anything else as it is."""
+    if not isinstance(given, str):
+        return given
+    return match_names([given], df.columns, folds=ignores_case(df.sparkSession))[0]
+
+
+def map_in_tasks(df: DataFrame, function: TaskFunction, schema: StructType | str) -> DataFrame:
+    """Return what a function makes of the rows of each task, as `DataFrame.mapInArrow`; columns may have any names."""
+    plain = df.toDF(*(f"c{at}" for at in range(len(df.columns))))
+    return plain.mapInArrow(_UnderNames(function, tuple(df.columns)).__call__, schema)
+
+
+@dataclass(frozen=True)
+class _UnderNames:
+    """Calls a function with batches whose columns have their own names again."""
+
+    function: TaskFunction
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.function(pa.RecordBatch.from_arrays(batch.columns, self.names) for batch in batches)
+
+
+def cast_exactly(df: DataFrame, fields: pa.Schema) -> DataFrame:
+    """Return df with the columns of fields, in the types in which Spark reads them.
+
+    Tasks make the casts, not Spark, whose own casts round, and whose types for two columns may have room for neither.
+
+    Raises:
+        SchemaMismatch: Spark's type of a column does not fit its field.
+        InvalidUpdate: a value would not be the same; a task raises it.
+    """
+    cast = _Cast(fields)
+    cast.table(to_stored_schema(df.schema).empty_table())
+    target = spark_schema(fields)
+    df = df.select(*map(quoted, fields.names))
+    if _kinds(df.schema) == _kinds(target):
+        return df
+    return map_in_tasks(df, cast.__call__, target)
+
+
+def _kinds(schema: StructType) -> list[str]:
+    return [field.dataType.simpleString() for field in schema]
+
+
+@dataclass(frozen=True)
+class _Cast:
+    """Casts the rows of a task to the types of a collection, and back to what Spark reads them as."""
+
+    fields: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = spark_schema(self.fields)
+        with surfaced_errors():
+            for batch in batches:
+                yield from as_spark_expects(self.table(pa.Table.from_batches([batch])), schema).to_batches()
+
+    def table(self, rows: pa.Table) -> pa.Table:
+        rows = as_collection_expects(rows.select(self.fields.names), self.fields)
+        columns = [cast_column(rows.column(field.name), field.type, field.name) for field in self.fields]
+        return pa.Table.from_arrays(columns, schema=self.fields)

@@ -1,0 +1,478 @@
+"""The options of `format("persist")`, declared in one table, which parsing, checks, errors and docs/use/spark.md use.
+
+Spark gives every option as a string and ignores the case of names. Options of the store are written with the prefix
+`storage.`, such as `storage.endpoint_url`. Every option is checked, and one that is unknown or does not belong to the
+use is refused.
+
+Spark asks a data source for its columns without saying whether it is going to read a batch or a stream. Without a form
+these are the columns of rows, which is what a batch means, and rarely a stream: hence a stream has no default form.
+"""
+
+# ruff: noqa: E501  # One line an option makes the table readable.
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any, Literal, cast
+
+from persist.codecs.types.schema import TIME_MAX
+from persist.compute.tasks.batch_times import BatchTimes, check_late
+from persist.compute.tasks.planned_write import SinkOptions
+from persist.compute.tasks.stream_hold import NO_HOLD
+from persist.compute.tasks.stream_source import NO_LIMITS, BatchLimits, SourceOptions
+from persist.core.antichain import Antichain
+from persist.core.errors import InvalidUsage
+from persist.core.names import check_hold_name, check_text
+from persist.core.timeline import Moment, Times, is_moment, is_tag
+from persist.engine.collection.reads import READ_TIMEOUT_S
+
+STORAGE = "storage."
+COUNT_MAX = 2**62
+PARTITIONS_MAX = 100_000
+OF_TIMES = ("changes", "transitions", "upserts")
+TABLE_PROPERTIES = ("comment", "external", "is_managed_location", "location", "owner", "provider")
+SPARKS_OWN = ("checkpointlocation", "queryname")  # Spark passes them on to what a stream is written by.
+
+_DAY = re.compile(r"\s*\d{4}-")  # A number that is long begins like a day without dashes.
+
+Form = Literal["rows", "diff", "changes", "transitions", "upserts"]
+Use = Literal["read", "stream", "write", "streaming write"]
+Parse = Callable[[str, str], Any]  # The name of an option and its text to its value, or InvalidUsage.
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What values an option takes: in words, and how they are read."""
+
+    words: str
+    parse: Parse
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Attributes:
+        default: as text; None if there is none.
+    """
+
+    name: str
+    uses: tuple[Use, ...]
+    kind: Kind
+    default: str | None
+    meaning: str
+
+
+def number(name: str, text: str, kind: type[int] | type[float], least: int, most: float) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = kind(-1)
+    if not least <= value <= most:
+        raise InvalidUsage(f"option {name}={text!r} is not a number from {least} to {most}")
+    return value
+
+
+def time_or_moment(name: str, text: str, most: int = TIME_MAX) -> int | str:
+    """Return a time; or the text, if that is a moment or the name of a tag, for which the collection has the time."""
+    if _DAY.match(text) or is_tag(text):
+        return text
+    try:
+        return int(number(name, text, int, 0, most))
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{error}, nor a timestamp such as 2026-11-21T12:00:00Z") from error
+
+
+def _moment(name: str, text: str, most: int = TIME_MAX) -> int | str:
+    value = time_or_moment(name, text, most)
+    if is_tag(value):
+        raise InvalidUsage(f"option {name}={text!r} is neither a number nor a timestamp such as 2026-11-21T12:00:00Z")
+    return value
+
+
+def _frontier(name: str, text: str) -> int | str | Antichain:
+    return Antichain() if text == "end" else _moment(name, text, TIME_MAX + 1)
+
+
+def _time_or_column(name: str, text: str) -> int | str:
+    return _moment(name, text) if _DAY.match(text) or re.fullmatch(r"\s*[-+]?\d+\s*", text) else text
+
+
+def _names(name: str, text: str) -> tuple[str, ...]:
+    if not text.lstrip().startswith("["):
+        return tuple(column.strip() for column in text.split(","))
+    try:
+        columns = json.loads(text)
+    except ValueError as error:
+        raise InvalidUsage(f"option {name}={text!r} is not a JSON list: {error}") from error
+    if not all(isinstance(column, str) for column in columns):
+        raise InvalidUsage(f"option {name}={text!r} is not a list of names")
+    return tuple(columns)
+
+
+def _one_of(*allowed: str) -> Kind:
+    def parse(name: str, text: str) -> str:
+        if text not in allowed:
+            raise InvalidUsage(f"option {name}={text!r} is none of {', '.join(map(repr, allowed))}")
+        return text
+
+    return Kind(", ".join(f'"{value}"' for value in allowed), parse)
+
+
+def _whole(least: int, most: int) -> Kind:
+    return Kind("whole number", lambda name, text: number(name, text, int, least, most))
+
+
+def _time(most: int) -> Kind:
+    words = 'time, timestamp or "latest"' if most == TIME_MAX else "time or timestamp"
+    return Kind(words, lambda name, text: text if text == "latest" else time_or_moment(name, text, most))
+
+
+_TEXT = Kind("text", lambda name, text: text)
+_YES = Kind('"true" or "false"', lambda name, text: _one_of("true", "false").parse(name, text.lower()) == "true")
+_TOKEN = Kind("text", check_text)
+_HOLD = Kind('name or "none"', lambda name, text: text if text == NO_HOLD else check_hold_name(text))
+_COLUMNS = Kind("a,b or a JSON list", _names)
+_SECONDS = Kind("seconds", lambda name, text: number(name, text, float, 0, 1e9))
+_TIME_OR_COLUMN = Kind("time, timestamp or column", _time_or_column)
+_FRONTIER = Kind('time, timestamp or "end"', _frontier)
+# What other programs call what is called otherwise here.
+_MEANT = {
+    "from": "start",
+    "to": "until",
+    "end": "until",
+    "slices": "partitions",
+    "wait": "timeout_s",
+    "timestampasof": "as_of",
+}
+_READS: tuple[Use, ...] = ("read", "stream")
+_WRITES: tuple[Use, ...] = ("write", "streaming write")
+
+OPTIONS = (
+    Option("collection", (*_READS, *_WRITES), _TEXT, None, "the name of the collection; needed"),
+    Option("form", ("read",), _one_of("rows", "diff", "changes", "transitions", "upserts"), "rows", "what a row is: a record; a record once, with its multiplicity `_diff`; an update, with `_time` and `_diff`. For `transitions`: what became of a key at `_time`, with `_change` and old values as `_old_…`. For `upserts`: what a key of a keyed collection holds from `_time` on, or with `_deleted` that it holds nothing"),
+    Option("form", ("stream",), _one_of("rows", "changes", "transitions", "upserts"), None, "the same; needed. `rows` are for collections that only grow: an update with a negative diff fails the query"),
+    Option("as_of", ("read",), _time(TIME_MAX), "latest", "for `rows` and `diff`: the time of the contents"),
+    Option("as_of", ("stream",), _time(TIME_MAX), "latest", "begin with the contents as of a time, which are one micro-batch, then follow what changes after it"),
+    Option("start", ("read",), _time(TIME_MAX), None, "for `changes`, `transitions` and `upserts`: the first time, inclusive"),
+    Option("start", ("stream",), _time(TIME_MAX), None, "begin without contents, with the updates from this time on; `latest`: with what is sealed after the query first starts"),
+    Option("until", ("read",), _time(TIME_MAX + 1), None, "for `changes`, `transitions` and `upserts`: the last time, exclusive"),
+    Option("times", _READS, _one_of("int", "timestamp"), "int", "how `changes` and `transitions` show `_time`; `timestamp` needs a timeline"),
+    Option("columns", _READS, _COLUMNS, None, "the columns wanted: a Python data source is not told which columns a query uses. Not for `upserts`"),
+    Option("seqno", ("read",), _whole(0, TIME_MAX), None, "the point of the log at which `latest` is taken and up to which times can be read, so that reads of several collections belong together"),
+    Option("schema", ("read",), _whole(1, 2**31), None, "the version of the schema to read with; without it the newest when the DataFrame is made, which it keeps"),
+    Option("partitions", _READS, _whole(1, PARTITIONS_MAX), None, "at most so many tasks read the DataFrame or a micro-batch; without it by size"),
+    Option("timeout_s", ("read",), _SECONDS, str(READ_TIMEOUT_S), "how long to wait for the time to be sealed, if it is not"),
+    Option("timeout_s", ("stream",), _SECONDS, None, "how long the query may run without `as_of` being sealed; without it for ever, and not at all with `Trigger.AvailableNow`"),
+    Option("max_updates_per_trigger", ("stream",), _whole(1, COUNT_MAX), None, "at most so many updates in a micro-batch, as they are stored; one time alone may exceed it, because a micro-batch holds all updates of its times"),
+    Option("max_times_per_trigger", ("stream",), _whole(1, COUNT_MAX), None, "at most so many different times in a micro-batch"),
+    Option("hold", ("stream",), _HOLD, None, "the permanent hold that keeps history for the query, also while it is stopped; without it a name is drawn. It stays until the collection is complete for ever or `collection.hold(name=…).release()`. `none`: nothing is kept and nothing is written to the location"),
+    Option("mode", _WRITES, _one_of("append", "upsert"), "append", "`upsert`: rows are events for a keyed collection"),
+    Option("time", ("write",), _TIME_OR_COLUMN, None, "the time of all rows, or the name of the column that has the time of each, if the DataFrame has no column `_time`; overwriting, the time of the difference. By default that of the commit, which seals after it"),
+    Option("time", ("streaming write",), _TEXT, None, "the name of the column that has the times, integers or timestamps. Without it and a column `_time`, each micro-batch gets one time, which is sealed"),
+    Option("seal", ("write",), _FRONTIER, None, "seal to this upper in the same commit; `end` is for ever"),
+    Option("seal", ("streaming write",), _one_of("max", "none"), None, "where rows have times, seal beyond the largest time of the micro-batch, which is the default, or nothing"),
+    Option("watermark", ("streaming write",), _whole(0, TIME_MAX), None, "instead of `seal`: seal up to the largest time minus this, in units of times"),
+    Option("where", ("write",), _TEXT, None, "with `mode(\"overwrite\")`: replace only records for which this is true, such as `status = 'new' and id > 5`"),
+    Option("multiset", ("write",), _one_of("true", "false"), "false", "with `mode(\"overwrite\")`: let keys have several rows; without it, that is an error"),
+    Option("token", ("write",), _TOKEN, None, "names the write, so that doing it again does nothing"),
+    Option("allow_future", _WRITES, _YES, "false", "on a timeline, take times that are more than a day ahead of the clock, which are mostly mistaken: once they are sealed, nothing can be written before them"),
+    Option("late", _WRITES, _one_of("error", "drop", "collect"), None, "what becomes of late updates: an error, which is the default; left out and logged; or, of events, added to `late_collection`. For `write` only with mode `upsert`"),
+    Option("late_collection", _WRITES, _TEXT, None, "the collection that late events are added to by the same commit, with their reasons"),
+    Option("first_batch", ("streaming write",), _whole(0, 2**63 - 1), "0", "the number of the batch at which a query that wrote elsewhere before goes on here"),
+)  # fmt: skip
+
+
+_OF_TABLES = (
+    "Spark does not pass on the options of a table that was made by CREATE TABLE … USING persist: use CREATE TEMPORARY "
+    "VIEW … USING persist OPTIONS (…), or SELECT … FROM t WITH (path = …, collection = …), or a source that has them: "
+    'persist.spark.register(spark, "orders", location=…, collection="orders").'
+)
+
+
+def given_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, str], dict[str, str]]:
+    """Split options into the location, those of the store, and those of some uses, by lower-case names.
+
+    Raises:
+        InvalidUsage: an option is unknown; or there is no location or collection.
+    """
+    lower = {name.lower(): text for name, text in given.items()}
+    is_table = "provider" in lower
+    lower = _without_table(lower)
+    location = lower.pop("path", None)
+    if location is not None and re.match("file:/(?!/)", location):
+        location = location.replace("file:", "file://", 1)  # How Hadoop writes the path of a table.
+    storage = {name.removeprefix(STORAGE): text for name, text in lower.items() if name.startswith(STORAGE)}
+    ours = lower.keys() - (SPARKS_OWN if "streaming write" in uses else ())
+    options = {name: text for name, text in lower.items() if name in ours and not name.startswith(STORAGE)}
+    _check_known(options, uses)
+    if is_table and not (location and options.get("collection")):
+        raise InvalidUsage(
+            f"CREATE TABLE … USING persist needs OPTIONS (path '…', collection '…'), and no LOCATION. {_OF_TABLES}"
+        )
+    if not location:
+        raise InvalidUsage(f'no location was given: use .load("s3://bucket/prefix") or .save("/folder"). {_OF_TABLES}')
+    if not options.get("collection"):
+        raise InvalidUsage('no collection was given: use .option("collection", "name")')
+    return seen_by_all(location), storage, options
+
+
+def _check_known(options: Mapping[str, str], uses: tuple[Use, ...]) -> None:
+    known = [option for option in OPTIONS if not {*uses}.isdisjoint(option.uses)]
+    names = {option.name for option in known}
+    unknown = sorted(options.keys() - names)
+    if not unknown:
+        return
+    close = [match for name in unknown for match in _meant(name, names)]
+    hint = f"Did you mean {', '.join(map(repr, close))}? " if close else ""
+    doing = {"read": "reading", "stream": "a stream from", "write": "writing", "streaming write": "streaming to"}
+    meanings = "; ".join(f"{option.name}: {option.meaning}" for option in known)
+    raise InvalidUsage(
+        f'option {", ".join(map(repr, unknown))} is not an option for {doing[uses[0]]} format("persist"). {hint}'
+        f"There are: {meanings}; and {STORAGE}… for the store."
+    )
+
+
+def _meant(name: str, names: set[str]) -> list[str]:
+    """Return the option that somebody probably means who gives an unknown one."""
+    other = _MEANT.get(name)
+    return [other] if other in names else get_close_matches(name, names, 1, 0.6)
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    """What was given for one use: texts by lower-case names, and values by the names of fields."""
+
+    texts: dict[str, str]
+    values: dict[str, Any]
+
+    def refuse(self, names: set[str], why: str) -> None:
+        """Raise InvalidUsage if one of these options was given."""
+        if wrong := sorted(names & self.texts.keys()):
+            raise InvalidUsage(f"option {', '.join(wrong)} does not go with {why}")
+
+
+def _parsed(given: Mapping[str, str], use: Use) -> _Parsed:
+    """Return the options of a use; those that are not given have their defaults, and no value where there is none."""
+    location, storage, texts = given_options(given, use)
+    values: dict[str, Any] = {"location": location, "storage": storage}
+    for option in OPTIONS:
+        text = texts.get(option.name, option.default)
+        if use in option.uses and text is not None:
+            values[option.name] = option.kind.parse(option.name, text)
+    return _Parsed(texts, values)
+
+
+def seen_by_all(location: str | os.PathLike[str]) -> str:
+    """Return the location as tasks must call it, whatever their working folders are."""
+    if not isinstance(location, (str, os.PathLike)) or os.fspath(location).startswith("memory:"):
+        raise InvalidUsage(
+            f"location {location!r} is not one that other processes can open: give a folder that all workers see, or a "
+            "URL such as s3://bucket/prefix"
+        )
+    text = os.fspath(location)
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
+
+
+def _without_table(options: dict[str, str]) -> dict[str, str]:
+    """Return options without what Spark says of the table that is being made: CREATE TABLE … USING persist."""
+    if "provider" not in options:
+        return options
+    return {
+        name: text for name, text in options.items() if name not in TABLE_PROPERTIES and not name.startswith("option.")
+    }
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What to read. until is one past the last time of changes. Times given as timestamps are left as they are."""
+
+    location: str
+    collection: str
+    form: Form = "rows"
+    as_of: int | str | None = None
+    start: int | str = 0
+    until: int | str = 0
+    times: Times = "int"
+    columns: tuple[str, ...] | None = None
+    seqno: int | None = None
+    schema: int | None = None
+    partitions: int | None = None
+    timeout_s: float = READ_TIMEOUT_S
+    storage: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "ReadOptions":
+        """Check what Spark was given.
+
+        Raises:
+            InvalidUsage: an option is missing, unknown, of the wrong form, or does not go with the form of reading.
+        """
+        options = _parsed(given, "read")
+        form = options.values["form"]
+        of_contents = {"start", "until", "times"}
+        unfit = {
+            "rows": of_contents,
+            "diff": of_contents,
+            "changes": {"as_of"},
+            "transitions": {"as_of"},
+            "upserts": {"as_of", "columns", "times"},
+        }
+        options.refuse(unfit[form], f"form={form!r}")
+        if form in OF_TIMES and not {"start", "until"} <= options.texts.keys():
+            raise InvalidUsage(
+                f'form="{form}" needs the options start and until: the updates with start <= time < until'
+            )
+        as_of = options.values["as_of"]
+        return cls(**options.values | {"as_of": None if as_of == "latest" else as_of})
+
+    def with_latest(self, as_of: int | None, schema: int | None = None) -> "ReadOptions":
+        """Return these options with as_of in place of "latest", and a version where none is given."""
+        known = schema if self.schema is None else self.schema
+        return replace(self, as_of=as_of if self.as_of is None else self.as_of, schema=known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions(SourceOptions):
+    """What to follow, what a row of the stream is, and how much a micro-batch may hold.
+
+    Where a query is, is in its checkpoint: as_of and start mean something only when it first starts.
+    """
+
+    form: Form
+    limits: BatchLimits = NO_LIMITS
+    times: Times = "int"
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "StreamOptions":
+        """Check what Spark was given; raises as `ReadOptions.of`."""
+        options = _parsed(given, "stream")
+        values, form = options.values, options.values.get("form")
+        if form is None:
+            raise InvalidUsage(
+                'a stream has no form by default: use .option("form", "changes") for updates, with _time and _diff, '
+                '"transitions" for old and new values by key, "upserts" for rows by key of a keyed collection, or "rows" for the records of a collection that only '
+                "grows"
+            )
+        options.refuse({"columns", "times"} if form == "upserts" else set(), f'form="{form}"')
+        if {"as_of", "start"} <= options.texts.keys():
+            raise InvalidUsage(
+                "as_of and start were given, and a stream begins in one way: with the contents as of a time (as_of), or "
+                "with the changes from a time on (start). Leave one of them out."
+            )
+        if "start" in values:
+            values["as_of"] = None
+        limits = BatchLimits(values.pop("max_updates_per_trigger", None), values.pop("max_times_per_trigger", None))
+        rows_by_key = form if form in ("transitions", "upserts") else None
+        return cls(**values, rows_by_key=rows_by_key, limits=limits)
+
+
+def is_only_for_streams(given: Mapping[str, str]) -> bool:
+    """Tell whether options make sense for a stream and in no way for a batch, which always has an end."""
+    names = {name.lower() for name in given}
+    is_endless = "until" not in names and ("start" in names or given.get("form") in OF_TIMES)
+    return is_endless or not names.isdisjoint(("max_updates_per_trigger", "max_times_per_trigger", "hold"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions(SinkOptions):
+    """What to write; time is None when the DataFrame has a column `_time`, or for overwriting at upper.
+
+    Attributes:
+        upserts: rows are events for a keyed collection.
+        late, late_collection: what becomes of late events, and where they go.
+        where: the condition on the records that an overwrite replaces, as `persist.core.expression.filters` reads it.
+        multiset: whether rows that overwrite may repeat a key.
+    """
+
+    upserts: bool = False
+    where: str | None = None
+    multiset: bool = False
+    late: str | None = None
+    late_collection: str | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "WriteOptions":
+        """Check what Spark was given; raises as `ReadOptions.of`."""
+        values = _parsed(given, "write").values
+        upserts, late = values.pop("mode") == "upsert", values.get("late")
+        values["multiset"] = values["multiset"] == "true"
+        if late is not None and not upserts:
+            raise InvalidUsage(f'option late={late!r} goes with the option mode="upsert"')
+        check_late(late, values.get("late_collection"), is_keyed=True)
+        return cls(**values, upserts=upserts)
+
+
+def write_options(
+    location: str,
+    collection: str,
+    time: int | Moment | None,
+    seal: int | Moment | Antichain | None,
+    token: str | None,
+    partitions: int | None,
+    storage_options: Mapping[str, Any] | None,
+    *,
+    allow_future: bool = False,
+) -> WriteOptions:
+    """Check what was given to a function that writes, and return it as options."""
+    if not (isinstance(time, str) or is_moment(time)):
+        check_whole("time", time, 0, TIME_MAX)
+    check_whole("partitions", partitions, 1, PARTITIONS_MAX)
+    return WriteOptions(
+        location=seen_by_all(location),
+        collection=collection,
+        time=time,
+        seal=seal if seal is None or is_moment(seal) else Antichain.at(cast(int | Antichain, seal)),
+        token=None if token is None else check_text("token", token),
+        allow_future=allow_future,
+        storage=dict(storage_options or {}),
+    )
+
+
+def check_whole(name: str, value: Any, least: int, most: int) -> None:
+    """Raise InvalidUsage if an argument is neither None nor a whole number in a range."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most):
+        raise InvalidUsage(f"{name}={value!r} is not a whole number from {least} to {most}")
+
+
+@dataclass(frozen=True)
+class StreamWriteOptions:
+    """What to write, and when; the rest of it depends on the columns: see `times`.
+
+    Attributes:
+        column: which has the times of events, if the DataFrame has no column `_time`.
+    """
+
+    location: str
+    collection: str
+    column: str | None = None
+    watermark: int | None = None
+    late: str | None = None
+    late_collection: str | None = None
+    seal: str | None = None
+    first_batch: int = 0
+    upserts: bool = False
+    allow_future: bool = False
+    storage: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "StreamWriteOptions":
+        """Check what Spark was given; raises as `ReadOptions.of`."""
+        values = _parsed(given, "streaming write").values
+        return cls(column=values.pop("time", None), upserts=values.pop("mode") == "upsert", **values)
+
+    def times(self, columns: list[str]) -> BatchTimes:
+        """Return what the times of a DataFrame of those columns are; raises InvalidUsage where options contradict."""
+        is_plain = "_time" not in columns and self.column is None
+        return BatchTimes.of(
+            is_plain,
+            self.seal,
+            self.watermark,
+            self.late,
+            self.late_collection,
+            is_keyed=self.upserts,
+            allow_future=self.allow_future,
+        )

@@ -1,0 +1,250 @@
+"""Arrow types of collections and the types Spark has for them.
+
+Spark has no unsigned, half-precision or large types, one unit of time (microseconds) and one of dates. A column is
+read as the narrowest Spark type that holds all its values; what Spark cannot hold at all is refused with its name.
+
+    uint8, uint16, uint32, uint64   short, int, long, decimal(20, 0)
+    float16                         float
+    large and fixed-size types      string, binary, array
+    date64                          date
+    timestamp, duration, time of any unit    microseconds; a value with nanoseconds is an error when it is read
+    decimal256                      decimal, if its precision is at most 38
+
+A timestamp without a time zone is TIMESTAMP_NTZ and never anything else: Spark takes such a value that a task gives it
+as TIMESTAMP for one in UTC, and says nothing.
+"""
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+from pyspark.sql import types
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import DataType, StructType
+
+from persist.codecs.types.arrow_types import children
+from persist.core.errors import InvalidUsage, SchemaMismatch
+from persist.engine.read.scanning.scan import rows_without_columns
+
+_WIDENED = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.large_string(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.date64(): pa.date32(),
+}
+
+
+def spark_schema(arrow: pa.Schema) -> StructType:
+    """Return the schema in which Spark reads columns of an Arrow schema; a field is as nullable there as here.
+
+    Raises:
+        SchemaMismatch: Spark has no type for a column.
+    """
+    held = pa.schema([field.with_type(_spark_type(field.type, field.name)) for field in arrow])
+    # PySpark's own default has changed.
+    return from_arrow_schema(held, prefer_timestamp_ntz=True)
+
+
+def as_spark_expects(table: pa.Table, schema: StructType) -> pa.Table:
+    """Return table in exactly the Arrow form that Spark expects of schema.
+
+    Raises:
+        InvalidUsage: a value does not fit, such as a timestamp with nanoseconds; or schema, which somebody has given,
+            has timestamps with a time zone where table has some without, or the other way round.
+    """
+    target = utc_arrow_schema(schema)
+    if not target.names:
+        return rows_without_columns(len(table))
+    for field in target:
+        _check_zones(table.schema.field(field.name).type, field.type, field.name)
+    try:
+        return table.select(target.names).cast(target)
+    except pa.ArrowInvalid as error:
+        raise InvalidUsage(
+            f"a value cannot be given to Spark: {error}. Select other columns with the option 'columns', or read it "
+            "in Python."
+        ) from error
+
+
+def _check_zones(given: Any, wanted: Any, column: str) -> None:
+    """Refuse what Arrow would cast as if local times were UTC."""
+    if pt.is_timestamp(given) and pt.is_timestamp(wanted) and (given.tz is None) != (wanted.tz is None):
+        kinds = ("TIMESTAMP_NTZ", "TIMESTAMP") if given.tz is None else ("TIMESTAMP", "TIMESTAMP_NTZ")
+        raise InvalidUsage(
+            f"column {column!r} holds {given}, which is {kinds[0]} in Spark, and is asked for as {kinds[1]}: that "
+            f"takes a time zone, which nobody has named. Read it as {kinds[0]}, and cast it in Spark, which takes the "
+            "session's time zone."
+        )
+    if pt.is_nested(given) and pt.is_nested(wanted):
+        for inside, other in zip(children(given), children(wanted), strict=False):
+            _check_zones(inside.type, other.type, column)
+
+
+def as_collection_expects(table: pa.Table, arrow: pa.Schema) -> pa.Table:
+    """Return table with the columns that Spark could hold only in a wider type cast back to those of arrow.
+
+    What does not convert, because it is out of range or of another type altogether, is left for `to_updates` to refuse:
+    Arrow's casts of nested values would take other fields for NULL, and round.
+    """
+    for at, field in enumerate(table.schema):
+        wanted = arrow.field(field.name).type if field.name in arrow.names else field.type
+        if wanted != field.type and (pt.is_nested(wanted) or pt.is_uint64(wanted)) and _is_held_as(wanted, field.type):
+            try:
+                table = table.set_column(at, field.with_type(wanted), table.column(at).cast(wanted))
+            except pa.ArrowException:
+                continue
+    return table
+
+
+def _is_held_as(wanted: Any, given: Any) -> bool:
+    """Tell whether given is how Spark holds values of a type, or another type of integers."""
+    if pt.is_struct(wanted):
+        return (
+            pt.is_struct(given)
+            and [field.name for field in wanted] == [field.name for field in given]
+            and all(_is_held_as(a.type, b.type) for a, b in zip(wanted, given, strict=True))
+        )
+    if pt.is_map(wanted):
+        return (
+            pt.is_map(given)
+            and _is_held_as(wanted.key_type, given.key_type)
+            and _is_held_as(wanted.item_type, given.item_type)
+        )
+    if pt.is_nested(wanted):
+        return pt.is_list(given) and _is_held_as(wanted.value_type, given.value_type)
+    if pt.is_integer(wanted) and pt.is_integer(given):
+        return True
+    if pt.is_timestamp(wanted):
+        return pt.is_timestamp(given) and (wanted.tz is None) == (given.tz is None)
+    # Half a float is held as a whole one, of which not all values fit.
+    return not pt.is_float16(wanted) and bool(given == _spark_type(wanted, ""))
+
+
+def _spark_type(type_: pa.DataType, column: str) -> pa.DataType:
+    if type_ in _WIDENED:
+        return _WIDENED[type_]
+    if pt.is_fixed_size_binary(type_):
+        return pa.binary()
+    if pt.is_timestamp(type_):
+        return pa.timestamp("us", type_.tz)
+    if pt.is_duration(type_):
+        return pa.duration("us")
+    if pt.is_time(type_):
+        return pa.time64("us")
+    if pt.is_decimal(type_):
+        return _decimal(type_, column)
+    if pt.is_nested(type_):
+        return _nested(type_, column)
+    return type_
+
+
+def _decimal(type_: Any, column: str) -> pa.DataType:
+    if type_.precision > 38:
+        raise SchemaMismatch(
+            f"column {column!r} of type {type_} does not fit Spark, whose decimals have at most 38 digits. "
+            "Select other columns with the option 'columns'."
+        )
+    return pa.decimal128(type_.precision, type_.scale)
+
+
+def _nested(type_: Any, column: str) -> pa.DataType:
+    if pt.is_struct(type_):
+        return pa.struct([field.with_type(_spark_type(field.type, column)) for field in type_])
+    if pt.is_map(type_):
+        return pa.map_(_spark_type(type_.key_type, column), _spark_type(type_.item_type, column))
+    return pa.list_(_spark_type(type_.value_type, column))
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as Spark takes it whatever characters it has."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def utc_arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the schema of a DataFrame in Arrow, with moments in UTC."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def to_stored_schema(schema: StructType, *, creates: bool = False) -> pa.Schema:
+    """Return the schema of rows to be stored, in Arrow.
+
+    Args:
+        creates: the columns are to have these types, so that each type must be the same when it is read.
+
+    Raises:
+        SchemaMismatch: a collection cannot hold a type of Spark as it is.
+    """
+    for field in schema.fields:
+        _check_kept(field.dataType, field.name, creates=creates)
+    return utc_arrow_schema(schema)
+
+
+_KEPT = (
+    types.BooleanType,
+    types.ByteType,
+    types.ShortType,
+    types.IntegerType,
+    types.LongType,
+    types.FloatType,
+    types.DoubleType,
+    types.DecimalType,
+    types.BinaryType,
+    types.DateType,
+    types.TimestampType,
+    types.TimestampNTZType,
+)
+_REMEDIES: dict[type[DataType], str] = {
+    types.VariantType: "to_json(…) makes it a STRING, and CAST(… AS STRUCT<…>) one of typed columns",
+    types.GeometryType: "ST_AsBinary(…) makes it BINARY",
+    types.GeographyType: "ST_AsBinary(…) makes it BINARY",
+    types.NullType: "CAST(NULL AS STRING), say, has a type",
+    types.CharType: "CAST(… AS STRING) has the same values",
+    types.VarcharType: "CAST(… AS STRING) has the same values",
+    types.YearMonthIntervalType: "CAST(CAST(… AS INTERVAL MONTH) AS INT) counts its months",
+    types.CalendarIntervalType: "Store its months, days and microseconds in columns of their own",
+    types.UserDefinedType: "Store its parts, such as vector_to_array(…), in columns of their own",
+}
+
+
+def _check_kept(kind: DataType, column: str, *, creates: bool) -> None:
+    """Refuse a type of Spark that is another one when it is read; or that holds other values, if creates is not set."""
+    if isinstance(kind, types.StructType):
+        for field in kind.fields:
+            _check_kept(field.dataType, column, creates=creates)
+        if len({*kind.names}) == len(kind.names) > 0:
+            return
+        remedy = "Give each of its fields a name of its own, and at least one"
+    elif isinstance(kind, types.ArrayType):
+        return _check_kept(kind.elementType, column, creates=creates)
+    elif isinstance(kind, types.MapType):
+        _check_kept(kind.keyType, column, creates=creates)
+        return _check_kept(kind.valueType, column, creates=creates)
+    elif isinstance(kind, _KEPT):
+        return
+    elif same := _same_values(kind):
+        if kind == same or not creates:
+            return
+        remedy = f"CAST(… AS {same.simpleString().upper()}) has the same values"
+    elif isinstance(kind, types.NullType) and not creates:
+        return
+    else:
+        remedy = next(
+            (remedy for refused, remedy in _REMEDIES.items() if isinstance(kind, refused)), "Cast it to another type"
+        )
+    raise SchemaMismatch(
+        f"column {column!r} holds {kind.simpleString().upper()}, a type of Spark that a collection cannot hold as it "
+        f"is: it would be another one when it is read. {remedy}."
+    )
+
+
+def _same_values(kind: DataType) -> DataType | None:
+    """Return the type in which Spark reads values of a type that is written with the same ones; None for others."""
+    if isinstance(kind, types.StringType):
+        return types.StringType()
+    if isinstance(kind, types.DayTimeIntervalType):
+        return types.DayTimeIntervalType()
+    return types.TimeType() if isinstance(kind, types.TimeType) else None

@@ -1,0 +1,407 @@
+"""How the rows of a DataFrame become updates, and how the tasks of a job upload them for the driver to commit.
+
+Times and diffs of updates come from one of these:
+
+    _time and _diff are columns        they are the updates
+    one time for all rows              plain rows, inserted; or with a column _diff
+    a column of event times            the same; a long as it is, a timestamp in microseconds since 1970
+
+If the collection has a timeline, timestamps are its times, in `_time` as in any other column, and exactly: what its
+unit cannot hold is refused.
+
+Rows are ranged by key over the tasks and sorted within them, in an order that agrees with that of parts, so that the
+parts of one job do not overlap. Spark orders as parts do: NULL last is asked for, NaN comes after numbers, and text is
+compared by bytes. Columns with values within values are left out of the order, because Spark puts a NULL in there
+first; tasks sort by them.
+
+If the collection is keyed, rows are its events, and as few of them as possible travel to the driver.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import DIFF, TIME, CollectionSchema, Side
+from persist.codecs.updates.updates import Stamp, to_updates
+from persist.compute.tasks.batch_times import LateFilter
+from persist.compute.tasks.keyed_work import KeyedWork
+from persist.compute.tasks.planned_write import DigestSum, SinkOptions, Target, digests_added, gathered, upload
+from persist.connect.spark.frames import map_in_tasks, match_names
+from persist.connect.spark.types import as_collection_expects, quoted, to_stored_schema, utc_arrow_schema
+from persist.connect.spark.workers import surfaced_errors, writable
+from persist.core.antichain import Antichain
+from persist.core.errors import (
+    FrontierRegression,
+    InvalidUpdate,
+    InvalidUsage,
+    NotKeyed,
+    SchemaMismatch,
+    UpdateNotBeyondUpper,
+)
+from persist.core.keyed.events import event_fields
+from persist.core.keyed.form import machine_of
+from persist.core.keyed.intake import EventTable, to_events
+from persist.core.keyed.machine import DELETED, SEQ, Machine
+from persist.core.log.fields import KeyedForm
+from persist.core.state.contents import CollectionState
+from persist.core.timeline import timeline_of
+from persist.engine.location.opening import loaded, read_engine
+from persist.engine.read.keyed.key_replacement import check_one_row_per_key
+from persist.engine.read.keyed.resolution import machine_needed
+
+RESERVED = (TIME, DIFF, DELETED, SEQ)  # Columns that say more of a row.
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What rows mean.
+
+    Attributes:
+        time: of every row, if neither `_time` nor column says it.
+        column: whose values are the times; stored too if the collection has a column of that name.
+        folds: columns of a DataFrame stand for those of the collection whatever the case of their letters. Tasks of a
+            data source are not told how the session has it.
+    """
+
+    schema: CollectionSchema
+    time: int | None = None
+    column: str | None = None
+    folds: bool = True
+
+    def check(self, schema: StructType) -> None:
+        """Check the columns of a DataFrame before any of its rows is made.
+
+        Raises:
+            SchemaMismatch: they do not fit the collection.
+            InvalidUsage: they contradict the options.
+        """
+        rows = to_stored_schema(schema).empty_table()
+        names = self._renamed(rows).column_names
+        if "_time" in names and (self.time is not None or self.column is not None):
+            other = "the option time" if self.column is None else f"time={self.column!r}"
+            raise InvalidUsage(
+                f"the DataFrame has a column _time, and {other} says the times, too. Drop the column, or the option."
+            )
+        if self.column is not None and self.column not in names:
+            raise SchemaMismatch(
+                f"{self.column!r}, which is to say the times, is not a column of the DataFrame, which has "
+                f"{schema.names}. A time that all rows have is a number, or a moment such as 2026-11-20T12:00:00Z."
+            )
+        self.updates(rows)
+
+    def _renamed(self, table: pa.Table) -> pa.Table:
+        """Return rows under the names of the collection, and of what says the times."""
+        known = (*self.schema.names, *RESERVED, *(() if self.column is None else (self.column,)))
+        return table.rename_columns(match_names(table.column_names, known, folds=self.folds))
+
+    def updates(self, table: pa.Table) -> pa.Table:
+        """Return rows as a table of updates; raises what `to_updates` raises, and InvalidUpdate for a diff of 0."""
+        table = self._renamed(table)
+        if self.column is not None:
+            table = self._with_times(table, self.column)
+        _check_diffs(table)
+        table = as_collection_expects(table, self.schema.arrow)
+        plain = self.time is not None or self.column is not None
+        return to_updates(
+            table,
+            self.schema,
+            default_time=self.time,
+            default_diff=1 if plain else None,
+            moments=timeline_of(self.schema),
+        )
+
+    def _with_times(self, table: pa.Table, column: str) -> pa.Table:
+        values = table.column(column)
+        if values.null_count:
+            row = pc.index(values.is_null(), True).as_py()
+            raise InvalidUpdate(
+                f"row {row} has NULL in {column!r}, which says its time: every update needs one. Fill it in."
+            )
+        times = self._times(values, column)
+        if column not in self.schema.names:
+            table = table.drop_columns([column])
+        return table.append_column("_time", times)
+
+    def _times(self, values: pa.ChunkedArray, column: str) -> pa.ChunkedArray:
+        if pt.is_integer(values.type):
+            return values.cast(pa.int64())
+        timeline = timeline_of(self.schema)
+        if timeline is not None:
+            times = timeline.column_of_times(values, column)
+            if pt.is_integer(times.type):
+                return times
+        if not pt.is_timestamp(values.type):
+            raise SchemaMismatch(
+                f"the column {column!r}, which says the times, is {values.type}: times come from a column of integers "
+                "or of timestamps"
+            )
+        return values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())
+
+
+def _check_diffs(table: pa.Table) -> None:
+    if "_diff" not in table.column_names or not pt.is_integer(table.column("_diff").type):
+        return
+    zero = pc.equal(table.column("_diff"), 0)
+    if pc.any(zero).as_py():
+        row = pc.index(zero.fill_null(False), True).as_py()
+        raise InvalidUpdate(
+            f"row {row} has _diff 0, which changes nothing: a diff is how often the record comes (above 0) or goes "
+            '(below 0). Leave such rows out, for example with .where("_diff <> 0").'
+        )
+
+
+@dataclass(frozen=True)
+class UploadTask:
+    """What each task of the job does.
+
+    Attributes:
+        lower: updates before it are late and left out, unless it is None.
+        digest_by: by what columns the digest of the rows is taken; none if nobody needs it.
+        marker: a column that is true where a row counts for the digest; it is not written. None: all of them count.
+        only_digest: upload nothing.
+        one_per_key: raise DuplicateKeys if rows with the marker repeat a key; those of each key come together.
+    """
+
+    target: Target
+    rows: Rows
+    lower: int | None = None
+    digest_by: tuple[str, ...] = ()
+    marker: str | None = None
+    only_digest: bool = False
+    one_per_key: bool = False
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield one row, that of an `Uploaded`."""
+        uploaded = msgspec.json.encode(self.run(batches))
+        yield pa.record_batch({"uploaded": pa.array([uploaded], pa.binary())})
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> "Uploaded":
+        """Upload the updates of one task. Memory: about four times `BUFFER_BYTES_MAX`, and a part."""
+        late, digest, keys = LateFilter(self.lower), DigestSum(self.digest_by), OnePerKey(self.target)
+        with surfaced_errors():
+            tables = (late.kept(self._updates(table, digest, keys)) for table in gathered(batches))
+            if self.only_digest:
+                tables = (table.slice(0, 0) for table in tables)
+            return Uploaded(upload(self.target, tables), late.count, digest.total)
+
+    def _updates(self, table: pa.Table, digest: DigestSum, keys: "OnePerKey") -> pa.Table:
+        if self.marker is None:
+            return digest.passed(self.rows.updates(table))
+        rows = table.drop_columns([self.marker])
+        new = digest.passed(self.rows.updates(rows.filter(table[self.marker])))
+        if self.one_per_key:
+            keys.check(new)
+        return self.rows.updates(rows)
+
+
+@dataclass
+class OnePerKey:
+    """Looks for keys that come more than once in tables, in which the rows of each key follow each other."""
+
+    target: Target
+    last: pa.Table | None = None
+
+    def check(self, rows: pa.Table) -> None:
+        """Raise DuplicateKeys if there is one in rows, or at the end of those before."""
+        if not len(rows):
+            return
+        seen = rows if self.last is None else pa.concat_tables([self.last, rows])
+        check_one_row_per_key(seen, self.target.schema, self.target.name, "overwrite")
+        self.last = rows.slice(len(rows) - 1)
+
+
+class Uploaded(msgspec.Struct, frozen=True, array_like=True):
+    """What came of tasks.
+
+    Attributes:
+        parts: that they stored.
+        late: how many updates were left out.
+        digest: of the rows that they were given; None if it was not wanted.
+    """
+
+    parts: tuple[Part, ...]
+    late: int
+    digest: int | None
+
+    @classmethod
+    def together(cls, tasks: Sequence["Uploaded"]) -> "Uploaded":
+        """Return what came of several tasks."""
+        parts = tuple(part for task in tasks for part in task.parts)
+        return cls(parts, sum(task.late for task in tasks), digests_added(task.digest for task in tasks))
+
+
+def upload_by_tasks(df: DataFrame, task: UploadTask) -> Uploaded:
+    """Run a job that uploads all rows, and return what came of all tasks.
+
+    Only one attempt of each task counts; what others have stored is garbage, as is all if the job fails.
+    """
+    rows = map_in_tasks(df, task.__call__, "uploaded binary").collect()
+    return Uploaded.together([msgspec.json.decode(row.uploaded, type=Uploaded) for row in rows])
+
+
+def ranged(df: DataFrame, schema: CollectionSchema, partitions: int | None = None) -> DataFrame:
+    """Return df ranged over tasks by key, and sorted within them by key, value and `_time`.
+
+    Args:
+        partitions: how many tasks; None lets Spark choose by the size of the data, up to spark.sql.shuffle.partitions.
+    """
+    if not _has_distinct_names(schema):
+        return df if partitions is None else df.repartition(partitions)
+    keys = ascending(schema, schema.key_names)
+    if keys:
+        df = df.repartitionByRange(*keys) if partitions is None else df.repartitionByRange(partitions, *keys)
+    elif partitions is not None:
+        df = df.repartition(partitions)
+    order = ascending(schema, (*schema.names, "_time") if "_time" in df.columns else schema.names)
+    return df.sortWithinPartitions(*order) if order else df
+
+
+def is_ranged_by_key(schema: CollectionSchema) -> bool:
+    """Whether all rows of one key come to the same task in `ranged`."""
+    if not _has_distinct_names(schema):
+        return False
+    return bool(schema.key_names) and not pt.is_nested(schema.arrow.field(schema.key_names[0]).type)
+
+
+def _has_distinct_names(schema: CollectionSchema) -> bool:
+    """Return whether Spark can tell columns apart: mostly, it cannot if they differ by case only."""
+    return len({name.lower() for name in schema.arrow.names}) == len(schema.arrow.names)
+
+
+def ascending(schema: CollectionSchema, names: Iterable[str]) -> list[Column]:
+    """Return the order by some columns, up to the first that Spark does not order as parts do."""
+    flat = takewhile(lambda name: not pt.is_nested(schema.arrow.field(name).type), names)
+    return [F.col(quoted(name)).asc_nulls_last() for name in flat]
+
+
+@dataclass(frozen=True)
+class EventRows:
+    """What the rows of a DataFrame mean.
+
+    Attributes:
+        stamp: what rows without a column `_time` lack.
+        machine: of the collection, if it is none of those in the box.
+        folds: as of `Rows`.
+    """
+
+    schema: CollectionSchema
+    form: KeyedForm
+    stamp: Stamp | None
+    machine: Machine | None = None
+    folds: bool = True
+
+    def __call__(self, rows: pa.Table) -> EventTable:
+        """Return rows as events; raises what `to_events` does."""
+        fields = event_fields(self.schema, self.form)
+        expected = CollectionSchema(self.schema.key, Side(fields), self.schema.timeline).arrow
+        column = self.stamp.time if self.stamp is not None and isinstance(self.stamp.time, str) else None
+        known = (*expected.names, *RESERVED, *(() if column is None else (column,)))
+        rows = rows.rename_columns(match_names(rows.column_names, known, folds=self.folds))
+        rows = as_collection_expects(rows, expected)
+        return to_events(rows, self.schema, self.form, self.stamp, timeline_of(self.schema), self.machine)
+
+    def check(self, schema: StructType) -> None:
+        """Check the columns of a DataFrame before any of its rows is made.
+
+        Raises:
+            SchemaMismatch: they do not fit the collection.
+        """
+        if self.stamp is not None and TIME in match_names(schema.names, RESERVED, folds=self.folds):
+            raise InvalidUsage("the DataFrame has a column _time, and the option time says it, too. Drop one of them.")
+        self(to_stored_schema(schema).empty_table())
+
+
+def planned(
+    options: SinkOptions,
+    schema: StructType,
+    machine: Machine | None = None,
+    *,
+    is_plain: bool = False,
+    collects: bool = False,
+    folds: bool = True,
+) -> KeyedWork:
+    """Plan a batch of events, and check what can be checked before any task starts.
+
+    Args:
+        schema: of the DataFrame of events.
+        is_plain: rows have no times yet, and get one when they are committed.
+        collects: late events are left out, so a time that all of them have may be one.
+        folds: as of `Rows`.
+
+    Raises:
+        CollectionNotFound, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression.
+    """
+    name = options.collection
+    with writable(name), read_engine(options.location, options.storage) as engine:
+        handle = loaded(engine, name)
+        for what, named in (("time", options.time), ("seal", options.seal)):
+            handle.check_meant(what, named, allow_future=options.allow_future)
+        contents = handle.contents()
+        target = Target.of(handle, options.location, options.storage)
+        target = replace(target, schema=contents.schema, keyed=contents.keyed)
+        stamp = Stamp(contents.upper.time or 0) if is_plain else handle.stamp(options.time, None)
+        end = None if options.seal is None else handle.frontier("upper", options.seal)
+        is_done = handle.remembers(contents, options.token)
+        if is_plain and handle.timeline is not None and not options.allow_future:
+            engine.check_clock()
+    if contents.keyed is None:
+        raise NotKeyed(name)
+    needed = machine_needed(machine_of(contents.keyed, machine, name), contents.keyed, name)
+    rows = EventRows(target.schema, contents.keyed, stamp, machine, folds)
+    rows.check(schema)
+    work = KeyedWork(target, contents, needed, rows, end, options.token, collects, is_done)
+    if not work.is_done:
+        _check_times(contents, None if stamp is None or collects else stamp.time, end)
+    return work
+
+
+def _check_times(contents: CollectionState, time: int | str | None, end: Antichain | None) -> None:
+    if isinstance(time, int) and not contents.upper.has_beyond(time):
+        raise UpdateNotBeyondUpper(time, contents.upper)
+    if end is not None and not contents.upper <= end:
+        raise FrontierRegression("upper", end, contents.upper)
+
+
+def packed(batches: Iterable[pa.RecordBatch], bytes_max: int | None) -> tuple[bytes | None, int]:
+    """Return the rows of a task as an Arrow stream, and their size; no stream if there are none, or more than that."""
+    held, size = list[pa.RecordBatch](), 0
+    for batch in batches:
+        if batch.num_rows:
+            held.append(batch)
+            size += batch.nbytes
+        if bytes_max is not None and size > bytes_max:
+            return None, size
+    if not held:
+        return None, 0
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, held[0].schema) as stream:
+        for batch in held:
+            stream.write_batch(batch)
+    return bytes(sink.getvalue()), size
+
+
+def rows_of(schema: StructType, streams: Sequence[bytes]) -> pa.Table:
+    """Return the rows of Arrow streams as one table, with the columns of a DataFrame."""
+    tables = [pa.ipc.open_stream(stream).read_all() for stream in streams]
+    return pa.concat_tables(tables) if tables else utc_arrow_schema(schema).empty_table()
+
+
+@dataclass(frozen=True)
+class Replanning:
+    """Plans work again, with the time of rows that have none, a seal, and contents as they are."""
+
+    work: KeyedWork
+
+    def __call__(self, stamp: Stamp | None, end: Antichain | None, contents: CollectionState) -> KeyedWork:
+        rows = self.work.to_events
+        assert isinstance(rows, EventRows), "it was planned here"
+        return replace(self.work, to_events=replace(rows, stamp=stamp or rows.stamp), end=end, contents=contents)

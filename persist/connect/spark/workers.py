@@ -1,0 +1,183 @@
+"""What all tasks have in common: which Python runs them, how many there are, how their errors reach users, their logs.
+
+Without `PYSPARK_PYTHON` workers run the first `python3` on the path, which need not be the driver's, nor have this
+library. PySpark then complains of a data source that it cannot find, or of pickles. Workers of a local master run on
+this machine, so they are made to run the driver's Python, unless somebody has chosen another one. What was chosen, and
+what workers run elsewhere, is asked once for each session: of the Python itself where workers run on this machine, and
+by a job of one task elsewhere. Spark Connect tells neither.
+
+Spark formats an exception of a Python worker, with its traceback, into one of its own; the class is lost, and our
+message ends up below our frames and Spark's. For an error that is meant for the user the frames say nothing, so the
+worker is asked to leave them out: what is left is the name of the error and its message. The worker process ends right
+after it has reported an error, so the request concerns nothing else.
+
+A Python data source has no metrics of its own in Spark 4.3. With `spark.sql.pyspark.worker.logging.enabled`, Spark
+keeps what its Python workers log, to be seen by `spark.tvf.python_worker_logs()`. Without it, nothing is logged:
+executors' logs are not for each slice of each read.
+"""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from persist import __version__
+from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError
+from persist.engine.read.scanning.scan import Scan
+
+if TYPE_CHECKING:  # What readers in tasks use of this module needs no Spark.
+    from pyspark.sql import SparkSession
+
+
+_ASKED = "import sys; print(*sys.version_info[:2], sep='.'); from persist import __version__ as v; print(v)"
+_TIMEOUT_S = 60
+_WORKERS, _DRIVER = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"
+_BY_DEFAULT = "python3"  # What PySpark has workers run if nobody says anything.
+
+
+def name_driver() -> None:
+    """Tell a JVM that is still to be started which Python the driver runs, unless the environment says it already.
+
+    The JVM looks for data sources by this Python. It has no other way to know it than this variable.
+    """
+    if not {_WORKERS, _DRIVER} & os.environ.keys():
+        os.environ[_DRIVER] = sys.executable
+
+
+def choose_local_workers(context: SparkContext) -> None:
+    """Have workers on this machine run the driver's Python, unless somebody has chosen another one."""
+    is_chosen = context.pythonExec != _BY_DEFAULT or _WORKERS in os.environ
+    if context.master.startswith("local") and not is_chosen:
+        context.pythonExec = sys.executable
+
+
+def check_workers(spark: SparkSession) -> None:
+    """Raise InvalidUsage, in one line, if the workers of a session run a Python that cannot do the driver's work."""
+    try:
+        context = spark.sparkContext
+    except (PySparkException, AttributeError):  # Spark Connect has none.
+        return
+    choose_local_workers(context)
+    if context.master.startswith("local"):
+        check_python(context.pythonExec, sys.executable)
+    else:
+        _check_there(context)
+
+
+@lru_cache(maxsize=16)
+def check_python(command: str, ours: str) -> None:
+    """Raise InvalidUsage if workers on this machine, which run a command, cannot do what a driver's Python does."""
+    python = shutil.which(command)
+    if python is None:
+        raise InvalidUsage(_told(f"{command}, which there is not"))
+    if os.path.dirname(os.path.abspath(python)) == os.path.dirname(os.path.abspath(ours)):
+        return
+    asked = subprocess.run([python, "-c", _ASKED], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    version, library = [*asked.stdout.split(), "", ""][:2]
+    _check(python, version, library)
+
+
+@lru_cache(maxsize=16)
+def _check_there(context: Any) -> None:
+    # Workers that lack this module must be able to load it all the same: as a value, not by its name.
+    asking = FunctionType(_answered.__code__, {"__name__": "__main__"}, "answered")
+    asking.__module__ = "__main__"
+    try:
+        [(python, version, library)] = context.parallelize([0], 1).mapPartitions(asking).collect()
+    except PySparkException as error:
+        if "PYTHON_VERSION_MISMATCH" in str(error):
+            raise InvalidUsage(_told("another version of Python")) from error
+        return  # Whatever else is wrong, what is asked of Spark next tells better.
+    _check(python, version, library)
+
+
+def _answered(_: Iterable[int]) -> "Iterator[tuple[str, str, str]]":
+    import sys
+
+    try:
+        from persist import __version__ as library
+    except ImportError:
+        library = ""
+    yield sys.executable, f"{sys.version_info[0]}.{sys.version_info[1]}", library
+
+
+def _check(python: str, version: str, library: str) -> None:
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if version != ours:
+        raise InvalidUsage(_told(f"{python} (Python {version or 'unknown'}, and the driver's is {ours})"))
+    if library != __version__:
+        has = f"persist {library}" if library else "no persist"
+        raise InvalidUsage(_told(f"{python} (which has {has}, and the driver has {__version__})"))
+
+
+def _told(what: str) -> str:
+    return (
+        f"Spark's workers run {what}: set PYSPARK_PYTHON={sys.executable}, or where workers have this library, before "
+        "the session is made."
+    )
+
+
+PARALLEL_DEFAULT = 8  # Where the session does not say: a remote one.
+_KEPT = "PYSPARK_SPARK_SESSION_UUID"  # Set by Spark in workers whose log it keeps.
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def surfaced_errors() -> Iterator[None]:
+    """Let a PersistError reach Spark's user as its class name and message, without frames."""
+    try:
+        yield
+    except PersistError:
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
+
+
+@contextmanager
+def writable(collection: str) -> Iterator[None]:
+    """Say what creates the collection that is to be written, if it is missing."""
+    try:
+        yield
+    except CollectionNotFound as error:
+        error.remedy = (
+            f"persist.spark.write(df, location, {collection!r}, key=[…]) creates it with the columns of df, and "
+            "client.create_or_load with any others, or keyed."
+        )
+        raise
+
+
+def tell(message: str, *arguments: object) -> None:
+    """Log a message, if Spark keeps it."""
+    if _KEPT in os.environ:
+        logger.setLevel(logging.INFO)
+        logger.info(message, *arguments)
+
+
+def parallelism(spark: "SparkSession") -> int:
+    """Return how many tasks can run at a time, as far as is known."""
+    context: Any = None
+    try:
+        context = spark.sparkContext
+    except Exception:  # Spark Connect has none, and says so with an error of its own.
+        return PARALLEL_DEFAULT
+    return max(1, int(context.defaultParallelism))
+
+
+def task_count(spark: "SparkSession", scan: Scan) -> int:
+    """Return in how many slices to read a scan."""
+    return scan.task_count(parallelism(spark))
+
+
+def slices_for(spark: "SparkSession", scan: Scan) -> list[Scan]:
+    """Return a scan cut into slices of about equal size, in key order."""
+    return scan.slices(task_count(spark, scan))

@@ -1,0 +1,155 @@
+"""Conditions on records, as SQL text or columns of Spark: which records are meant is not left to casts that round.
+
+Spark compares a BIGINT with a DOUBLE as DOUBLE, and text that is no number is NULL if ANSI is off: a condition would
+then find records that it does not name. So a cast that Spark has put in by itself is refused unless all values are the
+same after it. Spark Connect shows no plan; there the casts are Spark's.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
+from persist.connect.spark.types import quoted
+from persist.core.errors import InvalidUsage
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Which records are meant: those for which it is true, and neither false nor NULL.
+
+    Attributes:
+        text: it, for messages and for the digest of what a token names.
+    """
+
+    column: Column
+    text: str
+
+    @classmethod
+    def of(cls, given: str | Column) -> "Condition":
+        """Return a condition from SQL text or a column."""
+        if isinstance(given, str) and given.strip():
+            return cls(F.expr(given), given)
+        if isinstance(given, Column):
+            return cls(given, str(given))
+        raise InvalidUsage(f'{given!r:.80} is no condition: give SQL text such as "amount > 5", or a column of Spark')
+
+    def raised(self, df: DataFrame) -> Column:
+        """Return a column of longs that fails the task, naming a row of df for which this is not true."""
+        refusal = (
+            f"persist.errors.InvalidUsage: where={self.text} is not true for all rows of the DataFrame, so they would "
+            "come beside what is there and not in its place: leave them out, or widen the condition. Nothing was "
+            "written. One of them is "
+        )
+        row = F.struct(*(F.col(quoted(name)) for name in df.columns)).cast("string")
+        return F.raise_error(F.concat(F.lit(refusal), row)).cast("long")
+
+    def filter(self, records: DataFrame) -> DataFrame:
+        """Return the records that are meant.
+
+        Raises:
+            InvalidUsage: Spark would compare values that are not the same after a cast of its own.
+        """
+        found = records.where(self.column)
+        if isinstance(found, ClassicDataFrame):
+            plan: Any = found._jdf.queryExecution().analyzed()
+            jvm: Any = found.sparkSession._jvm
+            self._check(plan.condition(), jvm.org.apache.spark.sql.catalyst.expressions.Cast.USER_SPECIFIED_CAST())
+        return found
+
+    def _check(self, term: Any, by_user: Any, above: str = "") -> None:
+        """Raise InvalidUsage if a term has a cast that nobody wrote, and that not all values survive.
+
+        Args:
+            above: the kind of the term around it. Arithmetic with floats is what somebody has written.
+        """
+        name = term.getClass().getSimpleName()
+        if name == "Cast" and not term.getTagValue(by_user).isDefined():
+            source, target = (_kind(part) for part in (term.child(), term))
+            is_counted = above in _ARITHMETIC and isinstance(source, T.NumericType)
+            is_same = _keeps_constant if term.child().foldable() else _keeps_all
+            if not (is_counted or is_same(source, target, term)):
+                raise InvalidUsage(
+                    f"where={self.text}: Spark would compare {term.child().sql()}, which is "
+                    f"{source.simpleString().upper()}, as {target.simpleString().upper()}, and that can be the same as "
+                    "another value. Give a value of the column's own type, or write the CAST that you mean."
+                )
+        children = term.children()
+        for at in range(children.size()):
+            self._check(children.apply(at), by_user, name)
+
+
+def _kind(term: Any) -> T.DataType:
+    field = {"name": "", "type": json.loads(term.dataType().json()), "nullable": True, "metadata": {}}
+    return T.StructField.fromJson(field).dataType
+
+
+_ARITHMETIC = ("Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod")
+_DIGITS = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 19}
+_EXACT_DIGITS = {T.FloatType: 6, T.DoubleType: 15}  # Numbers of so many digits are told apart.
+
+
+def _keeps_all(source: T.DataType, target: T.DataType, term: Any) -> bool:
+    """Return whether all values of a type are told apart after a cast to another one."""
+    if source.simpleString() == target.simpleString() or isinstance(target, T.StringType):
+        return True
+    if isinstance(source, T.FloatType) and isinstance(target, T.DoubleType):
+        return True
+    if isinstance(source, T.DateType):
+        return isinstance(target, T.TimestampType | T.TimestampNTZType)
+    digits, scale = _digits(source)
+    if digits and type(target) in _EXACT_DIGITS:
+        return digits <= _EXACT_DIGITS[type(target)]
+    most, places = _digits(target)
+    return bool(digits and most) and digits - scale <= most - places and scale <= places
+
+
+def _digits(kind: T.DataType) -> tuple[int, int]:
+    """Return how many digits a whole number or decimal has, and how many of them after the point; 0 for others."""
+    if isinstance(kind, T.DecimalType):
+        return kind.precision, kind.scale
+    return _DIGITS.get(type(kind), 0), 0
+
+
+_DAY = re.compile(r"\d{4}-\d{1,2}-\d{1,2}")
+_FINE = re.compile(r"\.\d{7}")
+
+
+def _number(value: Any) -> Decimal:
+    """Return a number of Python, or a decimal of Spark."""
+    return Decimal(value) if isinstance(value, int | float) else Decimal(str(value.toString()))
+
+
+def _keeps_constant(source: T.DataType, target: T.DataType, term: Any) -> bool:
+    """Return whether a constant is the same after a cast. A decimal in a text of SQL may stand for the next float."""
+    if isinstance(source, T.DecimalType) and type(target) in _EXACT_DIGITS:
+        return True
+    try:
+        given, value = term.child().eval(None), term.eval(None)
+    except Py4JError:  # Spark says what is wrong with it.
+        return True
+    if given is None or value is None:
+        return given is None
+    if isinstance(source, T.NumericType) and isinstance(target, T.NumericType):
+        return _number(given) == _number(value)
+    if not isinstance(source, T.StringType):
+        return _keeps_all(source, target, term)
+    text = str(given.toString()).strip()
+    if isinstance(target, T.DateType):
+        return bool(_DAY.fullmatch(text))
+    if isinstance(target, T.TimestampType | T.TimestampNTZType):
+        return not _FINE.search(text)
+    if isinstance(target, T.NumericType):
+        try:
+            number = Decimal(text)
+        except ArithmeticError:
+            return False
+        return isinstance(target, T.FractionalType) or number == _number(value)
+    return isinstance(target, T.StringType | T.BinaryType | T.BooleanType)

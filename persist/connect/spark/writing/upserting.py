@@ -1,0 +1,200 @@
+"""`persist.spark.upsert`: a DataFrame of events, to the driver if it is small, and resolved by tasks if it is large.
+
+A batch that fits on the driver is upserted there: a shuffle and a Python worker per task cost more than the look-ups.
+A large one is shuffled once, by ranges of keys that Spark cuts so that each has about equally many events, wherever
+these lie among the keys; each task then has all events of its keys, and reads of the collection what may hold them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from persist.blob.threads import SystemClock
+from persist.codecs.updates.updates import Stamp
+from persist.compute.tasks.batch_times import check_one_of
+from persist.compute.tasks.batches import ATTEMPTS
+from persist.compute.tasks.keyed_work import (
+    KeyedWork,
+    Stored,
+    commit_events,
+    commit_pended,
+    commit_resolved,
+    seal_done,
+)
+from persist.compute.tasks.planned_write import writing
+from persist.connect.spark.data_source import prepared
+from persist.connect.spark.frames import ignores_case, map_in_tasks, rename, spell
+from persist.connect.spark.options import write_options
+from persist.connect.spark.uploads import RESERVED, Replanning, ascending, is_ranged_by_key, packed, planned, rows_of
+from persist.connect.spark.workers import surfaced_errors
+from persist.core.antichain import Antichain
+from persist.core.errors import FrontierRegression, LateEvents, UpdateNotBeyondUpper
+from persist.core.keyed.machine import SEQ, Machine
+from persist.core.timeline import Moment
+from persist.engine.location.engine import Engine
+from persist.engine.location.resolver import Late
+from persist.engine.write.operations import AtCommit, times_together
+
+PARTITIONS_MAX = 100_000
+ON_DRIVER_BYTES_MAX = 64 << 20  # Of events; a task that has more says so, and sends none.
+Where = Literal["auto", "driver", "tasks"]
+
+
+def upsert(
+    df: DataFrame,
+    location: str,
+    collection: str,
+    *,
+    time: int | Moment | None = None,
+    seal: int | Moment | Antichain | None = None,
+    token: str | None = None,
+    where: Where = "auto",
+    partitions: int | None = None,
+    machine: Machine | None = None,
+    late: Late = "raise",
+    allow_future: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> pa.Table | None:
+    """Give the events of a DataFrame to a keyed collection, and perhaps seal; see `Collection.upsert`.
+
+    If two events of a key are equal in time and in `order_by`, the collection's `ties` says which of them counts. With
+    "last" that is the later row of df, as `collect` shows it. After a shuffle Spark promises no order of rows: then
+    create the collection with ties="greatest", which needs none, or with `order_by`.
+
+    With a seal, it is one commit; only if somebody else adds events or seals meanwhile, or events are waiting already,
+    the events are one commit and the seal that resolves them another. To choose by size, and to choose the ranges,
+    Spark may compute df up to three times, so cache it if that is dear.
+
+    Args:
+        df: the columns of the key, those of the value or, if the collection has a machine, of its events; perhaps
+            `_time`; and perhaps `_deleted`. Events without a time get that of the commit, which seals them.
+        time: of all events; text that does not begin with a day is the name of the column with the time of each. If the
+            collection has a timeline, times may be moments, and timestamps in columns; they must be exact.
+        seal: the upper to seal to; `Antichain()` is complete for ever. None means not to seal.
+        token: names this batch, so that doing it again does nothing.
+        where: "driver" looks keys up on the driver, in memory in proportion to df; "tasks" in tasks; "auto" chooses by
+            size.
+        partitions: how many tasks there are; None lets Spark choose.
+        machine: of the collection, if it is none of those in the box.
+        late: what to do with events at sealed times and below the late bound: "raise" refuses all, "collect" leaves
+            them out and gives them back. If another writer makes more of them late meanwhile, tasks begin again.
+        allow_future: take a time or a seal more than a day ahead of the clock; see `Collection.write`.
+        storage_options: as for `persist.open`.
+
+    Returns:
+        late events that were collected, as an Arrow table with `_reason`; None if there are none.
+
+    Raises:
+        CollectionNotFound, NotKeyed, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
+        UpdateNotBeyondUpper, FrontierRegression, LateEvents: an event or the seal is late; nothing was written.
+        Errors that tasks find, such as a key that is NULL, come as Spark's, with ours in its message.
+    """
+    check_one_of("where", where, get_args(Where))
+    check_one_of("late", late, get_args(Late))
+    df = rename(df, RESERVED)
+    options = write_options(
+        location, collection, spell(time, df), seal, token, partitions, storage_options, allow_future=allow_future
+    )
+    collects = late == "collect"
+    prepared(df.sparkSession)
+    folds = ignores_case(df.sparkSession)
+    work = planned(options, df.schema, machine, collects=collects, folds=folds)
+    with writing(options.location, options.storage) as engine:
+        if work.is_done:
+            seal_done(engine, work)
+            return None
+        rows = None if where == "tasks" else gathered_rows(df, None if where == "driver" else ON_DRIVER_BYTES_MAX)
+        if rows is not None:
+            return commit_events(engine, work, rows)
+        frame = by_key(df, work, partitions)
+        at_commit = time is None and "_time" not in df.columns
+        for attempt in range(ATTEMPTS):
+            try:
+                return _by_tasks(engine, _timed(work) if at_commit else work, frame)
+            except (UpdateNotBeyondUpper, FrontierRegression, LateEvents) as error:
+                is_late = at_commit and not isinstance(error, LateEvents)
+                if not (collects or is_late) or attempt == ATTEMPTS - 1:
+                    raise
+            work = planned(options, df.schema, machine, collects=collects, folds=folds)
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _timed(work: KeyedWork) -> KeyedWork:
+    """Return work with the time that a commit would give now, sealed: tasks resolve events by their times."""
+    id_ = work.target.id
+    asks = {id_: AtCommit(id_, work.target.schema.timeline)}
+    time = times_together(asks, {id_: work.contents.upper}, SystemClock().wall_ms())[id_]
+    return Replanning(work)(Stamp(time), Antichain(time + 1), work.contents)
+
+
+def _by_tasks(engine: Engine, work: KeyedWork, frame: DataFrame) -> pa.Table | None:
+    """Have tasks store events, or what they amount to, and commit it; return those that are late."""
+    if work.can_resolve:
+        stored = run(frame, work, resolves=True)
+        if commit_resolved(engine, work, stored):
+            return stored.late_events
+    stored = run(frame, work, resolves=False)
+    commit_pended(engine, work, stored)
+    return stored.late_events
+
+
+def by_key(df: DataFrame, work: KeyedWork, partitions: int | None) -> DataFrame:
+    """Return df with all rows of a key in one partition, in ranges of keys with about equally many rows.
+
+    They are in no order within a partition: tasks order events by more than Spark does, and in a fraction of the time.
+    Where their order may count, a column `_seq` tells it.
+    """
+    schema = work.target.schema
+    if work.needs_order:
+        df = df.withColumn(SEQ, F.monotonically_increasing_id())
+    if not is_ranged_by_key(schema):
+        return df.repartition(1)
+    keys = ascending(schema, schema.key_names)
+    return df.repartitionByRange(*keys) if partitions is None else df.repartitionByRange(partitions, *keys)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What each task of the job does with the events of its keys. Memory: all of them, several times."""
+
+    work: KeyedWork
+    resolves: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with surfaced_errors():
+            held = [batch for batch in batches if batch.num_rows]
+            if held:
+                stored = self.work.stored(pa.Table.from_batches(held), resolves=self.resolves)
+                yield pa.record_batch({"stored": pa.array([msgspec.json.encode(stored)], pa.binary())})
+
+
+def run(df: DataFrame, work: KeyedWork, *, resolves: bool) -> Stored:
+    """Run the job that stores what comes of events; only one attempt of each task counts."""
+    rows = map_in_tasks(df, _Task(work, resolves).__call__, "stored binary").collect()
+    answers = [msgspec.json.decode(row.stored, type=Stored) for row in rows]
+    return Stored.together(answers)
+
+
+def gathered_rows(df: DataFrame, bytes_max: int | None) -> pa.Table | None:
+    """Return all rows on the driver, or None if they are more than bytes_max."""
+    sent = map_in_tasks(df, _Gathering(bytes_max).__call__, "rows binary, size long").collect()
+    if any(row.rows is None for row in sent) or (bytes_max is not None and sum(row.size for row in sent) > bytes_max):
+        return None
+    return rows_of(df.schema, [row.rows for row in sent])
+
+
+@dataclass(frozen=True)
+class _Gathering:
+    """Sends the rows of a task to the driver, or NULL if they are too many."""
+
+    bytes_max: int | None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows, size = packed(batches, self.bytes_max)
+        if size:
+            yield pa.record_batch({"rows": pa.array([rows], pa.binary()), "size": pa.array([size], pa.int64())})

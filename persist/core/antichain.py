@@ -1,0 +1,197 @@
+"""Frontiers: antichains of times, which say how far a set of times reaches.
+
+A time is an integer, or in dataflows of several dimensions a tuple of integers under the product order: `a <= b` holds
+when it holds in every dimension, so two times may be neither before nor after each other. A frontier stands for the
+times that are greater than or equal to one of its elements ("beyond" it); the empty frontier has no time beyond it.
+Frontiers are ordered by how far they have come: `Antichain(3) <= Antichain(5) <= Antichain()`. (Timely dataflow,
+`src/progress/frontier.rs`.)
+"""
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.types.schema import TIME_MAX
+
+Time: TypeAlias = int | tuple[int, ...]
+Coordinates: TypeAlias = tuple[int, ...]
+
+
+def as_time(what: str, value: Any, *, most: int = TIME_MAX) -> int:
+    """Return value as a time, from any kind of integer.
+
+    Raises:
+        InvalidUsage: it is no integer in `[0, most]`; what says what it is.
+    """
+    try:
+        time = operator.index(value)
+    except TypeError:
+        time = -1
+    if isinstance(value, bool) or not 0 <= time <= most:
+        raise InvalidUsage(f"{what} {value!r} is not an integer in [0, {most}]: give a whole number from there")
+    return time
+
+
+def coordinates(what: str, time: Any, dimensions: int | None = None) -> Coordinates:
+    """Return a time as the tuple of its coordinates.
+
+    Raises:
+        InvalidUsage: it is no time, or has another number of dimensions than asked for; what says whose it is.
+    """
+    point = tuple(time) if isinstance(time, tuple | list) else (time,)
+    if not point or (dimensions is not None and len(point) != dimensions):
+        wanted = "an integer" if dimensions == 1 else f"a tuple of {dimensions or 'some'} integers"
+        raise InvalidUsage(f"{what} {time!r} has {len(point)} dimensions, and here a time is {wanted}")
+    return tuple(as_time(what, coordinate, most=TIME_MAX + 1) for coordinate in point)
+
+
+def as_given(point: Coordinates) -> Time:
+    """Return coordinates as users write times: a bare integer when there is one dimension."""
+    return point[0] if len(point) == 1 else point
+
+
+@dataclass(frozen=True, slots=True, init=False, eq=False)
+class Antichain:
+    """A frontier: `Antichain(11)`, `Antichain((0, 2), (1, 1))`, or the empty one, `Antichain()`.
+
+    `a <= b` holds when every element of b is beyond a. A time stands for the frontier that it is the element of:
+    `Antichain(11) == 11`. The empty frontier comes after every other.
+
+    Attributes:
+        elements: the least times beyond it, in order, each coordinate in `[0, 2**63 - 1]`. In one dimension they are
+            integers, and there is at most one of them; the frontier of a collection is always of that kind.
+    """
+
+    elements: tuple[Any, ...]
+
+    def __init__(self, *elements: Time) -> None:
+        # One more than the greatest time of an update, so that a seal can cover all of them.
+        if len(elements) == 1 and type(elements[0]) is int and 0 <= elements[0] <= TIME_MAX + 1:
+            object.__setattr__(self, "elements", elements)  # Nearly all of them, in a fraction of the time.
+            return
+        least: list[Coordinates] = []
+        for element in elements:
+            point = coordinates("frontier time", element, len(least[0]) if least else None)
+            if not any(_precedes(other, point) for other in least):
+                least = [other for other in least if not _precedes(point, other)] + [point]
+        object.__setattr__(self, "elements", tuple(map(as_given, sorted(least))))
+
+    @classmethod
+    def at(cls, frontier: "int | Antichain") -> "Antichain":
+        """Return the frontier of a collection, from itself or from its time.
+
+        Raises:
+            InvalidUsage: it has several dimensions.
+        """
+        antichain = frontier if isinstance(frontier, Antichain) else cls(frontier)
+        if antichain.elements and type(antichain.elements[0]) is tuple:
+            raise InvalidUsage(f"{antichain} has several dimensions: times of collections are integers, so give one")
+        return antichain
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no time is beyond this frontier: complete, for ever."""
+        return not self.elements
+
+    @property
+    def time(self) -> int | None:
+        """The least time beyond this frontier; None when it is empty, or has several dimensions."""
+        for least in self.elements:
+            return least if type(least) is int else None
+        return None
+
+    def has_beyond(self, time: Time) -> bool:
+        """Return whether time is beyond (greater than or equal to) this frontier."""
+        if not self.elements:
+            return False
+        least = self.elements[0]
+        if type(least) is int and not isinstance(time, tuple):
+            return bool(least <= time)
+        point = coordinates("time", time, 1 if type(least) is int else len(least))
+        return any(_precedes(element, point) for element in _points(self.elements))
+
+    def meet(self, other: "Antichain | Time") -> "Antichain":
+        """Return the greatest frontier not after either: what is beyond it is beyond one of them."""
+        return Antichain(*self.elements, *(other.elements if isinstance(other, Antichain) else (other,)))
+
+    def join(self, other: "Antichain | Time") -> "Antichain":
+        """Return the least frontier not before either: what is beyond it is beyond both."""
+        others = _points((other if isinstance(other, Antichain) else Antichain(other)).elements)
+        return Antichain(*(_least_after(one, two) for one in _points(self.elements) for two in others))
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is Antichain:
+            return self.elements == other.elements
+        reach = _reach(other)
+        return NotImplemented if reach is None else bool(_reach(self) == reach)
+
+    def __hash__(self) -> int:
+        return hash(self.elements[0] if len(self.elements) == 1 else self.elements)
+
+    def __le__(self, other: object) -> bool:
+        reach = _reach(other)
+        return NotImplemented if reach is None else _is_at_or_before(_reach(self), reach)
+
+    def __lt__(self, other: object) -> bool:
+        reach = _reach(other)
+        return NotImplemented if reach is None else self != other and _is_at_or_before(_reach(self), reach)
+
+    def __ge__(self, other: object) -> bool:
+        reach = _reach(other)
+        return NotImplemented if reach is None else _is_at_or_before(reach, _reach(self))
+
+    def __gt__(self, other: object) -> bool:
+        reach = _reach(other)
+        return NotImplemented if reach is None else self != other and _is_at_or_before(reach, _reach(self))
+
+    def __reduce__(self) -> "tuple[type[Antichain], tuple[Any, ...]]":
+        return type(self), self.elements
+
+    def __repr__(self) -> str:
+        return f"Antichain({', '.join(map(str, self.elements))})"
+
+
+def _reach(other: Any) -> Any:
+    """Return how far a frontier, or that of a time, has come; None for what is neither.
+
+    It is a number in one dimension, infinity for the empty frontier, and the points of a frontier of several.
+    """
+    if isinstance(other, tuple):
+        other = Antichain(other)
+    if isinstance(other, Antichain):
+        if not other.elements:
+            return math.inf
+        return other.elements[0] if type(other.elements[0]) is int else other.elements
+    if isinstance(other, bool):
+        return None
+    try:
+        return operator.index(other)
+    except TypeError:
+        return None
+
+
+def _is_at_or_before(one: Any, other: Any) -> bool:
+    """Return whether one reach has come no farther than the other."""
+    if type(one) is not tuple and type(other) is not tuple:
+        return bool(one <= other)
+    ones, others = (
+        reach if type(reach) is tuple else _points(() if reach == math.inf else (reach,)) for reach in (one, other)
+    )
+    return all(any(_precedes(a, b) for a in ones) for b in others)
+
+
+def _points(elements: tuple[Any, ...]) -> tuple[Coordinates, ...]:
+    return tuple(element if type(element) is tuple else (element,) for element in elements)
+
+
+def _precedes(one: Coordinates, other: Coordinates) -> bool:
+    return _least_after(one, other) == other
+
+
+def _least_after(one: Coordinates, other: Coordinates) -> Coordinates:
+    """Return the least time that is before neither."""
+    if len(one) != len(other):
+        raise InvalidUsage(f"times {one} and {other} have different numbers of dimensions, so they do not compare")
+    return tuple(map(max, one, other))

@@ -1,0 +1,227 @@
+"""Errors about what others did meanwhile: they were first, so read and try again; or the log has become another one."""
+
+import shlex
+from dataclasses import dataclass
+
+from persist.blob.errors import Conflict, Corruption, Unavailable
+
+
+@dataclass(eq=False, repr=False)
+class CollectionExists(Conflict):
+    """Another client created a collection of that name first."""
+
+    name: str
+
+    template = "a collection {name!r} exists already. Load it with create_or_load."
+
+
+@dataclass(eq=False, repr=False)
+class QueryMismatch(Conflict):
+    """A batch of a streaming query cannot follow the last one that was committed here.
+
+    last is the batch committed last, None if there is none; run is the run that has taken over, if that is why.
+    """
+
+    query: str
+    batch: int
+    last: int | None
+    run: str | None
+
+    def __str__(self) -> str:
+        what = f"batch {self.batch} of query {self.query}"
+        if self.last is None:
+            return (
+                f"{what} is the first that this collection sees of the query: its checkpoint belongs to another "
+                "location or collection, or the collection was made anew. Nothing was written. Start the query with a "
+                f'new checkpointLocation; or, if it is to go on here, with the option first_batch="{self.batch}".'
+            )
+        if self.run is not None:
+            return (
+                f"{what} comes from a run that another one, {self.run}, has displaced: two queries with one id are "
+                "running, from one checkpoint or a copy of it. Nothing was written. Stop one of them, and give it a "
+                "checkpointLocation of its own."
+            )
+        return (
+            f"{what} cannot be written, because the last one here is batch {self.last}, and a query does not go back: "
+            "its checkpoint was copied for another query, or restored from an old copy. Nothing was written. Start it "
+            "with a new checkpointLocation."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class Locked(Conflict):
+    """Another client has the location exclusively (rule 12)."""
+
+    holder: str
+
+    template = (
+        "{holder} has this location exclusively, so nobody else writes here. Wait until it closes; if it is "
+        'gone for good, open with mode="exclusive" and its reentrance_id, or with force=True.'
+    )
+
+
+@dataclass(eq=False, repr=False)
+class WriterFenced(Conflict):
+    """This exclusive client is not the newest one any more: whatever it asks for is refused, for ever (rule 12)."""
+
+    epoch: int
+    newest: int
+
+    template = (
+        "this client opened the location exclusively at seqno {epoch}, and another one did at seqno "
+        "{newest}: nothing it asks for is written any more. Close it, and open again if it should take over."
+    )
+
+
+class Superseded(Conflict):
+    """A compaction found that another one has replaced what it was about to replace; what it made is thrown away."""
+
+
+@dataclass(eq=False, repr=False)
+class ViewRedefined(Conflict):
+    """Somebody else has given a view another definition meanwhile; nothing was changed.
+
+    Attributes:
+        expected, actual: the number of the definition that was expected, and that of the present one.
+    """
+
+    name: str
+    expected: int
+    actual: int
+
+    template = (
+        "the view {name!r} has its definition {actual} by now, and not {expected}: somebody else "
+        "has given it another one. Load it again, and look at its definition."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class LeaseExpired(Conflict):
+    """What a reader relies on is not kept for it any more; it gets this and never a wrong answer (rule 11)."""
+
+    what: str
+
+    template = "{what}. Begin again: take a new snapshot, or subscribe anew."
+
+
+class SinkMoved(Conflict):
+    """Another process sends the same collections to the same target, and was first."""
+
+
+class TargetUnavailable(Unavailable):
+    """The target of a sink does not answer. What it has got says where to go on."""
+
+
+@dataclass(eq=False, repr=False)
+class SchemaMoved(Conflict):
+    """Somebody else has evolved the collection meanwhile; nothing was changed.
+
+    Attributes:
+        expected, actual: the version that the change was made from, and the newest.
+        mine, theirs: what was to be changed, and what has been changed since.
+    """
+
+    expected: int
+    actual: int
+    mine: tuple[str, ...]
+    theirs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"the change was made from version {self.expected} of the schema ({'; '.join(self.mine)}), and there is "
+            f"version {self.actual} by now ({'; '.join(self.theirs)}); nothing was changed. Load the collection again, "
+            "and decide anew."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class DescriptionMoved(Conflict):
+    """Somebody else has changed the comment or the properties meanwhile; nothing was changed."""
+
+    expected: int | None
+    actual: int
+
+    template = (
+        "comment and properties were expected to be as in version {expected}, and there is version "
+        "{actual} by now: somebody else has changed them. Read `about` again, and decide anew."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class UploadExpired(Conflict):
+    """Parts were uploaded so long before their commit that they may have been collected; nothing was committed."""
+
+    blob: str
+
+    template = (
+        "{blob} was uploaded too long ago to be committed: what no record names is deleted after a while. "
+        "Nothing was applied. Write it again, or collect garbage with a longer orphan_grace_s."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class LogReplaced(Corruption):
+    """The log is not the one that this client has read: what it knows is gone, or something else is in its place.
+
+    The client stops for good, and what it was asked for is not acknowledged.
+
+    Attributes:
+        url: of the location.
+        seqno: of a record that the client knows.
+        known: the commit id that it knows the record by.
+        found: the one that is there now; None if there is no record.
+    """
+
+    url: str
+    seqno: int
+    known: str
+    found: str | None
+
+    def __str__(self) -> str:
+        now = "is gone" if self.found is None else f"is commit {self.found} now"
+        return (
+            f"the log of {self.url} is not the one that this client has read: the record at seqno {self.seqno}, which "
+            f"it knows as commit {self.known}, {now}. Perhaps a backup was restored in place while this client was "
+            "open; then what was committed since the backup is lost. A client goes on only after the log that it has "
+            "read, so this one reads and writes nothing any more, and what it was asked for is not acknowledged. If "
+            "records were lost by other means, restore them from a copy. Otherwise close all clients, run "
+            f"{_setting_aside(self.url)}, which moves to lost/ what was written beyond the end of the log, open new "
+            "clients, and write again what is missing."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class LogInterrupted(Corruption):
+    """Records or a checkpoint lie beyond the end of the log: made after records that are not there; nobody may write.
+
+    Attributes:
+        url: of the location.
+        end: the seqno of the last record that follows from those before it; -1 if there is none.
+        first: the seqno of the first record beyond it, or of the newest checkpoint.
+        last: that of the last one that was seen.
+        is_checkpoint: whether it is a checkpoint that lies there; then nobody may read, either.
+    """
+
+    url: str
+    end: int
+    first: int
+    last: int
+    is_checkpoint: bool = False
+
+    def __str__(self) -> str:
+        thing = "checkpoint" if self.is_checkpoint else "record"
+        what = f"a {thing} at seqno {self.first}" if self.first == self.last else f"records {self.first} to {self.last}"
+        where = "beyond that" if self.first > self.end else "beside it"
+        hole_end = self.first - (not self.is_checkpoint)
+        hole = "" if hole_end <= self.end else f", and those from {self.end + 1} to {hole_end} are missing"
+        readable = f"What was committed up to seqno {self.end} can be read in a newly opened client; nothing can"
+        return (
+            f"the log of {self.url} ends at seqno {self.end}, and {where} lies {what}, made after others than are "
+            f"here{hole}. {'Nothing can be read, or' if self.is_checkpoint else readable} "
+            "be written. If records were lost, restore them from a copy. If a backup was restored in place, close all "
+            f"clients, run {_setting_aside(self.url)}, which moves what lies beyond to lost/, and open new ones."
+        )
+
+
+def _setting_aside(url: str) -> str:
+    return f"`persist fsck --repair --set-aside {shlex.quote(url)}`"

@@ -1,0 +1,325 @@
+"""Errors that name times of one collection, which they show as moments where it has a timeline.
+
+`UpdatesBeyondUpper` also says whose the updates are that are in the way (`UnsealedWrites`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from persist.blob.errors import Conflict, InvalidUsage
+from persist.core.antichain import Antichain
+from persist.core.timeline import Timeline
+
+
+class AboutTimes:
+    """Mixed into errors that name times of one collection.
+
+    Attributes:
+        timeline: the unit of the collection's timeline, so that the times are shown as moments, too; None if they only
+            count.
+    """
+
+    timeline: str | None = None
+
+    def shown(self, time: "int | Antichain | None") -> str:
+        number = time.time if isinstance(time, Antichain) else time
+        if number is None or self.timeline is None:
+            return str(time)
+        moment = Timeline(self.timeline).text_of(number)
+        return f"{time} ({moment})"
+
+
+T = TypeVar("T", bound=BaseException)
+
+
+def with_timeline(error: T, unit: str | None) -> T:
+    """Let an error that names times of a collection show them as moments, too, if the collection has a timeline."""
+    if isinstance(error, AboutTimes):
+        error.timeline = unit
+    return error
+
+
+@dataclass(eq=False, repr=False)
+class UpdateNotBeyondUpper(AboutTimes, InvalidUsage):
+    """A write holds an update at a time that was sealed already; the whole write was rejected (rule 2)."""
+
+    time: int
+    upper: Antichain
+
+    def __str__(self) -> str:
+        if self.upper.is_empty:
+            return (
+                f"update at time {self.shown(self.time)} is not beyond upper={self.upper}: the collection is "
+                "complete for ever and takes no more updates. Write to another collection."
+            )
+        return (
+            f"update at time {self.shown(self.time)} is not beyond upper={self.shown(self.upper)}: times before "
+            f"{self.upper.time} are sealed. "
+            f"Write at times >= {self.upper.time}; nothing of this write was applied."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class PendingEvents(AboutTimes, InvalidUsage):
+    """A seal would pass events that are pending, without resolving them."""
+
+    name: str
+    upper: Antichain
+    first: int
+
+    template = (
+        "events of the keyed collection {name!r} at time {first:time} are pending, and a seal "
+        "to {upper:time} would pass them. Seal by Collection.seal(), or with upsert(..., seal=...): "
+        "these resolve them."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class FrontierRegression(AboutTimes, InvalidUsage):
+    """A seal or allow_compaction would move a frontier back (rules 1 and 4)."""
+
+    frontier: str
+    asked: Antichain
+    current: Antichain
+
+    template = (
+        "{frontier} cannot go back from {current:time} to {asked:time}. Ask for a frontier at or beyond {current}."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class AsOfCompacted(AboutTimes, InvalidUsage):
+    """A read asks for a time before since (rule 3); lower is set if it asked for changes."""
+
+    as_of: int
+    since: Antichain
+    lower: int | None = None
+
+    def __str__(self) -> str:
+        if self.lower is not None and self.since.time is not None:
+            return (
+                f"changes from {self.shown(self.lower)} on cannot be told from what came before: "
+                f"since={self.shown(self.since)}, so times up to {self.since.time} are one. "
+                f"Ask for changes from {self.since.time + 1} or later."
+            )
+        since = self.shown(self.since)
+        what = f"as_of={self.shown(self.as_of)} is before since={since}: history before since has been compacted."
+        if self.since.is_empty:
+            return f"{what} Since is empty: no time can be read any more."
+        return f"{what} Read at as_of >= {self.since.time}."
+
+
+@dataclass(eq=False, repr=False)
+class BeforeViewBegan(AsOfCompacted):
+    """A read asks for a time before a view begins: it holds no answers of then.
+
+    Attributes:
+        start: the time at which the view begins.
+        view: its name.
+    """
+
+    start: int = 0
+    view: str = ""
+
+    def __str__(self) -> str:
+        start = self.shown(self.start)
+        earlier = f"view.redefine(start=…) begins {self.view!r} earlier, with another history, as another view would."
+        if self.lower is not None:
+            return (
+                f"changes from {self.shown(self.lower)} on cannot be told from what came before: the view "
+                f"{self.view!r} begins at {start}, with all that there was then. Ask for changes from "
+                f"{self.start + 1} or later; {earlier}"
+            )
+        return (
+            f"as_of={self.shown(self.as_of)} is before the view {self.view!r} begins, at {start}: it holds its answers "
+            f"from then on. Read at as_of >= {self.start}; {earlier}"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class AsOfNotSealed(AboutTimes, InvalidUsage):
+    """A read asks for a time that is not sealed, or was not within the caller's timeout (rule 3).
+
+    Attributes:
+        as_of: the time; None is the latest sealed one, of which there is none.
+        unsealed: what is there at times that are not sealed, in words; "" if that is nothing, or not known.
+        until: the upper bound, if the read asked for changes.
+        moved_ms: when upper was last moved, in ms since 1970; None if that is long ago, or not known.
+        view: the name of the view that is read; "" of another collection, which its writers seal.
+    """
+
+    as_of: int | None
+    upper: Antichain
+    timeout_s: float
+    unsealed: str = ""
+    until: int | None = None
+    moved_ms: int | None = None
+    view: str = ""
+
+    def __str__(self) -> str:
+        there = f" Not sealed yet are {self.unsealed}." if self.unsealed else ""
+        refresh = f"refresh the view {self.view!r}, by refresh() or `persist refresh`"
+        advance = refresh if self.view else f"seal to {self.until or (self.as_of or 0) + 1} or later"
+        if self.as_of is None:
+            if self.view:
+                return f"the view {self.view!r} was never refreshed, so it holds no answer: {refresh}."
+            there = there or " The collection is empty: write, then seal(upper) makes times before upper readable."
+            return f"nothing is sealed yet, so there is no latest time to read.{there}"
+        known = "nothing is sealed yet" if self.upper.time == 0 else f"times before {self.upper.time} are sealed"
+        waited = f", and waiting {self.timeout_s:g} s did not change that" if self.timeout_s else ""
+        if self.moved_ms is not None:
+            moved = datetime.fromtimestamp(self.moved_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            waited += f"; upper was last moved at {moved}"
+        waited = f"{known}{waited}.{there}"
+        if self.until is not None:
+            return (
+                f"changes until {self.shown(self.until)} are not complete, because upper={self.shown(self.upper)}: "
+                f"{waited} Ask for changes "
+                f"until {self.upper.time} (the default), {advance}, or wait for it with timeout_s=."
+            )
+        return (
+            f"as_of={self.shown(self.as_of)} is not before upper={self.shown(self.upper)}: {waited} Read at an earlier "
+            f"time, {advance}, or wait for it with timeout_s=."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class UpperMismatch(AboutTimes, Conflict):
+    """A write or seal expected another upper: somebody else came first. Nothing of it was applied."""
+
+    expected: Antichain
+    actual: Antichain
+
+    template = (
+        "expected upper={expected:time}, and it is {actual:time}; nothing of this was "
+        "applied. Read what was written meanwhile, then decide anew."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class _Moved(AboutTimes, Conflict):
+    """A name of a time is not where its owner left it."""
+
+    name: str
+    expected: int | None
+    actual: int | None
+
+    @property
+    def expected_place(self) -> str:
+        return self._place(self.expected)
+
+    @property
+    def actual_place(self) -> str:
+        return self._place(self.actual)
+
+    def _place(self, time: int | None) -> str:
+        return "not there" if time is None else f"at {self.shown(time)}"
+
+
+class HoldMoved(_Moved):
+    """A named hold is not where its owner left it: another process moves it too, or has taken the name."""
+
+    template = (
+        "the hold {name!r} was expected to be {expected_place}, and is {actual_place}; it was not moved. Load it again "
+        "to go on from where it is."
+    )
+
+
+class TagMoved(_Moved):
+    """A tag is not where it was when it was to be made, moved or dropped: somebody else came first."""
+
+    template = (
+        "the tag {name!r} was expected to be {expected_place}, and is {actual_place}; it was left as it is. To move a "
+        "tag that exists, give move=True."
+    )
+
+
+WRITERS_SHOWN = 3
+TOKENS_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class UnsealedWrites:
+    """What one writer has added to a collection at times that are not sealed.
+
+    Attributes:
+        writer: the name of its client, as in the log: host, process, and six digits.
+        is_own: whether it is the client that is told this.
+        epoch: the record with which it opened the location exclusively; None if it did not.
+        updates: how many, as it wrote them; first and last are the least and greatest of their times.
+        seqno: the latest of its records that added some, and when it was written, by its clock.
+        tokens: of these writes, those that had one; the latest first.
+    """
+
+    writer: str
+    is_own: bool
+    epoch: int | None
+    updates: int
+    first: int
+    last: int
+    seqno: int
+    written_ms: int
+    tokens: tuple[str, ...] = ()
+
+
+@dataclass(eq=False, repr=False)
+class UpdatesBeyondUpper(AboutTimes, Conflict):
+    """A commit was to be alone in what it adds to the sealed contents, and somebody has added updates, too.
+
+    Attributes:
+        time: the latest of theirs; None if they come with the same record of the log.
+        first: the least of those that are not sealed, and updates is how many there are, as far as is known.
+        writes: whose they are, the latest first; empty where the log does not tell any more.
+    """
+
+    upper: Antichain
+    time: int | None
+    first: int | None = None
+    updates: int | None = None
+    writes: tuple[UnsealedWrites, ...] = ()
+
+    def with_writes(self, writes: Sequence[UnsealedWrites]) -> "UpdatesBeyondUpper":
+        """Return this error, saying whose the updates are."""
+        self.writes = tuple(writes)
+        return self
+
+    def __str__(self) -> str:
+        if self.time is None:
+            return (
+                f"this client writes updates at times beyond upper={self.shown(self.upper)} in the same commit, "
+                "without a seal; nothing of this was applied. Wait for that write and seal it, then try again."
+            )
+        updates = f"updates at times until {self.shown(self.time)}"
+        if self.first is not None and self.updates is not None:
+            updates = self._counted(self.updates, self.first, self.time)
+        are, their = ("is", "its") if self.updates == 1 else ("are", "their")
+        return (
+            f"{updates} beyond upper={self.shown(self.upper)} {are} not sealed, so what is there is not known yet; "
+            f"nothing of this was applied.{self._written_by()} Let {their} writer finish and seal({self.time + 1}), or "
+            f"seal that far yourself if that is all; then try again at time {self.shown(self.time + 1)} or later."
+        )
+
+    def _written_by(self) -> str:
+        if not self.writes:
+            return ""
+        writers, more = [*map(self._writer, self.writes[:WRITERS_SHOWN])], len(self.writes) - WRITERS_SHOWN
+        return f" Written by {'; '.join(writers)}{f'; and by {more} more' if more > 0 else ''}."
+
+    def _writer(self, writes: UnsealedWrites) -> str:
+        who = f"this client ({writes.writer})" if writes.is_own else writes.writer
+        if len(self.writes) > 1:
+            who += f": {self._counted(writes.updates, writes.first, writes.last)}"
+        moment = datetime.fromtimestamp(writes.written_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        details = [f"last in record {writes.seqno} at {moment}"]
+        if writes.epoch is not None:
+            details.append(f"writing exclusively since record {writes.epoch}")
+        if tokens := writes.tokens:
+            named, more = ", ".join(map(repr, tokens[:TOKENS_SHOWN])), len(tokens) - TOKENS_SHOWN
+            details.append(f"token{'s' if len(tokens) > 1 else ''} {named}{f' and {more} more' if more > 0 else ''}")
+        return f"{who} ({', '.join(details)})"
+
+    def _counted(self, count: int, first: int, last: int) -> str:
+        at = f"time {self.shown(first)}" if first == last else f"times {self.shown(first)} to {self.shown(last)}"
+        return f"{count:,} update{'' if count == 1 else 's'} at {at}"

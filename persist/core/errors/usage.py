@@ -1,0 +1,476 @@
+"""Mistakes of the caller that have nothing to do with times: the call is to be changed.
+
+The errors of dataflows are among them. Each names the operator; persisted outputs stay at their last sealed time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from persist.blob.errors import Conflict, InvalidUsage
+from persist.core.names import INDEX_PREFIX, is_time_word
+
+
+@dataclass(eq=False, repr=False)
+class KeyedCollection(InvalidUsage):
+    """A keyed collection was asked for what it cannot do, because only resolved events become its updates."""
+
+    name: str
+    action: str
+
+    def __str__(self) -> str:
+        if self.action == "late_bound":
+            return (
+                f"the events of the keyed collection {self.name!r} have no watermark, so none of them is late: it was "
+                "created without order_by. A late bound needs one."
+            )
+        return (
+            f"the collection {self.name!r} is keyed, so {self.action} is refused: what it adds would depend on events "
+            "that are not resolved yet. Use upsert(), transition(), overwrite() or delete(), and seal()."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class ViewWritten(InvalidUsage):
+    """A view was written or sealed by somebody, and only its refresh may (rule 19)."""
+
+    name: str
+
+    template = (
+        "the collection {name!r} is a view: it holds what its query gives, and nothing else writes or seals "
+        "it. Write to the collections that it reads and refresh it, or give it another query with redefine()."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class NotOneValue(InvalidUsage):
+    """A collection was to become keyed, and some keys have more than one value at some time, or are NULL.
+
+    keys are the first of them, each with a time at which that is so.
+    """
+
+    name: str
+    keys: Sequence[tuple[tuple[Any, ...], int]]
+    are_null: bool = False
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{_shown_key(key)} at {time}" for key, time in self.keys)
+        if self.are_null:
+            return (
+                f"the collection {self.name!r} cannot become keyed, because some keys are NULL, and no event can be "
+                f"about these: {shown}. Retract them first."
+            )
+        return (
+            f"the collection {self.name!r} cannot become keyed, because some keys have more than one value, or less "
+            f"than none: the first are {shown}. Retract what is too much. If that is so at old times only, have "
+            "them forgotten: allow_compaction(), then compact()."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class DuplicateKeys(InvalidUsage):
+    """Rows that were to become contents, or values of keys, repeat keys; nothing was written. keys are the first ten.
+
+    action is what was asked for: "overwrite", of a collection that may have several rows for a key or of one that is
+    "keyed" and may not, or "upsert".
+    """
+
+    name: str
+    keys: Sequence[tuple[Any, ...]]
+    action: str
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(_shown_key, self.keys))
+        advice = "Give each key one value at one time."
+        if self.action == "overwrite":
+            advice = (
+                "overwrite() replaces everything, mostly by one row for each key. Leave out rows that are too much; "
+                "say multiset=True if keys may have several rows; or use upsert() to change only some keys."
+            )
+        elif self.action == "keyed":
+            advice = "A keyed collection holds one value for each key: leave out the rows that are too much."
+        return f"the rows for {self.name!r} repeat keys, first of all {shown}, and nothing was written. {advice}"
+
+
+def _shown_key(key: tuple[Any, ...]) -> str:
+    text = repr(key[0] if len(key) == 1 else key)
+    return text if len(text) <= 100 else text[:99] + "…"
+
+
+@dataclass(eq=False, repr=False)
+class NotKeyed(InvalidUsage):
+    """Events were given to a collection that is not keyed."""
+
+    name: str
+
+    template = (
+        "the collection {name!r} is not keyed, so it takes updates and no events. Use write(), or create a "
+        "collection with keyed=persist.Keyed()."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class LateEvents(InvalidUsage):
+    """Events came whose watermark is below the late bound; all of what came with them was refused."""
+
+    watermark: int
+    bound: int
+
+    def __str__(self) -> str:
+        least = "NULL" if self.watermark == -(2**63) else self.watermark
+        return (
+            f"an event has the watermark {least}, below the late bound {self.bound}: it is late, and nothing of this "
+            'was applied. Leave late events out, or have them collected with late="collect".'
+        )
+
+
+@dataclass(eq=False, repr=False)
+class BadMessage(InvalidUsage):
+    """A message of a stream is not what its envelope promises; no events were returned.
+
+    Attributes:
+        message: its number among those given, from 0.
+        reason: what is wrong with it.
+        count: how many messages of those given are bad.
+    """
+
+    message: int
+    reason: str
+    count: int
+
+    def __str__(self) -> str:
+        more = "" if self.count == 1 else f", and {self.count - 1} more are bad"
+        return (
+            f"message {self.message} cannot be read: {self.reason}{more}. Nothing was returned. Correct the messages "
+            'or the schema; with on_error="collect" the others become events, and `rejected` holds these with reasons.'
+        )
+
+
+@dataclass(eq=False, repr=False)
+class BeforeDiffers(InvalidUsage):
+    """An event says that it changed another row than its key holds. Nothing was resolved, and nothing was sealed.
+
+    Attributes:
+        key: of the event.
+        time: of the event.
+        said: the row that the event says was there; None for no row.
+        held: the row that is there; None for no row.
+    """
+
+    key: Any
+    time: int
+    said: Any
+    held: Any
+
+    def __str__(self) -> str:
+        said, held = ("no row" if row is None else f"{row!r:.200}" for row in (self.said, self.held))
+        return (
+            f"the event of key {self.key!r} at time {self.time} changes {said}, and the key holds "
+            f"{held}: events are missing, came twice, or in another order. Nothing of this was resolved. "
+            "Write what is missing at or before that time; a collection whose machine was made with "
+            'on_difference="skip" or "trust" goes on instead.'
+        )
+
+
+@dataclass(eq=False, repr=False)
+class NegativeMultiplicity(InvalidUsage):
+    """Rows were asked for, but some record has a negative multiplicity, which rows cannot show (rule 13)."""
+
+    example: str
+    multiplicity: int
+    as_of: int
+
+    template = (
+        "the record {example} has multiplicity {multiplicity} as of {as_of}, and rows cannot show "
+        'that. Ask for form="diff" to see multiplicities, or write the missing insertion.'
+    )
+
+
+@dataclass(eq=False, repr=False)
+class CollectionNotFound(InvalidUsage):
+    """The location has no such collection, or the one this handle stood for was dropped.
+
+    Attributes:
+        known: the collections that there are.
+        remedy: what to do about it.
+    """
+
+    name: str
+    url: str
+    known: tuple[str, ...]
+    remedy: str = "Create it with create_or_load."
+
+    def __str__(self) -> str:
+        if self.name in self.known:
+            return (
+                f"the collection {self.name!r} at {self.url} that this handle stands for is gone. It was dropped, or "
+                "it is a view that began anew because records were erased. Another one has its name now: load it again."
+            )
+        known = [name for name in self.known if not name.startswith(".")]  # Others are of the library: indexes, say.
+        shown = ", ".join(map(repr, known[:8])) + (", …" if len(known) > 8 else "")
+        has = f"it has {shown}." if known else "it has no collections at all: is the URL right?"
+        return f"no collection {self.name!r} at {self.url}: {has} {self.remedy}"
+
+
+@dataclass(eq=False, repr=False)
+class CollectionNeeded(InvalidUsage):
+    """A collection was to be dropped that views read."""
+
+    name: str
+    views: list[str]
+
+    template = "collection {name!r} cannot be dropped: the views {views:names} read it. Drop these first."
+
+
+@dataclass(eq=False, repr=False)
+class ColumnsNeeded(InvalidUsage):
+    """A column was to be dropped that views read, or that an index is in the order of."""
+
+    name: str
+    readers: dict[str, list[str]]
+
+    def __str__(self) -> str:
+        told = []
+        for column, readers in self.readers.items():
+            views = [reader for reader in readers if not reader.startswith(INDEX_PREFIX)]
+            if views:
+                told.append(
+                    f"{column!r} is read by the view{'s' if len(views) > 1 else ''} {', '.join(map(repr, views))}"
+                )
+            if len(views) < len(readers):
+                told.append(f"{column!r} is what an index looks up by")
+        return (
+            f"these columns of collection {self.name!r} cannot be dropped: {', '.join(told)}. Drop these views, or "
+            "give them a definition that does without, first; drop an index with drop_index()."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class ReadOnly(InvalidUsage):
+    """A client opened with mode="read" was asked to write (rule 12)."""
+
+    action: str
+
+    template = '{action} needs a writing client, and this one was opened with mode="read". Open with mode="shared".'
+
+
+@dataclass(eq=False, repr=False)
+class ClientClosed(InvalidUsage):
+    """The client was closed before the call."""
+
+    action: str
+
+    template = "{action} came after close(), and nothing was done. Open a new client with persist.open."
+
+
+@dataclass(eq=False, repr=False)
+class TokenReused(InvalidUsage):
+    """The token of a write names another one, of other data, that was done before (rule 7)."""
+
+    token: str
+    collection: str
+
+    template = (
+        "the token {token!r} was used before, for a write of other data to the collection "
+        "{collection!r}: this is not a repetition of it, and nothing was written. Give each write a token of "
+        "its own, and the same one only when the same data is tried again, at the same times."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class ClockAhead(InvalidUsage):
+    """The clock of this client is more than a day ahead of the store's, and would date what is written."""
+
+    clock: str
+    store: str
+
+    template = (
+        "the clock of this machine says {clock}, and the store says {store}: what it dates would seal all times up to "
+        "then for ever, so nothing was written. Set the clock, or name the time, or say allow_future=True if it is "
+        "meant."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class TokenForgotten(InvalidUsage):
+    """The token of a write may name one that was done so long ago that it is forgotten (rule 7)."""
+
+    token: str
+    collection: str
+    forgotten: int
+
+    template = (
+        "the token {token!r} may have been used before: the collection {collection!r} has forgotten {forgotten} of its "
+        "tokens, the oldest ones, and whether this was among them is unknown. Nothing was written. Look whether the "
+        "write is there; if not, repeat it without a token, and with time= and seal=, which refuse a repetition."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class HoldNotFound(InvalidUsage):
+    """The collection has no hold of that name."""
+
+    name: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"this collection has no named hold {self.name!r}: {_known(self.known)}. Make it with "
+            f"hold(time, name={self.name!r})."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class TagNotFound(InvalidUsage):
+    """The collection has no tag of that name."""
+
+    name: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        advice = f"Make one with tag({self.name!r}, time)."
+        if is_time_word(self.name):  # Which may be no tag.
+            advice = "Leave the time out for the latest sealed one; give others as numbers, days or moments."
+        return f"{self.name!r} is no time, no moment, and no tag of this collection: {_known(self.known)}. {advice}"
+
+
+def _known(names: Sequence[str]) -> str:
+    return f"it has {', '.join(map(repr, names[:8]))}" if names else "it has none"
+
+
+@dataclass(eq=False, repr=False)
+class OperatorFailed(InvalidUsage):
+    """A function or an expression of the program raised, or returned what it must not."""
+
+    operator: str
+    record: Any
+    problem: str
+
+    def __str__(self) -> str:
+        on = "" if self.record is None else f" on the record {self.record!r:.300}"
+        return (
+            f"operator {self.operator} failed{on}: {self.problem}. Nothing of this step was written. Correct the "
+            "program "
+            "or the source, and open it again: it goes on where its outputs are sealed."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class FunctionNotFound(InvalidUsage):
+    """A view calls a function of Python that this process does not have in that version. Nothing was written.
+
+    Attributes:
+        name, version: of the function.
+        versions: those that this process has.
+        view: that calls it; empty if nobody knows.
+    """
+
+    name: str
+    version: str
+    versions: tuple[str, ...] = ()
+    view: str = ""
+
+    def __str__(self) -> str:
+        what = f"view {self.view!r}" if self.view else "a view"
+        has = f"version {', '.join(self.versions)} of it" if self.versions else "none of that name"
+        other = ", or give the view the other version by redefine()" if self.versions else ""
+        return (
+            f"{what} calls {self.name}() of version {self.version}, a function of Python, and this process has {has}. "
+            f"Views store no code: call client.create_function({self.name!r}, …, version={self.version!r}) "
+            f"first{other}."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class WouldRecompute(InvalidUsage):
+    """A refresh that must not recompute would have to read all of an input. Nothing was written."""
+
+    name: str
+    problem: str
+
+    template = (
+        'refresh(policy="incremental") of {name!r} would have to recompute: {problem}. Refresh it without that policy, '
+        "or keep its state open from before the change on with open_state()."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class LimitReached(InvalidUsage):
+    """Work came to a limit that its caller had set. Nothing of what it was doing then was written."""
+
+    what: str
+    limit: str
+
+    template = (
+        "the work had not ended when it came to its limit of {what}, which is {limit}. What was sealed before stays, "
+        "and nothing else was written. Give a higher limit, or none."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class NotConsolidated(InvalidUsage):
+    """A cycle has no operator that consolidates, so what cancels out would go round for ever."""
+
+    scope: str
+    operators: list[str]
+
+    def __str__(self) -> str:
+        return (
+            f"the cycle {' -> '.join(self.operators)} in scope {self.scope!r} has no operator that consolidates, so "
+            "updates that cancel out would go round for ever. Put distinct(), consolidate() or a reduction on it."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class NotConverging(InvalidUsage):
+    """An iteration did not come to its end within its limit."""
+
+    scope: str
+    limit: int
+    changes: int
+
+    template = (
+        "scope {scope!r} still had {changes} changes after its limit of {limit} iterations. Its "
+        "body "
+        "must reach a fixed point: if it does, only later, give the scope a larger limit."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class InputClosed(InvalidUsage):
+    """An update came for a time that its input had declared complete."""
+
+    name: str
+    time: Any
+    frontier: Any
+
+    template = (
+        "input {name!r} got an update at time {time}, and it has been advanced to {frontier}: "
+        "times "
+        "not beyond that are complete. Give the update a later time."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class SourceLost(InvalidUsage):
+    """A source cannot be read from where the program needs it."""
+
+    source: str
+    problem: str
+    remedy: str
+
+    template = "source {source!r}: {problem}. {remedy}"
+
+
+@dataclass(eq=False, repr=False)
+class OutputConflict(Conflict):
+    """A collection that a program maintains was written by somebody else, in a way that no copy of it would."""
+
+    output: str
+    problem: str
+
+    template = (
+        "output {output!r}: {problem}. Only one program may write a collection that it keeps up to "
+        "date. "
+        "Nothing of this step was written. Stop the other writer, or let the program write another collection."
+    )

@@ -1,0 +1,503 @@
+"""Terms on Arrow columns: what each function does, and which types it takes.
+
+The type of an expression is that of its value on empty columns, so there is one source of truth: what is accepted when
+a program is built is what Arrow's kernels take when it runs.
+
+Conditions are split into the parts that must all hold. Which terms may raise decides where a part can be done: a
+condition after a join sees only records that have a partner. Before the join it would see all, and one that raises,
+such as a cast of a text that is no number, would stop what has done nothing wrong. So only what cannot raise is moved.
+
+A function of programs that is not known to be total is taken for one that may raise. It is known which functions of
+queries raise. Sums and products raise where they overflow, which is taken for no purpose of
+anybody's: in queries they are done wherever it is best, as in DuckDB.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.codecs.errors import SchemaMismatch
+from persist.codecs.types.schema import TIME
+from persist.core.errors import InvalidUsage
+from persist.core.expression.sql_functions import SQL_FUNCTIONS, computed_together
+from persist.core.expression.term import SQL, Call, Col, Lit, Place, Term, calls, sql_call
+
+Value = Any  # A pa.Array, or a pa.Scalar that stands for as many of it as there are records.
+LAZY = ("sql.case", "sql.coalesce", "sql.and", "sql.or", "sql.error")
+_ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, KeyError, AttributeError)
+
+
+def evaluate(expression: Term, columns: Mapping[str, pa.Array]) -> Value:
+    """Return the values of a term on columns."""
+    if isinstance(expression, Col):
+        return columns[expression.name]
+    if isinstance(expression, Lit):
+        return expression.value
+    assert isinstance(expression, Call)
+    if expression.function in LAZY:
+        return _lazily(expression, columns)
+    arguments = [evaluate(argument, columns) for argument in expression.arguments]
+    return _FUNCTIONS[expression.function](*arguments, *expression.options)
+
+
+def together(expressions: Sequence[Term], columns: Mapping[str, pa.Array]) -> dict[int, pa.Array]:
+    """Return the values of those expressions that DuckDB computes, by their places, if it computes them at once.
+
+    A call of all takes little longer than of one. If there are not two, or one raises, they are left to `evaluate`.
+    """
+    asked = {
+        place: expression
+        for place, expression in enumerate(expressions)
+        if isinstance(expression, Call) and calls(expression, "duckdb") and len(expression.arguments) > 1
+    }
+    if len(asked) < 2:
+        return {}
+    try:
+        given = []
+        for call in asked.values():
+            text, *arguments = call.arguments
+            values = [as_array(evaluate(argument, columns), len(columns)) for argument in arguments]
+            given.append((evaluate(text, columns).as_py(), values, call.options[-1]))
+        return dict(zip(asked, computed_together(given), strict=True))
+    except (InvalidUsage, *_ARROW_ERRORS):
+        return {}
+
+
+class Rows(Mapping[str, pa.Array]):
+    """Some rows of columns, each taken when it is asked for."""
+
+    def __init__(self, columns: Mapping[str, pa.Array], rows: pa.Array) -> None:
+        self._columns = columns
+        self._rows = rows
+        self._taken: dict[str, pa.Array] = {}
+
+    def __getitem__(self, name: str) -> pa.Array:
+        if name not in self._taken:
+            self._taken[name] = self._columns[name].take(self._rows)
+        return self._taken[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def _lazily(expression: Call, columns: Mapping[str, pa.Array]) -> Value:
+    """Return the values of a lazy function, of which each part sees only the records that it decides."""
+    rows, kind = len(columns), expression.options[-1]
+    if expression.function == "sql.error":
+        if rows:
+            text = as_array(evaluate(expression.arguments[0], columns), rows).drop_null()
+            if len(text):
+                raise ValueError(str(text[0].as_py()).split("\n")[0])
+        return pa.nulls(rows, kind)
+    if expression.function == "sql.case":
+        return _case(expression.arguments, columns, rows, kind)
+    if expression.function == "sql.coalesce":
+        return _coalesce(expression.arguments, columns, rows, kind)
+    kleene = pc.and_kleene if expression.function == "sql.and" else pc.or_kleene
+    settled = pa.scalar(expression.function == "sql.or")
+    truths = as_array(evaluate(expression.arguments[0], columns), rows)
+    for argument in expression.arguments[1:]:
+        is_open = pc.fill_null(pc.not_equal(truths, settled), True)
+        at = pc.indices_nonzero(is_open)
+        if len(at) == rows:
+            truths = kleene(truths, as_array(evaluate(argument, columns), rows))
+        elif len(at):
+            part = kleene(truths.take(at), as_array(evaluate(argument, Rows(columns, at)), len(at)))
+            truths = as_array(pc.replace_with_mask(truths, is_open, part), rows)
+    return truths
+
+
+def _case(arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> Value:
+    *branches, last = arguments
+    left, parts, places = pa.array(np.arange(rows)), [], []
+    here = columns
+    for condition, then in zip(branches[::2], branches[1::2], strict=True):
+        holds = pc.fill_null(as_array(evaluate(condition, here), len(left)), False)
+        at = left.filter(holds)
+        if len(at):
+            parts.append(_part_of(then, Rows(columns, at), kind))
+            places.append(at)
+            left = left.filter(pc.invert(holds))
+            here = Rows(columns, left)
+    if len(left):
+        parts.append(_part_of(last, here, kind))
+        places.append(left)
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return pa.array([], kind)
+    order = np.empty(rows, np.int64)
+    order[np.concatenate([indices.to_numpy() for indices in places])] = np.arange(rows)
+    return pa.concat_arrays(parts).take(pa.array(order))
+
+
+def _coalesce(arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> Value:
+    values = _part_of(arguments[0], columns, kind)
+    for argument in arguments[1:]:
+        at = pc.indices_nonzero(pc.is_null(values))
+        if len(at) == rows:
+            values = _part_of(argument, columns, kind)
+        elif len(at) and isinstance(argument, Lit | Col):  # These raise for no record.
+            values = as_array(pc.coalesce(values, _part_of(argument, columns, kind)), rows)
+        elif len(at):
+            order = np.arange(rows)
+            order[at.to_numpy()] = np.arange(rows, rows + len(at))
+            values = pa.concat_arrays([values, _part_of(argument, Rows(columns, at), kind)]).take(pa.array(order))
+    return values
+
+
+def _part_of(expression: Term, columns: Mapping[str, pa.Array], kind: pa.DataType) -> pa.Array:
+    values = as_array(evaluate(expression, columns), len(columns))
+    return values if values.type == kind else values.cast(kind)
+
+
+def type_of(expression: Term, schema: pa.Schema, operator: str) -> pa.DataType:
+    """Return the type of an expression over columns of a schema.
+
+    Raises:
+        SchemaMismatch: it names a column that is not there, or a function does not take the types; operator says where.
+    """
+
+    def checked(term: Term) -> Value:
+        if isinstance(term, Col):
+            at = schema.get_field_index(term.name)
+            if at < 0:
+                hint = f" ({TIME} is there only in programs of one dimension)" if term.name == TIME else ""
+                has = [name for name in schema.names if name != TIME]
+                raise SchemaMismatch(f"{operator}: there is no column {term.name!r}; the columns are {has}{hint}")
+            return pa.array([], schema.field(at).type)
+        if isinstance(term, Lit):
+            return term.value
+        assert isinstance(term, Call)
+        arguments = [checked(argument) for argument in term.arguments]
+        try:
+            return _FUNCTIONS[term.function](*arguments, *term.options)
+        except _ARROW_ERRORS as error:
+            kinds = ", ".join(str(argument.type) for argument in arguments)
+            raise SchemaMismatch(
+                f"{operator}: {term} does not fit its types ({kinds}): {error}. Cast one of them, or choose another "
+                "column."
+            ) from error
+
+    kind = checked(expression).type
+    if pat.is_null(kind):
+        raise SchemaMismatch(f"{operator}: {expression} is NULL of no type; say which with lit(None, pa.int64())")
+    return kind
+
+
+def as_array(value: Value, rows: int) -> pa.Array:
+    """Return a value of so many records as an array."""
+    if isinstance(value, pa.Scalar):
+        return pa.repeat(value, rows)
+    return value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value
+
+
+def _divide(one: Value, other: Value) -> Value:
+    divisor = pc.cast(other, pa.float64(), safe=False)
+    zero = pc.equal(divisor, 0.0)
+    divisor = pc.if_else(zero, pa.scalar(None, pa.float64()), divisor)
+    return pc.divide(pc.cast(one, pa.float64(), safe=False), divisor)
+
+
+def _whole(one: Value, other: Value) -> tuple[Value, Value]:
+    """Return both as the same kind of number, a divisor of zero as NULL."""
+    for operand in (one, other):
+        if not (pat.is_integer(operand.type) or pat.is_floating(operand.type)):
+            raise TypeError(f"{operand.type} is not a number")
+    is_floating = pat.is_floating(one.type) or pat.is_floating(other.type)
+    kind = pa.float64() if is_floating else pa.int64()
+    one, other = (pc.cast(operand, kind, safe=not is_floating) for operand in (one, other))
+    return one, pc.if_else(pc.equal(other, pa.scalar(0, kind)), pa.scalar(None, kind), other)
+
+
+def _floor_divide(one: Value, other: Value) -> Value:
+    one, other = _whole(one, other)
+    if pat.is_floating(one.type):
+        return pc.floor(pc.divide(one, other))
+    quotient = pc.divide_checked(one, other)  # Towards zero.
+    rest = pc.subtract(one, pc.multiply(quotient, other))
+    is_below = pc.and_(pc.not_equal(rest, 0), pc.less(pc.bit_wise_xor(rest, other), 0))
+    return pc.subtract(quotient, pc.cast(is_below, pa.int64()))
+
+
+def _modulo(one: Value, other: Value) -> Value:
+    quotient = _floor_divide(one, other)
+    one, other = _whole(one, other)
+    if pat.is_floating(one.type):
+        return _float_modulo(one, other)
+    return pc.subtract(one, pc.multiply(quotient, other))
+
+
+def _float_modulo(one: Value, other: Value) -> Value:
+    """Return the exact rest of floats: what is left after the rounded quotient may be no number at all."""
+    rows = next((len(operand) for operand in (one, other) if not isinstance(operand, pa.Scalar)), None)
+    ones, others = (as_array(operand, 1 if rows is None else rows) for operand in (one, other))
+    with np.errstate(invalid="ignore"):
+        rest = np.mod(*(array.fill_null(1.0).to_numpy(zero_copy_only=False) for array in (ones, others)))
+    is_null = pc.or_(pc.is_null(ones), pc.is_null(others)).to_numpy(zero_copy_only=False)
+    remainders = pa.array(rest, mask=is_null)
+    return remainders[0] if rows is None else remainders
+
+
+def _condition(*values: Value) -> None:
+    for value in values:
+        if not (pat.is_boolean(value.type) or pat.is_null(value.type)):
+            raise TypeError(f"{value.type} is not a condition")
+
+
+def _and(one: Value, other: Value) -> Value:
+    _condition(one, other)
+    return pc.and_kleene(one, other)
+
+
+def _or(one: Value, other: Value) -> Value:
+    _condition(one, other)
+    return pc.or_kleene(one, other)
+
+
+def _not(one: Value) -> Value:
+    _condition(one)
+    return pc.invert(one)
+
+
+def _if_else(condition: Value, then: Value, otherwise: Value) -> Value:
+    _condition(condition)
+    # Arrow gives NULL where the condition is NULL; here, as in SQL, it is then not true.
+    return pc.if_else(pc.fill_null(condition, False), then, otherwise)
+
+
+def _cast(value: Value, kind: pa.DataType) -> Value:
+    if pat.is_boolean(value.type) and (pat.is_integer(kind) or pat.is_floating(kind)):
+        return pc.cast(pc.cast(value, pa.int8()), kind)
+    return pc.cast(value, kind)
+
+
+def _is_in(value: Value, values: tuple[Any, ...]) -> Value:
+    is_listed = pc.is_in(value, value_set=pa.array(list(values), value.type))
+    # As in SQL, what is none of the values may still be one that is NULL.
+    known = pc.or_(is_listed, None not in values)
+    return pc.if_else(pc.and_(pc.is_valid(value), known), is_listed, pa.scalar(None, pa.bool_()))
+
+
+def _part(value: Value, unit: str) -> Value:
+    if unit not in _PARTS:
+        raise ValueError(f"{unit!r} is no part of a date; there are {', '.join(_PARTS)}")
+    return getattr(pc, unit)(value)
+
+
+def _floor(value: Value, unit: str | None) -> Value:
+    return pc.floor(value) if unit is None else pc.floor_temporal(value, unit=unit)
+
+
+def _bit_length(value: Value) -> Value:
+    if not pat.is_integer(value.type):
+        raise TypeError(f"{value.type} is not a whole number")
+    left = pc.abs_checked(pc.cast(value, pa.int64()))
+    bits = pc.subtract(left, left)
+    for step in (32, 16, 8, 4, 2, 1):
+        is_longer = pc.greater_equal(left, 1 << step)
+        bits = pc.add(bits, pc.if_else(is_longer, step, 0))
+        left = pc.if_else(is_longer, pc.shift_right(left, step), left)
+    return pc.add(bits, left)  # One digit is left, or none.
+
+
+def _slice(value: Value, start: int, stop: int | None) -> Value:
+    return pc.utf8_slice_codeunits(value, start, stop)
+
+
+def _length(value: Value) -> Value:
+    is_text = pat.is_string(value.type) or pat.is_large_string(value.type)
+    return pc.cast(pc.utf8_length(value) if is_text else pc.binary_length(value), pa.int64())
+
+
+def _concat(*values: Value) -> Value:
+    return pc.binary_join_element_wise(*values, "")
+
+
+def _add(one: Value, other: Value) -> Value:
+    if pat.is_string(one.type) and pat.is_string(other.type):
+        return _concat(one, other)
+    return pc.add_checked(*_alike(one, other))
+
+
+def _alike(one: Value, other: Value) -> tuple[Value, Value]:
+    """Return an integer that meets a float as the nearest float; Arrow refuses those that no float equals."""
+    if pat.is_floating(one.type) and pat.is_integer(other.type):
+        return one, pc.cast(other, one.type, safe=False)
+    if pat.is_integer(one.type) and pat.is_floating(other.type):
+        return pc.cast(one, other.type, safe=False), other
+    return one, other
+
+
+def _of_alike(function: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    return lambda one, other: function(*_alike(one, other))
+
+
+_PARTS = (
+    *("year", "month", "day", "hour", "minute", "second", "millisecond", "microsecond", "nanosecond", "quarter"),
+    *("day_of_week", "day_of_year", "iso_week", "iso_year", "week"),
+)
+
+_FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "add": _add,
+    "subtract": _of_alike(pc.subtract_checked),
+    "multiply": _of_alike(pc.multiply_checked),
+    "divide": _divide,
+    "floor_divide": _floor_divide,
+    "modulo": _modulo,
+    "negate": pc.negate_checked,
+    "abs": pc.abs_checked,
+    "equal": _of_alike(pc.equal),
+    "not_equal": _of_alike(pc.not_equal),
+    "less": _of_alike(pc.less),
+    "less_equal": _of_alike(pc.less_equal),
+    "greater": _of_alike(pc.greater),
+    "greater_equal": _of_alike(pc.greater_equal),
+    "and": _and,
+    "or": _or,
+    "not": _not,
+    "if_else": _if_else,
+    "cast": _cast,
+    "is_null": pc.is_null,
+    "is_in": _is_in,
+    "among": lambda value, values: pc.is_in(value, value_set=values),
+    "like": pc.match_like,
+    "is_valid": pc.is_valid,
+    "is_nan": pc.is_nan,
+    "coalesce": pc.coalesce,
+    "least": pc.min_element_wise,
+    "greatest": pc.max_element_wise,
+    "lower": pc.utf8_lower,
+    "upper": pc.utf8_upper,
+    "length": _length,
+    "strip": pc.utf8_trim_whitespace,
+    "slice": _slice,
+    "starts_with": pc.starts_with,
+    "ends_with": pc.ends_with,
+    "contains": pc.match_substring,
+    "replace": pc.replace_substring,
+    "concat": _concat,
+    "part": _part,
+    "bit_length": _bit_length,
+    "floor": _floor,
+    **SQL_FUNCTIONS,
+}
+
+
+_MAY_RAISE = ("divide_whole", "remainder", "error", "duckdb", "python")
+_TOTAL = (
+    *("and", "or", "not", "is_null", "is_in", "lower", "upper", "length", "strip", "starts_with", "ends_with"),
+    *("contains", "concat", "divide"),
+)
+_TOTAL_OF_ALIKE = (  # Where types differ, Arrow casts, and a cast may raise.
+    *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
+    *("coalesce", "least", "greatest", "if_else"),
+)
+Kinds = Mapping[Any, pa.DataType]  # The types of columns, by name or number.
+
+
+def all_of(conditions: Sequence[Term]) -> Term:
+    """Return the condition that all of these hold, of which there is one at least."""
+    return conditions[0] if len(conditions) == 1 else sql_call("and", pa.bool_(), *conditions)
+
+
+def conjuncts(condition: Term | None) -> list[Term]:
+    """Return the conditions of an `and`, in their order; of no condition, none."""
+    if isinstance(condition, Call) and calls(condition, "and"):
+        return [part for argument in condition.arguments for part in conjuncts(argument)]
+    return [] if condition is None else [condition]
+
+
+def factored_conjuncts(condition: Term) -> list[Term]:
+    """Return the conditions that must all hold, with what all branches of an `or` have in common: of a b OR a c, a."""
+    if isinstance(condition, Call) and calls(condition, "and"):
+        return [part for argument in condition.arguments for part in factored_conjuncts(argument)]
+    if isinstance(condition, Call) and calls(condition, "or"):
+        branches = [factored_conjuncts(argument) for argument in condition.arguments]
+        common = [part for part in branches[0] if all(part in others for others in branches[1:])]
+        if not common:
+            return [condition]
+        rest = [[part for part in branch if part not in common] for branch in branches]
+        return [*common, sql_call("or", pa.bool_(), *map(all_of, rest))] if all(rest) else common
+    is_true = isinstance(condition, Lit) and condition.value.type == pa.bool_() and condition.value.as_py() is True
+    return [] if is_true else [condition]
+
+
+def may_raise(term: Term, kinds: Kinds) -> bool:
+    """Return whether a term over columns of some types fails on some records, as far as that is known."""
+    if not isinstance(term, Call):
+        return False
+    if any(may_raise(argument, kinds) for argument in term.arguments):
+        return True
+    if not term.function.startswith(SQL):
+        return not _is_total(term, kinds)
+    if calls(term, "cast"):
+        # Constants are computed once, before there are records.
+        return not isinstance(term.arguments[0], Lit) and not _always_fits(_kind(term.arguments[0], kinds), term.kind)
+    if calls(term, "duckdb"):
+        return not all(isinstance(argument, Lit) for argument in term.arguments)  # As constants that are cast.
+    return calls(term, *_MAY_RAISE)
+
+
+def _is_total(call: Call, kinds: Kinds) -> bool:
+    if call.function in _TOTAL:
+        return True
+    # The condition of a conditional is of a type of its own.
+    compared = call.arguments[1 if call.function == "if_else" else 0 :]
+    return call.function in _TOTAL_OF_ALIKE and _are_alike([_kind(argument, kinds) for argument in compared])
+
+
+def _kind(term: Term, kinds: Kinds) -> pa.DataType:
+    if isinstance(term, Col):
+        return kinds[term.name]
+    if isinstance(term, Place):
+        return kinds[term.index]
+    if isinstance(term, Lit):
+        return term.value.type
+    assert isinstance(term, Call)
+    if term.function.startswith(SQL):
+        return term.kind
+    from persist.core.expression.evaluation import type_of  # Here: numpy's functions take long to load.
+
+    return type_of(term, pa.schema(list(kinds.items())), "a condition")
+
+
+def _are_alike(kinds: Sequence[pa.DataType]) -> bool:
+    return all(kind == kinds[0] for kind in kinds) or all(
+        (pat.is_integer(kind) and not pat.is_uint64(kind)) or pat.is_floating(kind) for kind in kinds
+    )
+
+
+def _always_fits(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """Return whether a type of queries has a value for every value of another one."""
+    if narrow == wide or pat.is_string(wide):
+        return True
+    if pat.is_date(wide) or wide in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        return bool(pat.is_date(narrow) or pat.is_timestamp(narrow))
+    if pat.is_float64(wide):
+        return bool(
+            pat.is_floating(narrow) or pat.is_boolean(narrow) or pat.is_integer(narrow) or pat.is_decimal(narrow)
+        )
+    if pat.is_integer(wide) and pat.is_integer(narrow):
+        (least, most), (low, high) = _range(narrow), _range(wide)
+        return bool(low <= least and most <= high)
+    if pat.is_boolean(narrow):
+        return bool(pat.is_integer(wide) or pat.is_decimal(wide))
+    if not pat.is_decimal(wide):
+        return False
+    places = wide.precision - wide.scale
+    if pat.is_integer(narrow):
+        return bool(len(str(_range(narrow)[1])) <= places)
+    return bool(pat.is_decimal(narrow) and narrow.precision - narrow.scale <= places and narrow.scale <= wide.scale)
+
+
+def _range(kind: pa.DataType) -> tuple[int, int]:
+    bits = kind.bit_width
+    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if pat.is_signed_integer(kind) else (0, 2**bits - 1)

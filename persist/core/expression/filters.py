@@ -1,0 +1,362 @@
+"""Terms that Arrow evaluates itself, as filters of what is read; and conditions as people type them, as such filters.
+
+A filter goes to Arrow's own engine, because that looks at the statistics of files, too. Its terms are made here of
+text, such as `status = 'paid' and amount > 5`, and elsewhere of what Spark and Polars push down.
+
+    condition  = conjunct { "or" conjunct }
+    conjunct   = factor { "and" factor }
+    factor     = "not" factor | "(" condition ")" | test
+    test       = operand ( "=" | "==" | "!=" | "<>" | "<" | "<=" | ">" | ">=" ) operand
+               | operand [ "not" ] "in" "(" literal { "," literal } ")"
+               | operand [ "not" ] "between" literal "and" literal
+               | operand [ "not" ] "like" text
+               | operand "is" [ "not" ] "null"
+               | operand
+    operand    = column | literal
+    column     = a name, in double quotes if it is no plain word
+    literal    = a number, 'text', true, false, null
+
+Text that is compared with a column of another type, such as a timestamp, is read as a value of that type. A comparison
+with NULL is neither true nor false, as in SQL.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import did_you_mean
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.expression.term import Call, Col, Lit, Term
+
+_FILTERS: dict[str, Callable[..., pc.Expression]] = {
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+    "less": operator.lt,
+    "less_equal": operator.le,
+    "greater": operator.gt,
+    "greater_equal": operator.ge,
+    "and": operator.and_,
+    "or": operator.or_,
+    "not": operator.invert,
+    "is_null": operator.methodcaller("is_null"),
+    "is_valid": operator.methodcaller("is_valid"),
+    "is_nan": pc.is_nan,
+    "among": lambda value, values: value.isin(values),
+    "null_if_null": lambda value: pc.if_else(value.is_valid(), False, pa.scalar(None, pa.bool_())),
+    "like": pc.match_like,
+    "starts_with": pc.starts_with,
+    "ends_with": pc.ends_with,
+    "contains": pc.match_substring,
+}
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<text>'(?:[^']|'')*')|(?P<quoted>"(?:[^"]|"")+")
+    |(?P<word>[^\W\d]\w*)|(?P<sign><=|>=|<>|!=|==|[=<>(),]))""",
+    re.VERBOSE,
+)
+_COMPARED = {
+    "=": "equal", "==": "equal", "!=": "not_equal", "<>": "not_equal", "<": "less", "<=": "less_equal", ">": "greater",
+    ">=": "greater_equal",
+}  # fmt: skip
+_WORDS = {"and", "or", "not", "in", "is", "null", "between", "like", "true", "false"}
+DEPTH_MAX = 100
+DIGITS_MAX = 76  # Of a whole number: decimal256 has so many.
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str  # number, text, name, word (one of _WORDS), sign, end
+    text: str
+    at: int
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A column, or a literal that is still to become a value of the type that it is compared with."""
+
+    column: str | None
+    value: Any = None
+    type: pa.DataType | None = None
+
+
+def arrow_filter(condition: Term, schema: pa.Schema) -> pc.Expression:
+    """Return a condition as a filter that Arrow evaluates over columns of a schema.
+
+    Raises:
+        InvalidUsage: it compares what Arrow does not compare.
+    """
+    filter_ = _expression(condition)
+    try:
+        schema.empty_table().filter(filter_)
+    except pa.ArrowException as error:
+        written = " ".join(str(condition).split())
+        raise InvalidUsage(f"the condition {written!r:.200} compares what cannot be compared: {error}") from error
+    return filter_
+
+
+def _expression(term: Term) -> pc.Expression:
+    if isinstance(term, Col):
+        return pc.field(term.name)
+    if isinstance(term, Lit):
+        return pc.scalar(term.value)
+    assert isinstance(term, Call)
+    return _FILTERS[term.function](*map(_expression, term.arguments), *term.options)
+
+
+def parse_where(text: str, schema: CollectionSchema) -> pc.Expression:
+    """Return the filter that a condition means over the columns of a collection.
+
+    Raises:
+        InvalidUsage: it is no condition, names a column that there is not, or compares what cannot be compared.
+    """
+    return arrow_filter(_Parser(text, schema).whole(), schema.arrow)
+
+
+class _Parser:
+    def __init__(self, text: str, schema: CollectionSchema) -> None:
+        self._text = text
+        self._types = {name: schema.arrow.field(name).type for name in schema.names}
+        self._tokens = [*_tokens(text)]
+        self._next = 0
+        self._depth = 0
+
+    def whole(self) -> Term:
+        condition = self._condition()
+        if self._token.kind != "end":
+            raise self._unexpected("and, or, or the end")
+        return condition
+
+    def _condition(self) -> Term:
+        condition = self._conjunct()
+        while self._took("or"):
+            condition = _called("or", condition, self._conjunct())
+        return condition
+
+    def _conjunct(self) -> Term:
+        condition = self._factor()
+        while self._took("and"):
+            condition = _called("and", condition, self._factor())
+        return condition
+
+    def _factor(self) -> Term:
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise InvalidUsage(f"the condition {self._text!r:.200} nests deeper than {DEPTH_MAX} levels")
+        try:
+            if self._took("not"):
+                return _negated(self._factor())
+            if self._took("("):
+                condition = self._condition()
+                self._need(")")
+                return condition
+            return self._test()
+        finally:
+            self._depth -= 1
+
+    def _test(self) -> Term:
+        left = self._operand()
+        if self._token.text in _COMPARED and self._token.kind == "sign":
+            function = _COMPARED[self._advance().text]
+            right = self._operand()
+            return _called(function, self._term(left, right), self._term(right, left))
+        if self._took("is"):
+            is_not = self._took("not")
+            self._need("null")
+            missing = _called("is_null", self._term(left))
+            return _called("not", missing) if is_not else missing
+        is_not = self._took("not")
+        test = self._member(left)
+        if test is None:
+            if is_not:
+                raise self._unexpected("in, between or like")
+            return self._flag(left)
+        return _negated(test) if is_not else test
+
+    def _member(self, left: _Operand) -> Term | None:
+        if self._took("in"):
+            self._need("(")
+            values = [self._literal(left)]
+            while self._took(","):
+                values.append(self._literal(left))
+            self._need(")")
+            known = [value for value in values if value.is_valid]
+            among = Call("among", (self._term(left),), (pa.array(known, values[0].type),))
+            # What is none of the values may still be the one that is NULL.
+            return among if len(known) == len(values) else _called("or", among, Lit(pa.scalar(None, pa.bool_())))
+        if self._took("between"):
+            low = self._literal(left)
+            self._need("and")
+            high, column = self._literal(left), self._term(left)
+            return _called("and", _called("greater_equal", column, Lit(low)), _called("less_equal", column, Lit(high)))
+        if self._took("like"):
+            if self._token.kind != "text":
+                raise self._unexpected("a pattern in single quotes")
+            return Call("like", (self._term(left),), (_unquoted(self._advance().text),))
+        return None
+
+    def _term(self, operand: _Operand, other: _Operand | None = None) -> Term:
+        if operand.column is not None:
+            return Col(operand.column)
+        return Lit(self._value(operand, None if other is None else other.type))
+
+    def _flag(self, operand: _Operand) -> Term:
+        if operand.column is None or not pat.is_boolean(self._types[operand.column]):
+            raise self._unexpected("a comparison, such as = 5, > 5, in (1, 2) or is null")
+        return Col(operand.column)
+
+    def _literal(self, of: _Operand) -> pa.Scalar:
+        operand = self._operand()
+        if operand.column is not None:
+            raise InvalidUsage(
+                f"the condition {self._text!r:.200} has the column {operand.column!r} where a value belongs"
+            )
+        return self._value(operand, of.type)
+
+    def _value(self, operand: _Operand, wanted: pa.DataType | None) -> pa.Scalar:
+        value = operand.value
+        try:
+            return _as_type(value, wanted)
+        except (pa.ArrowException, ValueError, OverflowError, TypeError):
+            raise InvalidUsage(
+                f"the condition {self._text!r:.200} compares {value!r:.80} with a column of type {wanted}, of which "
+                "it is no value. Text is in single quotes, moments are as '2026-11-21T12:00:00Z'"
+            ) from None
+
+    def _operand(self) -> _Operand:
+        token = self._token
+        if token.kind == "number":
+            self._advance()
+            is_whole = token.text.lstrip("-").isdigit()
+            if is_whole and len(token.text) > DIGITS_MAX:
+                raise InvalidUsage(
+                    f"the condition {self._text!r:.200} has a number of {len(token.text):,} digits, and columns hold "
+                    f"{DIGITS_MAX} at most"
+                )
+            return _Operand(None, int(token.text) if is_whole else float(token.text))
+        if token.kind == "text":
+            self._advance()
+            return _Operand(None, _unquoted(token.text))
+        if token.kind == "word" and token.text in ("true", "false", "null"):
+            self._advance()
+            return _Operand(None, {"true": True, "false": False, "null": None}[token.text])
+        if token.kind == "name":
+            self._advance()
+            if token.text not in self._types:
+                hint = did_you_mean(token.text, self._types) or ","
+                raise InvalidUsage(
+                    f"the condition {self._text!r:.200}: {token.text!r} is no column of this collection{hint} it has "
+                    f"{[*self._types]}. Text is in single quotes"
+                )
+            return _Operand(token.text, type=self._types[token.text])
+        raise self._unexpected("a column or a value")
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._next]
+
+    def _advance(self) -> _Token:
+        self._next += 1
+        return self._tokens[self._next - 1]
+
+    def _took(self, text: str) -> bool:
+        is_it = self._token.kind in ("word", "sign") and self._token.text == text
+        self._next += is_it
+        return is_it
+
+    def _need(self, text: str) -> None:
+        if not self._took(text):
+            raise self._unexpected(repr(text))
+
+    def _unexpected(self, wanted: str) -> InvalidUsage:
+        there = repr(self._token.text) if self._token.kind != "end" else "the end"
+        return InvalidUsage(
+            f"the condition {self._text!r:.200} is no condition: at character {self._token.at + 1} there is {there}, "
+            f"and wanted is {wanted}. Write for example \"status = 'paid' and amount > 5\""
+        )
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    at, end = 0, len(text.rstrip())
+    while at < end:
+        match = _TOKEN.match(text, at)
+        if match is None:
+            rest = text[at:].lstrip()
+            raise InvalidUsage(
+                f"the condition {text!r:.200} is no condition: nothing begins like {rest[:20]!r}. Text is in single "
+                "quotes"
+            )
+        kind = match.lastgroup or ""
+        token, begin = match.group(kind), match.start(kind)
+        if kind == "quoted":
+            yield _Token("name", token[1:-1].replace('""', '"'), begin)
+        elif kind == "word":
+            is_word = token.lower() in _WORDS
+            yield _Token("word" if is_word else "name", token.lower() if is_word else token, begin)
+        else:
+            yield _Token(kind, token, begin)
+        at = match.end()
+    yield _Token("end", "", len(text))
+
+
+def _called(function: str, *arguments: Term) -> Term:
+    return Call(function, arguments)
+
+
+def _negated(condition: Term) -> Term:
+    """Return a condition that is true where another one is false, and not where it is NULL."""
+    return _called("not", _with_nulls(condition))
+
+
+def _with_nulls(condition: Term) -> Term:
+    """Return a condition that is NULL where SQL has NULL: Arrow's test of membership is false of NULL."""
+    assert isinstance(condition, Call | Col)
+    if isinstance(condition, Col) or condition.function not in ("and", "or", "among"):
+        return condition
+    if condition.function == "among":
+        return _called("or", condition, _called("null_if_null", *condition.arguments))
+    return _called(condition.function, *(x if isinstance(x, Lit) else _with_nulls(x) for x in condition.arguments))
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1].replace("''", "'")
+
+
+def _as_type(value: Any, wanted: pa.DataType | None) -> pa.Scalar:
+    """Return a literal as a scalar of a type, if it is a value of it; numbers stay what they are among numbers."""
+    if wanted is None:
+        return pa.scalar(value)
+    if value is None:
+        return pa.scalar(None, wanted)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and (pat.is_integer(wanted) or pat.is_floating(wanted)):
+        return pa.scalar(value)
+    if is_number and pat.is_decimal(wanted):
+        return pa.scalar(str(value)).cast(wanted)
+    if isinstance(value, str) and not is_text(wanted):
+        return _parsed(value, wanted)
+    if is_number or (isinstance(value, bool) and not pat.is_boolean(wanted)):
+        raise ValueError("of another kind")
+    return pa.scalar(value, wanted)
+
+
+def is_text(t: pa.DataType) -> bool:
+    """Return whether values of a type are text."""
+    return bool(pat.is_string(t) or pat.is_large_string(t))
+
+
+def _parsed(text: str, wanted: pa.DataType) -> pa.Scalar:
+    if pat.is_boolean(wanted) or pat.is_integer(wanted) or pat.is_floating(wanted):
+        raise ValueError("text among numbers")
+    try:
+        return pa.scalar(text).cast(wanted)
+    except pa.ArrowInvalid:
+        if not pat.is_timestamp(wanted) or wanted.tz is None:
+            raise
+        naive = pa.scalar(text).cast(pa.timestamp(wanted.unit))  # Without an offset it is in UTC.
+        return pa.scalar(naive.value, pa.timestamp(wanted.unit, wanted.tz))

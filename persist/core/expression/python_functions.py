@@ -1,0 +1,172 @@
+"""Functions of Python that queries call by name: they are in this process, and stored nowhere.
+
+A view that calls one stores the name and the version, `Call("sql.python", (name, version, column, …))`, and never the
+code, because nothing that is stored may be executed. So each process that refreshes the view gives the function first.
+That two processes mean the same by a name and a version, only their author can know: whoever changes what a function
+gives changes its version, and the views that call it are redefined.
+
+Invariants: names are lower case, as those of SQL are, and none is a function of DuckDB. A name has any number of
+versions here; new queries are bound to the one that was given last. A function sees whole columns, and no empty ones.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from inspect import Parameter, Signature
+from typing import Any
+
+import pyarrow as pa
+
+from persist.codecs.types.python_types import arrow_type
+from persist.core.errors import FunctionNotFound, InvalidUsage
+from persist.core.expression.term import Call, Lit, Term, calls, sql_call
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OWN = ("_now",)
+
+
+@dataclass(frozen=True, slots=True)
+class PythonFunction:
+    """A function of Python, as queries know it.
+
+    Attributes:
+        name, version: what views store of it.
+        compute: takes an Arrow array for each argument, all of one length, and gives one of that length.
+        arguments, returns: the types.
+    """
+
+    name: str
+    version: str
+    compute: Callable[..., Any]
+    arguments: tuple[pa.DataType, ...]
+    returns: pa.DataType
+
+    def __str__(self) -> str:
+        return f"{self.name}() of version {self.version}"
+
+    def term(self, arguments: Sequence[Term], at: int | None) -> Call:
+        """Return a call of it."""
+        identity = (Lit(pa.scalar(self.name)), Lit(pa.scalar(self.version)))
+        return sql_call("python", self.returns, *identity, *arguments, at=at)
+
+    def of_as_many(self) -> Callable[..., pa.Array]:
+        """Return `of_columns` with a signature that tells how many arguments it takes, which DuckDB looks at."""
+
+        def of_columns(*columns: Any) -> pa.Array:
+            return self.of_columns(*columns)
+
+        parameters = [Parameter(f"x{at}", Parameter.POSITIONAL_ONLY) for at in range(len(self.arguments))]
+        of_columns.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        return of_columns
+
+    def of_columns(self, *columns: Any) -> pa.Array:
+        """Return the values for columns, which may be of types that are cast to those of the arguments.
+
+        Raises:
+            ValueError: it raised, or did not give as many values of its type as there are rows.
+        """
+        whole = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
+        if not len(whole[0]):
+            return pa.array([], self.returns)
+        given = [column.cast(kind) for column, kind in zip(whole, self.arguments, strict=True)]
+        try:
+            made = self.compute(*given)
+        except Exception as error:
+            raise ValueError(f"{self} raised {type(error).__name__}: {error}") from error
+        made = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+        if not isinstance(made, pa.Array):
+            raise ValueError(f"{self} gave a {type(made).__name__}: return an Arrow array, such as pa.array(values)")
+        if len(made) != len(given[0]):
+            raise ValueError(f"{self} gave {len(made)} values for {len(given[0])} rows: return one for each row")
+        if made.type != self.returns:
+            with suppress(pa.ArrowException):
+                return made.cast(self.returns)
+            raise ValueError(f"{self} gave values of {made.type}, and was announced to give {self.returns}")
+        return made
+
+
+_functions: dict[str, dict[str, PythonFunction]] = {}  # By name, and then by version, the one given last at the end.
+
+
+def add_function(
+    name: str, compute: Callable[..., Any], arguments: Sequence[Any], returns: Any, version: str | int
+) -> None:
+    """Let queries of this process call a function; see `Client.create_function`."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidUsage(f"name={name!r} names no function: use letters, digits and _, and begin with no digit")
+    if name.lower() in _OWN or name.lower() in _of_duckdb():
+        raise InvalidUsage(f"SQL has a function {name.lower()}() already: choose another name")
+    if not callable(compute):
+        raise InvalidUsage(f"{name}: {compute!r} is no function")
+    if isinstance(version, bool) or not isinstance(version, str | int) or not str(version):
+        raise InvalidUsage(f"version={version!r} of {name}() is neither a text nor a whole number")
+    if isinstance(arguments, str) or not isinstance(arguments, Sequence) or not arguments:
+        raise InvalidUsage(
+            f"arguments={arguments!r} of {name}() are no types: give a list of one at least. A function without "
+            "arguments is a constant: write it into the query"
+        )
+    kinds = [arrow_type(kind, f"arguments of {name}()") for kind in arguments]
+    function = PythonFunction(name.lower(), str(version), compute, tuple(kinds), arrow_type(returns, f"{name}()"))
+    others = {old: known for old, known in _functions.get(function.name, {}).items() if old != function.version}
+    _functions[function.name] = {**others, function.version: function}
+
+
+@cache
+def _of_duckdb() -> frozenset[str]:
+    try:
+        import duckdb
+    except ImportError:  # Then no query is bound here; views that exist know their functions by version.
+        return frozenset()
+    with duckdb.connect(":memory:") as connection:
+        return frozenset(
+            name.lower() for (name,) in connection.execute("FROM duckdb_functions() SELECT function_name").fetchall()
+        )
+
+
+def functions_of_python() -> list[PythonFunction]:
+    """Return the functions that new queries may call, each of the version that was given last."""
+    return [[*versions.values()][-1] for versions in _functions.values()]
+
+
+def python_function(name: str) -> PythonFunction | None:
+    """Return the function that a new query calls by a name; None if there is none."""
+    versions = _functions.get(name.lower())
+    return None if versions is None else [*versions.values()][-1]
+
+
+def computed_by_python(name: str, version: str, *arguments: Any) -> pa.Array:
+    """Return the values of a function for each row of some columns; the last argument is their type.
+
+    Raises:
+        FunctionNotFound: this process does not have it.
+        ValueError: it raised, or gave something else than it was announced to give.
+    """
+    *columns, _ = arguments
+    return _of_version(name, version).of_columns(*columns)
+
+
+def check_functions(view: str, terms: Iterator[Term]) -> None:
+    """Raise FunctionNotFound unless this process has all functions of Python that the terms of a view call."""
+    for name, version in calls_of_python(terms):
+        _of_version(name, version, view)
+
+
+def calls_of_python(terms: Iterator[Term]) -> Iterator[tuple[str, str]]:
+    """Give name and version of each function of Python that terms call."""
+    left = [*terms]
+    while left:
+        term = left.pop()
+        if isinstance(term, Call):
+            if calls(term, "python"):
+                name, version = (literal.value.as_py() for literal in term.arguments[:2] if isinstance(literal, Lit))
+                yield name, version
+            left += term.arguments
+
+
+def _of_version(name: str, version: str, view: str = "") -> PythonFunction:
+    versions = _functions.get(name, {})
+    if version not in versions:
+        raise FunctionNotFound(name, version, tuple(versions), view)
+    return versions[version]

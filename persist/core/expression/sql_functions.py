@@ -1,0 +1,431 @@
+"""The functions of SQL, as DuckDB means them, for expressions that a query was translated to: `Call("sql.name", …)`.
+
+They stand beside the functions that programs are written with, because these mean something else in places: there
+`/ 0` is NULL, here infinite; here NaN equals itself, decimals are exact, and casts round. Each has one option, the type
+of its result. `case`, `and` and `or` look at what follows only for the records that need it, as SQL does: so what one
+branch is guarded against does not raise.
+
+Here is what nearly every query has, and what plans need themselves: Arrow and numpy compute it, without DuckDB, and the
+same with every version of it. All else is left to DuckDB, `Call("sql.duckdb", (text, column, …))`: functions of texts,
+moments, lists, structs, maps, JSON and time zones, casts of texts, and what is done with intervals. The text is an
+expression of DuckDB's SQL whose columns are called `$1`, `$2`, and so on; the plan of a view stores it with the types
+of all of them written out. So one mechanism has all functions that depend on their arguments alone.
+
+DuckDB runs in memory, by one thread, in UTC, without files, settings or extensions of the user. Its functions may
+differ from one minor version to the next, so only the version that views are made with computes them. What each thread
+computed last stays bound to its columns. Cost: about 0.4 ms for each call, and less than 0.1 µs for each row.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from threading import get_ident
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.core.errors import InvalidUsage
+from persist.core.expression import sql_numbers as numbers
+from persist.core.expression.python_functions import computed_by_python
+from persist.core.expression.sql_numbers import ordered
+from persist.core.expression.term import DUCKDB, INTERVAL
+
+VALUE_BYTES_MAX = 16 << 20
+_QUOTED = re.compile("""'(?:[^']|'')*'|"(?:[^"]|"")*\"""")
+EXPRESSIONS_KEPT = 64  # Of all threads together.
+_MEMORY = "2GB"  # A list that a function makes of one row cannot take all that there is.
+
+
+DuckDBCall = tuple[str, Sequence[Any], pa.DataType]  # Text, columns, type.
+
+
+def computed_by_duckdb(text: str, *arguments: Any) -> pa.Array:
+    """Return the value of an expression for each row of some columns; the last argument is its type.
+
+    Raises:
+        InvalidUsage: DuckDB is not installed, or is another version.
+        ValueError: DuckDB raises on a row.
+    """
+    *columns, kind = arguments
+    return computed_together([(text, columns or [pa.nulls(1, pa.int8())], kind)])[0]  # Of constants there is one value.
+
+
+def computed_together(calls: Sequence[DuckDBCall]) -> list[pa.Array]:
+    """Return the values of several expressions over columns of one length; raises as `computed_by_duckdb`."""
+    check_duckdb()
+    import duckdb
+
+    columns, numbers_of = [], {}
+    texts = []
+    for text, given, _ in calls:
+        for column in given:
+            if id(column) not in numbers_of:
+                columns.append(column)
+                numbers_of[id(column)] = len(columns)
+        names = tuple((numbers_of[id(column)], column.type == INTERVAL) for column in given)
+        texts.append(_renumbered(text, names))
+    table = pa.table({f"${number}": column for number, column in enumerate(columns, 1)})
+    are_intervals = tuple(kind == INTERVAL for _, _, kind in calls)
+    try:
+        made = _bound(tuple(texts), are_intervals, table.schema, get_ident()).of(table)
+    except duckdb.Error as error:
+        raise ValueError(str(error).split("\n")[0]) from error
+    return [_checked(column, kind) for column, (_, _, kind) in zip(made.columns, calls, strict=True)]
+
+
+@lru_cache(1024)
+def _renumbered(text: str, columns: tuple[tuple[int, bool], ...]) -> str:
+    """Return an expression whose columns `$1`, `$2` … have other numbers; what its constants say stays.
+
+    Args:
+        columns: the number of each, and whether it is of intervals, which are structs in Arrow.
+    """
+    names = {}
+    for old, (new, is_interval) in enumerate(columns, 1):
+        months, days, micros = (f'"${new}"."{field.name}"' for field in INTERVAL)
+        made = f"(to_months({months}) + to_days({days}) + to_microseconds({micros}))"
+        names[f'"${old}"'] = made if is_interval else f'"${new}"'
+    return _QUOTED.sub(lambda match: names.get(match[0], match[0]), text)
+
+
+def _checked(made: Any, kind: pa.DataType) -> pa.Array:
+    array = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    if pa.types.is_string(array.type) or pa.types.is_binary(array.type):
+        most = pc.max(pc.binary_length(array)).as_py()
+        if most is not None and most > VALUE_BYTES_MAX:
+            raise ValueError(f"a value of {most:,} bytes is made, and a value has no more than {VALUE_BYTES_MAX:,}")
+    return array if array.type.equals(kind, check_metadata=True) else array.cast(kind)
+
+
+def check_duckdb() -> None:
+    """Raise InvalidUsage unless the DuckDB that views are made with is there."""
+    try:
+        import duckdb
+    except ImportError as error:
+        raise InvalidUsage(
+            "this view has functions that DuckDB computes, and DuckDB is not installed: pip install 'duckdb>=2.0,<2.1'"
+        ) from error
+    if tuple(int(number) for number in duckdb.__version__.split(".")[:2]) != DUCKDB:
+        raise InvalidUsage(
+            f"this view has functions that DuckDB 2.0 computes, and {duckdb.__version__} is installed: "
+            "pip install 'duckdb>=2.0,<2.1'"
+        )
+
+
+class _Given:
+    """The columns that DuckDB asks for each time that it computes an expression."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+class _Bound:
+    """Expressions over columns of some types, which DuckDB has understood once: that takes longer than a few rows."""
+
+    def __init__(self, texts: Sequence[str], are_intervals: Sequence[bool], schema: pa.Schema) -> None:
+        self._none = schema.empty_table()
+        self._given = _Given(self._none)
+        shown = ", ".join(f"{text} AS x{number}" for number, text in enumerate(texts))
+        self._values = _database().cursor().from_arrow(self._given).project(shown)
+        if any(are_intervals):
+            names = (f"x{number}" for number in range(len(texts)))
+            shown = ", ".join(
+                f"{_parts_of(name)} AS {name}" if is_interval else name
+                for name, is_interval in zip(names, are_intervals, strict=True)
+            )
+            self._values = self._values.project(shown)
+
+    def of(self, table: pa.Table) -> pa.Table:
+        """Return the values for the rows of a table. Only one thread may ask at a time."""
+        self._given.table = table
+        try:
+            return self._values.to_arrow_table()
+        finally:
+            self._given.table = self._none  # What is kept keeps no rows.
+
+
+def _parts_of(name: str) -> str:
+    """Return what an interval of DuckDB's is in Arrow, as an expression."""
+    months, days, micros = (field.name for field in INTERVAL)
+    return f"""CASE WHEN {name} IS NOT NULL THEN {{
+        '{months}': CAST(12 * date_part('year', {name}) + date_part('month', {name}) AS INTEGER),
+        '{days}': CAST(date_part('day', {name}) AS INTEGER),
+        '{micros}': 60000000 * (60 * date_part('hour', {name}) + date_part('minute', {name}))
+            + date_part('microsecond', {name})
+    }} END"""
+
+
+@lru_cache(EXPRESSIONS_KEPT)
+def _bound(texts: tuple[str, ...], are_intervals: tuple[bool, ...], schema: pa.Schema, thread: int) -> _Bound:
+    return _Bound(texts, are_intervals, schema)
+
+
+@cache
+def _database() -> Any:
+    import duckdb
+
+    limits = {"threads": "1", "memory_limit": _MEMORY, "temp_directory": "", "autoinstall_known_extensions": "false"}
+    database = duckdb.connect(":memory:", config={**limits, "python_enable_replacements": "false"})
+    database.execute("SET GLOBAL TimeZone = 'UTC'")  # Of all cursors.
+    database.execute("SET enable_external_access = false")
+    database.execute("SET lock_configuration = true")
+    return database
+
+
+_PARTS = ("year", "quarter", "month", "day", "hour", "minute", "second")
+
+
+def compared(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
+    def compare(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+        return function(ordered(one), ordered(other))
+
+    return compare
+
+
+def _not_distinct_from(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+    both = pc.and_(pc.is_null(one), pc.is_null(other))
+    return pc.or_(both, pc.fill_null(pc.equal(ordered(one), ordered(other)), False))
+
+
+def _distinct_from(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+    return pc.invert(_not_distinct_from(one, other, kind))
+
+
+def _in(value: pa.Array, *others: pa.Array) -> pa.Array:
+    *candidates, _ = others
+    matches = pc.equal(ordered(value), ordered(candidates[0]))
+    for other in candidates[1:]:
+        matches = pc.or_kleene(matches, pc.equal(ordered(value), ordered(other)))
+    return matches
+
+
+def _not_in(value: pa.Array, *others: pa.Array) -> pa.Array:
+    return pc.invert(_in(value, *others))
+
+
+def _arithmetic(sign: str, function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
+    def apply(*arguments: Any) -> pa.Array:
+        *values, kind = arguments
+        kinds = [*(value.type for value in values), kind]
+        if INTERVAL in kinds or any(map(pat.is_temporal, kinds)):
+            text = f" {sign} ".join(f'"${at}"' for at in range(1, len(values) + 1))
+            return computed_by_duckdb(text if len(values) > 1 else f"{sign} {text}", *values, kind)
+        if len(values) == 1:
+            return numbers.negate(values[0], kind) if sign == "-" else values[0]
+        return function(*values, kind)
+
+    return apply
+
+
+def _coalesce(*arguments: Any) -> pa.Array:
+    *values, kind = arguments
+    return pc.coalesce(*values).cast(kind)
+
+
+def _nullif(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+    same = pc.fill_null(pc.equal(ordered(one), ordered(other)), False)
+    return pc.if_else(same, pa.scalar(None, one.type), one).cast(kind)
+
+
+def _time_from(*, after: bool) -> Callable[..., pa.Array]:
+    """Return the function that gives the first times that are not before moments, or with after those after them.
+
+    It takes timestamps or dates, and a unit "s", "ms", "us" or "ns"; or, with the unit "", numbers that are times.
+    """
+
+    def apply(value: pa.Array, unit: pa.Array, kind: pa.DataType) -> pa.Array:
+        if not len(value):
+            return pa.array([], kind)
+        unit = unit[0].as_py()
+        mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
+        if not unit:
+            times = value.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        elif unit == "ns":
+            limit = np.iinfo(np.int64).max // 1000
+            times = np.clip(_as_micros(value), -limit, limit) * 1000
+        else:
+            size = {"s": 1_000_000, "ms": 1_000, "us": 1}[unit]
+            micros = _as_micros(value)
+            times = micros // size
+            if not after:
+                times = times + (micros % size != 0)
+        if after:
+            times = np.minimum(times, np.iinfo(np.int64).max - 1) + 1
+        return pa.array(times, mask=mask)
+
+    return apply
+
+
+def _as_micros(value: pa.Array) -> Any:
+    """Return dates or timestamps as microseconds since 1970, int64[n], rounded down; NULL as 0."""
+    if pat.is_timestamp(value.type) and value.type.unit == "ns":
+        return value.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False) // 1000
+    stamps = pc.cast(value, pa.timestamp("us", value.type.tz) if pat.is_timestamp(value.type) else pa.timestamp("us"))
+    return pc.cast(stamps, pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+
+
+def _cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    bare = numbers.zoneless(kind)
+    if value.type != kind and bare in numbers.DUCKDB_MOMENTS and numbers.has_extreme_moments(value):
+        made = computed_by_duckdb(f'CAST("$1" AS {numbers.DUCKDB_MOMENTS[bare]})', numbers.without_zone(value), bare)
+        return made.cast(kind)
+    return numbers.cast(value, kind)
+
+
+def _part(unit: str) -> Callable[..., pa.Array]:
+    def part(value: pa.Array, kind: pa.DataType) -> pa.Array:
+        if numbers.has_extreme_moments(value):
+            return computed_by_duckdb(f'"{unit}"("$1")', numbers.without_zone(value), pa.int64()).cast(kind)
+        if pat.is_date(value.type) and unit in ("hour", "minute", "second"):
+            value = value.cast(pa.timestamp("us"))
+        return getattr(pc, unit)(value).cast(kind)
+
+    return part
+
+
+def _of_pattern(function: Callable[[pa.Array, str], pa.Array]) -> Callable[..., pa.Array]:
+    """Return a function of texts and a pattern that is the same for all."""
+
+    def apply(text: pa.Array, pattern: pa.Array, kind: pa.DataType) -> pa.Array:
+        if not len(text) or not pattern[0].is_valid:
+            return pa.nulls(len(text), kind)
+        return function(text, pattern[0].as_py())
+
+    return apply
+
+
+def _like(is_like: bool, ignore_case: bool) -> Callable[..., pa.Array]:
+    """Return LIKE or ILIKE without an escape: a backslash in a pattern is one of its characters."""
+
+    def like(text: pa.Array, pattern: str) -> pa.Array:
+        matches = pc.match_like(text, pattern.replace("\\", "\\\\"), ignore_case=ignore_case)
+        return matches if is_like else pc.invert(matches)
+
+    return _of_pattern(like)
+
+
+def _parts_of_interval(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return intervals as the structs that collections have."""
+    return pa.StructArray.from_arrays(value.flatten(), fields=list(kind), mask=value.is_null())
+
+
+def _error(text: pa.Array, kind: pa.DataType) -> pa.Array:
+    return pa.nulls(0, kind)  # Types only; it raises in `persist.core.expression.evaluation`, where there is a record.
+
+
+def _logical(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
+    def apply(*arguments: Any) -> pa.Array:
+        *values, _ = arguments
+        truths = values[0]
+        for value in values[1:]:
+            truths = function(truths, value)
+        return truths
+
+    return apply
+
+
+def _case(*arguments: Any) -> pa.Array:
+    return pa.nulls(0, arguments[-1])  # Types only; `persist.core.expression.evaluation` does the work.
+
+
+def _fits(function: Callable[..., Any]) -> Callable[..., pa.Array]:
+    return lambda value, kind: function(value)
+
+
+def _bucket(*arguments: Any) -> pa.Array:
+    *columns, kind = arguments
+    return pa.array(numbers.bucket(tuple(columns), BUCKETS)).cast(kind)
+
+
+BUCKETS = 64
+FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
+    "add": _arithmetic("+", numbers.add),
+    "subtract": _arithmetic("-", numbers.subtract),
+    "multiply": _arithmetic("*", numbers.multiply),
+    "divide": numbers.divide,
+    "divide_whole": numbers.divide_whole,
+    "remainder": numbers.remainder,
+    "bucket": _bucket,
+    "lower_limb": lambda value, kind: numbers.limb(value, 0),
+    "upper_limb": lambda value, kind: numbers.limb(value, 1),
+    "joined_limbs": numbers.joined_limbs,
+    "mean_of_limbs": lambda lower, upper, count, scale, kind: numbers.mean_of_limbs(lower, upper, count, scale),
+    "round_even": lambda value, kind: pc.round(value, round_mode="half_to_even"),
+    "equal": compared(pc.equal),
+    "not_equal": compared(pc.not_equal),
+    "less": compared(pc.less),
+    "less_equal": compared(pc.less_equal),
+    "greater": compared(pc.greater),
+    "greater_equal": compared(pc.greater_equal),
+    "distinct_from": _distinct_from,
+    "not_distinct_from": _not_distinct_from,
+    "in": _in,
+    "not_in": _not_in,
+    "and": _logical(pc.and_kleene),
+    "or": _logical(pc.or_kleene),
+    "not": _fits(pc.invert),
+    "is_null": _fits(pc.is_null),
+    "is_not_null": _fits(pc.is_valid),
+    "coalesce": _coalesce,
+    "nullif": _nullif,
+    "case": _case,
+    "cast": _cast,
+    "error": _error,
+    "like": _like(True, False),
+    "not_like": _like(False, False),
+    "ilike": _like(True, True),
+    "not_ilike": _like(False, True),
+    "prefix": _of_pattern(pc.starts_with),
+    "suffix": _of_pattern(pc.ends_with),
+    "contains": _of_pattern(pc.match_substring),
+    "lower": _fits(pc.utf8_lower),
+    "upper": _fits(pc.utf8_upper),
+    "length": _fits(pc.utf8_length),
+    **{name: _part(name) for name in _PARTS},
+    "time_from": _time_from(after=False),
+    "time_after": _time_from(after=True),
+    "parts_of_interval": _parts_of_interval,
+    "duckdb": computed_by_duckdb,
+    "python": computed_by_python,
+}
+_NAMED = {"duckdb": 1, "python": 2}  # How many arguments say what is computed: the text, or name and version.
+
+
+def called(name: str) -> Callable[..., Any]:
+    """Return a function for arrays and scalars: scalars are as many as there are records; of scalars only, one.
+
+    What cannot be right for any record raises for none as well: so it is found when an expression gets its type.
+    """
+    function = FUNCTIONS[name]
+
+    def call(*arguments: Any) -> Any:
+        *values, kind = arguments
+        first = [values.pop(0).as_py() for _ in range(_NAMED.get(name, 0))]
+        rows = next((len(value) for value in values if not isinstance(value, pa.Scalar)), None)
+        arrays = [_repeated(value, 1 if rows is None else rows) for value in values]
+        arrays = [array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array for array in arrays]
+        results = function(*first, *arrays, kind)
+        if name in ("case", "error"):
+            return results
+        if results.type != kind:
+            results = results.cast(kind)
+        return results[0] if rows is None else results
+
+    return call
+
+
+def _repeated(value: Any, rows: int) -> Any:
+    if not isinstance(value, pa.Scalar):
+        return value
+    return pa.repeat(value, rows) if rows else pa.array([], value.type)  # Nested values are repeated once or more.
+
+
+SQL_FUNCTIONS = {f"sql.{name}": called(name) for name in FUNCTIONS}

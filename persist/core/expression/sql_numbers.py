@@ -1,0 +1,425 @@
+"""Numbers as SQL (DuckDB's) means them: decimals are exact, integers raise where they do not fit, floats do not.
+
+Every function takes arrays of one length, and the type of its result.
+
+Casts of numbers and moments round where digits are lost, and raise where a value does not fit. All other casts are done
+by DuckDB itself (`persist.core.expression.sql_functions`).
+"""
+
+from collections.abc import Callable
+from decimal import Context, Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+Floats = npt.NDArray[np.float64]
+_WIDE = 76  # The digits of decimal256.
+
+
+def add(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+    return _arithmetic(pc.add_checked, one, other, kind)
+
+
+def subtract(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+    return _arithmetic(pc.subtract_checked, one, other, kind)
+
+
+def multiply(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+    return _arithmetic(pc.multiply_checked, one, other, kind)
+
+
+def _arithmetic(function: Callable[..., pa.Array], one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pat.is_floating(kind):
+        plain = {pc.add_checked: pc.add, pc.subtract_checked: pc.subtract, pc.multiply_checked: pc.multiply}
+        return plain[function](as_kind(one, kind), as_kind(other, kind))
+    if not pat.is_decimal(kind):
+        return function(as_kind(one, kind), as_kind(other, kind))
+    one, other = _decimal(one), _decimal(other)
+    if one.type.precision + other.type.precision >= 38:
+        # 38 digits are not enough for what is in between.
+        one, other = (pc.cast(value, pa.decimal256(value.type.precision, value.type.scale)) for value in (one, other))
+    if function is pc.multiply_checked and one.type.precision + other.type.precision >= _WIDE:
+        return _product(one, other, kind)
+    return as_decimal(function(one, other), kind)
+
+
+def _product(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the products of decimals of 38 digits, of which Arrow would want more digits than it has."""
+    try:
+        narrow = pc.cast(one, pa.decimal256(_WIDE - 1 - other.type.precision, one.type.scale))
+        return as_decimal(pc.multiply(narrow, other), kind)
+    except pa.ArrowInvalid:
+        pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
+        context = Context(prec=2 * _WIDE)
+        made = [None if a is None or b is None else context.multiply(a, b) for a, b in pairs]
+        return as_decimal(pa.array(made, pa.decimal256(_WIDE, one.type.scale + other.type.scale)), kind)
+
+
+def _decimal(value: pa.Array) -> pa.Array:
+    if pat.is_decimal(value.type):
+        return value
+    return pc.cast(value, pa.decimal128(20, 0))
+
+
+def as_decimal(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return decimals as another type, digits behind the last rounded half away from zero; what does not fit raises."""
+    if value.type == kind:
+        return value
+    if value.type.scale > kind.scale:
+        value = rounded_decimal(value, kind.scale)
+    if value.type.bit_width == 128 and value.type.precision + max(0, kind.scale - value.type.scale) > 38:
+        value = pc.cast(value, pa.decimal256(_WIDE - max(0, kind.scale - value.type.scale), value.type.scale))
+    try:
+        return pc.cast(value, kind)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"a number needs more than the {kind.precision} digits of {kind}: {error}") from error
+
+
+def rounded_decimal(value: pa.Array, digits: int) -> pa.Array:
+    """Return decimals rounded to so many digits behind the point, as decimals of one digit more: 99.9 becomes 100.0."""
+    precision, scale = value.type.precision, value.type.scale
+    if -digits > precision - scale:
+        return pc.multiply(value, pa.scalar(Decimal(0), pa.decimal128(1, 0)))
+    wide = pa.decimal128(precision + 1, scale) if precision < 38 else pa.decimal256(precision + 1, scale)
+    return pc.round(pc.cast(value, wide), ndigits=digits, round_mode="half_towards_infinity")
+
+
+def divide(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+    """`/`, which is of floats: x/0 is infinite, 0/0 NaN."""
+    return pc.divide(as_kind(one, pa.float64()), as_kind(other, pa.float64())).cast(kind)
+
+
+def divide_whole(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+    """`//`: of whole numbers, towards zero; of floats, `/`; of decimals by DuckDB. A divisor of zero raises."""
+    _no_zero(one, other)
+    if pat.is_floating(kind):
+        return pc.divide(as_kind(one, kind), as_kind(other, kind))
+    return pc.divide_checked(as_kind(one, kind), _without_zero(other, kind))
+
+
+def remainder(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+    """`%`, of the sign of the dividend; a divisor of zero raises, if it is no float."""
+    if pat.is_floating(kind):
+        with np.errstate(invalid="ignore"):
+            values = np.fmod(floats(as_kind(one, kind)), floats(as_kind(other, kind)))
+        return of_floats(values, one, other).cast(kind)
+    _no_zero(one, other)
+    one, other = as_kind(one, kind), _without_zero(other, kind)
+    if pat.is_signed_integer(kind):  # The least number has no quotient by -1, but a remainder.
+        other = pc.if_else(pc.equal(other, pa.scalar(-1, kind)), pa.scalar(1, kind), other)
+    return pc.subtract(one, pc.multiply(pc.divide_checked(one, other), other))
+
+
+def _no_zero(one: pa.Array, divisor: pa.Array) -> None:
+    is_zero = pc.equal(divisor, pa.scalar(Decimal(0) if pat.is_decimal(divisor.type) else 0, divisor.type))
+    if pc.any(pc.and_(is_zero, pc.is_valid(one))).as_py():
+        raise ValueError("division by zero; write nullif(divisor, 0) for NULL instead")
+
+
+def _without_zero(divisor: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return divisors; a zero, of which the dividend is NULL, is NULL as well."""
+    divisor = as_kind(divisor, kind)
+    return pc.if_else(pc.equal(divisor, pa.scalar(0, kind)), pa.scalar(None, kind), divisor)
+
+
+def negate(one: pa.Array, kind: pa.DataType) -> pa.Array:
+    return pc.negate(one) if pat.is_decimal(kind) else pc.negate_checked(as_kind(one, kind))
+
+
+def as_kind(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return numbers as another type, where that changes nothing or raises."""
+    return value if value.type == kind else pc.cast(value, kind)
+
+
+def floats(value: pa.Array) -> Floats:
+    """Return floats as numpy; NULL as 0."""
+    filled = value.fill_null(0.0) if value.null_count else value
+    values: Floats = filled.to_numpy(zero_copy_only=False).astype(np.float64)
+    return values
+
+
+def of_floats(values: Floats, *given: pa.Array) -> pa.Array:
+    """Return floats as Arrow, NULL where one of the arguments was."""
+    mask = np.zeros(len(values), np.bool_)
+    for argument in given:
+        if argument.null_count:
+            mask |= argument.is_null().to_numpy(zero_copy_only=False)
+    return pa.array(values, mask=mask if mask.any() else None)
+
+
+def round_half_away(values: Floats) -> Floats:
+    whole = np.trunc(values)
+    with np.errstate(invalid="ignore"):
+        rest = np.abs(values - whole)
+    rounded_values: Floats = np.where(np.isfinite(values), whole + np.where(rest >= 0.5, np.sign(values), 0.0), values)
+    return rounded_values
+
+
+def to_double(value: pa.Array) -> pa.Array:
+    """Return numbers as floats, rounded once."""
+    if not pat.is_decimal(value.type):
+        return pc.cast(value, pa.float64(), safe=False) if not pat.is_boolean(value.type) else _of_boolean(value)
+    if value.type.precision <= 15:
+        return of_floats(unscaled(value).astype(np.float64) / 10.0**value.type.scale, value)
+    return pa.array([None if number is None else float(number) for number in value.to_pylist()], pa.float64())
+
+
+def _of_boolean(value: pa.Array) -> pa.Array:
+    return pc.cast(pc.cast(value, pa.int8()), pa.float64())
+
+
+def unscaled(value: pa.Array) -> npt.NDArray[np.int64]:
+    """Return decimals of at most 18 digits as whole numbers of their last digit; NULL as 0."""
+    if isinstance(value, pa.ChunkedArray):
+        value = value.combine_chunks()
+    if value.null_count:
+        value = value.fill_null(pa.scalar(Decimal(0), value.type))
+    raw = np.frombuffer(value.buffers()[1], np.int64) if len(value) else np.empty(0, np.int64)
+    wholes: npt.NDArray[np.int64] = raw[2 * value.offset : 2 * (value.offset + len(value)) : 2]
+    return wholes
+
+
+LIMB = 62  # Bits of the lower limb of a wide decimal.
+
+
+def limb(value: pa.Array, number: int) -> pa.Array:
+    """Return the lower (0) or the upper (1) limb of decimals: value * 10**scale = lower + upper * 2**62.
+
+    Raises:
+        ValueError: a value is 2**125 or beyond, so that its upper limb does not fit.
+    """
+    if isinstance(value, pa.ChunkedArray):
+        value = value.combine_chunks()
+    mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
+    if not len(value):
+        return pa.array([], pa.int64())
+    raw = np.frombuffer(value.buffers()[1], np.int64)[2 * value.offset : 2 * (value.offset + len(value))]
+    low, high = raw[::2], raw[1::2]
+    if number == 0:
+        return pa.array(low & np.int64(2**LIMB - 1), mask=mask)
+    if mask is not None:
+        high = np.where(mask, 0, high)
+    if len(high) and (high.max() >= 2**61 or high.min() < -(2**61)):
+        raise ValueError("a decimal of more than 37 digits is too large for a sum")
+    return pa.array((high << 2) | ((low >> LIMB) & 3), mask=mask)
+
+
+def joined_limbs(lower: pa.Array, upper: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return sums of limbs as decimals.
+
+    Raises:
+        ValueError: one does not fit.
+    """
+    lower, upper = (limbs.combine_chunks() if isinstance(limbs, pa.ChunkedArray) else limbs for limbs in (lower, upper))
+    if lower.type.bit_width == kind.bit_width == 128 and kind.precision == 38 and not _has_upper(upper):
+        return pa.Array.from_buffers(kind, len(lower), lower.buffers(), offset=lower.offset)
+    context, sums = Context(prec=_WIDE), list[Decimal | None]()
+    for low, high in zip(lower.to_pylist(), upper.to_pylist(), strict=True):
+        if low is None:
+            sums.append(None)
+            continue
+        total = int(low) + (int(high) << LIMB)
+        if abs(total) >= 10**kind.precision:
+            raise ValueError(f"a sum needs more than the {kind.precision} digits of {kind}")
+        sums.append(context.scaleb(context.create_decimal(total), -kind.scale))
+    return pa.array(sums, kind)
+
+
+def _has_upper(upper: pa.Array) -> bool:
+    return bool(pc.any(pc.not_equal(upper, pa.scalar(Decimal(0), upper.type))).as_py())
+
+
+def mean_of_limbs(lower: pa.Array, upper: pa.Array, counts: pa.Array, scale: pa.Array) -> pa.Array:
+    """Return sums of limbs over counts, rounded once."""
+    columns = (column.to_pylist() for column in (lower, upper, counts, scale))
+    means = [
+        None if low is None or not count else (int(low) + (int(high) << LIMB)) / (count * 10**digits)
+        for low, high, count, digits in zip(*columns, strict=True)
+    ]
+    return pa.array(means, pa.float64())
+
+
+def bucket(columns: tuple[pa.Array, ...], buckets: int) -> npt.NDArray[np.int64]:
+    """Return a number below buckets for each record, the same for equal ones."""
+    hashes = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        hashes = hashes * np.int64(31) + _small(column)
+    return (hashes ^ (hashes >> 7) ^ (hashes >> 17)) & np.int64(buckets - 1)
+
+
+def _small(column: pa.Array) -> npt.NDArray[np.int64]:
+    kind = column.type
+    if pat.is_list(kind):
+        return pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    if pat.is_nested(kind):
+        return np.zeros(len(column), np.int64)
+    if pat.is_string(kind) or pat.is_binary(kind):
+        if column.null_count:
+            column = column.fill_null("" if pat.is_string(kind) else b"")
+        ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+        data = column.buffers()[2]
+        sums = np.concatenate(([0], np.frombuffer(data, np.uint8).cumsum() if data is not None else ()))
+        places = ends.astype(np.int64)
+        byte_sums: npt.NDArray[np.int64] = (sums[places[1:]] - sums[places[:-1]]).astype(np.int64)
+        return byte_sums
+    if pat.is_decimal128(kind):
+        return unscaled(column) if column.type.precision <= 18 else limb(column, 0).fill_null(0).to_numpy()
+    if pat.is_floating(kind):
+        return (floats(column) + 0.0).view(np.int64) >> 40
+    if pat.is_boolean(kind):
+        column = column.cast(pa.int8())
+    elif not pat.is_integer(kind):
+        column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    filled = column.fill_null(pa.scalar(0, column.type)) if column.null_count else column
+    numbers: npt.NDArray[np.int64] = filled.to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
+
+
+def of_unscaled(words: npt.NDArray[np.int64], kind: pa.DataType, mask: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """Return whole numbers of the last digit as decimals; mask says where NULL is."""
+    pairs = np.empty((len(words), 2), np.int64)
+    pairs[:, 0], pairs[:, 1] = words, words >> 63
+    valid = None if mask is None else pa.py_buffer(np.packbits(~mask, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(words), [valid, pa.py_buffer(pairs)])
+
+
+_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+EXTREME_DAYS = 11_000_000  # From 1970: some 30,000 years. Arrow has 16 bits for a year.
+DUCKDB_MOMENTS = {
+    pa.date32(): "DATE",
+    pa.time64("us"): "TIME",
+    pa.timestamp("s"): "TIMESTAMP_S",
+    pa.timestamp("ms"): "TIMESTAMP_MS",
+    pa.timestamp("us"): "TIMESTAMP",
+    pa.timestamp("ns"): "TIMESTAMP_NS",
+}
+_MOMENTS = (("date", "timestamp"), ("timestamp", "date"), ("timestamp", "time"))
+
+
+def ordered(value: pa.Array) -> pa.Array:
+    """Return values that compare as SQL says: of floats, numbers in their order, with NaN last and equal to itself."""
+    if pat.is_boolean(value.type):
+        return pc.cast(value, pa.int8())
+    if not pat.is_floating(value.type):
+        return value
+    values = floats(value) + 0.0
+    bits = np.where(np.isnan(values), np.nan, values).view(np.int64)
+    words: Any = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
+    return of_floats(words, value)
+
+
+def cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return values as another type.
+
+    Raises:
+        ValueError: one does not fit.
+    """
+    if value.type == kind:
+        return value
+    if value.null_count == len(value):
+        return pa.nulls(len(value), kind)
+    if pat.is_decimal(kind):
+        return _to_decimal(value, kind)
+    if pat.is_boolean(kind):
+        return pc.not_equal(
+            value,
+            pa.scalar(0, pa.int8()).cast(value.type)
+            if not pat.is_decimal(value.type)
+            else pa.scalar(Decimal(0), value.type),
+        )
+    if pat.is_floating(kind):
+        return _to_float(value, kind)
+    if pat.is_integer(kind):
+        return _to_integer(value, kind)
+    return _to_moment(value, kind)
+
+
+def is_cast(given: pa.DataType, kind: pa.DataType) -> bool:
+    """Return whether values of one type are cast to another here, and not by DuckDB."""
+    if given == kind:
+        return True
+    families = [_family(arrow_type) for arrow_type in (given, kind)]
+    if pat.is_timestamp(given) and _PER_SECOND[given.unit] > _PER_SECOND[getattr(kind, "unit", "us")]:
+        return False  # It is rounded.
+    is_known = families[0] == families[1] != "other" or tuple(families) in _MOMENTS
+    return is_known and not (pat.is_time(kind) and getattr(given, "tz", None))
+
+
+def _family(kind: pa.DataType) -> str:
+    if pat.is_boolean(kind) or pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind):
+        return "number"
+    tests = (("date", pat.is_date), ("timestamp", pat.is_timestamp), ("time", pat.is_time))
+    return next((name for name, test in tests if test(kind)), "other")
+
+
+def has_extreme_moments(value: pa.Array) -> bool:
+    """Return whether there is an infinite date or timestamp, or one of a year that Arrow does not compute with."""
+    if pat.is_date32(value.type):
+        bound = EXTREME_DAYS
+    elif pat.is_timestamp(value.type):
+        bound = min(EXTREME_DAYS * 86_400 * _PER_SECOND[value.type.unit], 2**63 - 2)
+    else:
+        return False
+    ends = pc.min_max(value.view(pa.int32() if pat.is_date32(value.type) else pa.int64())).as_py()
+    return ends["min"] is not None and not (-bound <= ends["min"] and ends["max"] <= bound)
+
+
+def zoneless(kind: pa.DataType) -> pa.DataType:
+    """Return a type of timestamps without its zone; another type as it is."""
+    return pa.timestamp(kind.unit) if pat.is_timestamp(kind) else kind
+
+
+def without_zone(value: pa.Array) -> pa.Array:
+    """Return timestamps as those of UTC, without a zone."""
+    return value.cast(zoneless(value.type))
+
+
+def _to_moment(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pat.is_timestamp(kind):
+        if pat.is_timestamp(value.type) and value.type.tz != kind.tz:  # Both are in UTC.
+            value = value.cast(pa.timestamp(value.type.unit, kind.tz))
+        return pc.cast(value, kind)
+    whole = pc.floor_temporal(value, unit="day") if pat.is_date(kind) else value
+    return pc.cast(whole, kind, safe=False)
+
+
+def _to_decimal(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pat.is_decimal(value.type):
+        return as_decimal(value, kind)
+    if pat.is_boolean(value.type):
+        value = pc.cast(value, pa.int8())
+    if pat.is_integer(value.type):
+        return as_decimal(pc.cast(value, pa.decimal128(20, 0)), kind)
+    with np.errstate(over="ignore"):
+        scaled = round_half_away(floats(value) * 10.0**kind.scale)
+    mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
+    if not (np.abs(scaled if mask is None else scaled[~mask]) < 10.0**kind.precision).all():
+        raise ValueError(f"a number does not fit {kind}")
+    if kind.precision <= 15:
+        return of_unscaled(scaled.astype(np.int64), kind, mask)
+    whole = pa.array(scaled, mask=mask).cast(pa.decimal128(38, 0))
+    return pa.Array.from_buffers(kind, len(whole), whole.buffers(), offset=whole.offset)
+
+
+def _to_float(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    floats = to_double(value) if not pat.is_floating(value.type) else value
+    if not pat.is_float32(kind):
+        return pc.cast(floats, kind)
+    if pat.is_integer(value.type):
+        return pc.cast(value, kind, safe=False)
+    narrow = pc.cast(floats, kind)
+    if pc.any(pc.and_(pc.is_inf(narrow), pc.is_finite(floats))).as_py():
+        raise ValueError("a number does not fit a float of 32 bits")
+    return narrow
+
+
+def _to_integer(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pat.is_decimal(value.type):
+        return pc.cast(as_decimal(value, pa.decimal128(38, 0)), kind)
+    if pat.is_floating(value.type):
+        return pc.cast(pc.round(value, round_mode="half_to_even"), kind)
+    return pc.cast(value, kind)

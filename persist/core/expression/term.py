@@ -1,0 +1,409 @@
+"""The one tree of every expression: columns, constants, and calls of functions.
+
+What people write with Python's operators, conditions in text, queries in SQL, and what Spark and Polars push down all
+become terms. A term says nothing of how it is computed: `evaluation` computes terms on Arrow columns, and
+`arrow_filter` gives those that can be asked of files to Arrow's own engine.
+
+Two families of functions share the tree. Programs name them as in `add`; queries name DuckDB's as in `sql.add`, and
+such a call has one option, the type of its value. The families mean different things in places; see `sql_functions`.
+
+Programs write terms as `col("delay") > 15`. The meaning is SQL's: NULL in, NULL out, except for `is_null`, `coalesce`,
+`when`, and the three-valued `&`, `|`, `~`. A filter keeps a record only if its condition is true. Integer arithmetic
+that overflows raises. `/` gives a float, `//` and `%` round down; a divisor of zero gives NULL, because a record that
+raises would stop a dataflow for ever. What an expression costs, and which types fit, is Arrow's affair; see
+`persist.core.expression.evaluation`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+
+SQL = "sql."
+# What intervals are in Arrow, whose own ones are not compared, sorted or stored. Collections call the fields otherwise.
+INTERVAL = pa.struct([("interval_months", pa.int32()), ("interval_days", pa.int32()), ("interval_micros", pa.int64())])
+DUCKDB = (2, 0)  # Its functions, and the names of nodes in its plans, change from one minor version to the next.
+
+
+class Term:
+    """A value for each record. Terms that are built alike are equal, and none is ever changed."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Col(Term):
+    """A column by its name, as programs and filters have them."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Place(Term):
+    """A column by its place, as the plans of queries have them, whose columns have no names."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lit(Term):
+    """A constant."""
+
+    value: pa.Scalar
+
+    def __eq__(self, other: object) -> bool:
+        # As they are written: 0.0 and -0.0 are two constants, because 1 / x is not the same of both.
+        return isinstance(other, Lit) and self._written == other._written
+
+    def __hash__(self) -> int:
+        return hash(self._written)
+
+    @property
+    def _written(self) -> tuple[pa.DataType, str]:
+        return self.value.type, repr(self.value)
+
+    def __str__(self) -> str:
+        if not self.value.is_valid:
+            return "NULL"
+        try:
+            return repr(self.value.as_py())
+        except (OverflowError, ValueError):  # A moment that Python has no object for, such as an infinity.
+            return f"{self.value.type}({self.value.value})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call(Term):
+    """A function of other terms, with constant options.
+
+    Attributes:
+        at: where it is in the text of a query, for messages.
+    """
+
+    function: str
+    arguments: tuple[Term, ...]
+    options: tuple[Any, ...] = ()
+    at: int | None = field(default=None, compare=False)
+
+    def __eq__(self, other: object) -> bool:
+        left: list[tuple[object, object]] = [(self, other)]  # In place of recursion: terms may be deep.
+        while left:
+            one, two = left.pop()
+            if isinstance(one, Call) and isinstance(two, Call):
+                is_alike = one.function == two.function and one.options == two.options
+                if not is_alike or len(one.arguments) != len(two.arguments):
+                    return False
+                left += zip(one.arguments, two.arguments, strict=True)
+            elif isinstance(one, Call) or isinstance(two, Call) or one != two:
+                return False
+        return True
+
+    def __hash__(self) -> int:
+        return hash(
+            (self.function, self.options, *(argument for argument in self.arguments if not isinstance(argument, Call)))
+        )
+
+    @property
+    def kind(self) -> pa.DataType:
+        """The type of the value, of a function of queries."""
+        assert self.function.startswith(SQL)
+        return self.options[0]
+
+    def __str__(self) -> str:
+        written = [*map(str, self.arguments), *map(str, self.options)]
+        sign = _SIGNS.get(self.function)
+        if sign is not None and len(written) == 2:
+            return f"({written[0]} {sign} {written[1]})"
+        return f"{self.function}({', '.join(written)})"
+
+
+_SIGNS = {
+    "add": "+", "subtract": "-", "multiply": "*", "divide": "/", "floor_divide": "//", "modulo": "%", "equal": "=",
+    "not_equal": "!=", "less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=", "and": "and", "or": "or",
+}  # fmt: skip
+
+
+def calls(term: Term, *functions: str) -> bool:
+    """Return whether a term is a call of one of some functions, of either family."""
+    return isinstance(term, Call) and term.function.removeprefix(SQL) in functions
+
+
+def sql_call(function: str, kind: pa.DataType, *arguments: Term, at: int | None = None) -> Call:
+    """Return a call of a function of queries; kind is the type of its value."""
+    return Call(SQL + function, arguments, (kind,), at)
+
+
+def leaves(term: Term) -> Iterator[Term]:
+    """Yield the columns and constants of a term, each as often as it stands there."""
+    if isinstance(term, Call):
+        for argument in term.arguments:
+            yield from leaves(argument)
+    else:
+        yield term
+
+
+def columns_of(term: Term) -> set[str]:
+    """Return the names of the columns that a term reads."""
+    return {leaf.name for leaf in leaves(term) if isinstance(leaf, Col)}
+
+
+def places_in(term: Term) -> set[int]:
+    """Return the places of the columns that a term reads."""
+    return {leaf.index for leaf in leaves(term) if isinstance(leaf, Place)}
+
+
+def replaced_columns(term: Term, by: Mapping[str, Term]) -> Term:
+    """Return a term with columns replaced by other terms."""
+    if isinstance(term, Call):  # With one call of Python for each level, so that deep terms can be taken.
+        return Call(term.function, tuple(map(replaced_columns, term.arguments, repeat(by))), term.options, term.at)
+    return by.get(term.name, term) if isinstance(term, Col) else term
+
+
+def moved(term: Term, to: Callable[[int], Term]) -> Term:
+    """Return a term with the column of each place replaced by what a function of the place returns."""
+    if isinstance(term, Call):
+        return Call(term.function, tuple(map(moved, term.arguments, repeat(to))), term.options, term.at)
+    return to(term.index) if isinstance(term, Place) else term
+
+
+def shifted(term: Term, by: int) -> Term:
+    """Return a term with its columns at places further on."""
+    return moved(term, lambda index: Place(index + by))
+
+
+def placed(term: Term, places: Mapping[int, int]) -> Term:
+    """Return a term with its columns at other places."""
+    return moved(term, lambda index: Place(places[index]))
+
+
+_Binary: TypeAlias = Callable[["Expression", Any], "Expression"]
+
+
+def _operator(function: str) -> _Binary:
+    return lambda self, other: _called(function, self, other)
+
+
+def _turned(function: str) -> _Binary:
+    return lambda self, other: _called(function, other, self)
+
+
+class Expression:
+    """A value for each record. Combine it with operators and methods; `==` builds an expression, too.
+
+    Attributes:
+        term: what it is, for those who compute it.
+    """
+
+    __slots__ = ("term",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, term: Term) -> None:
+        self.term = term
+
+    def __str__(self) -> str:
+        return str(self.term)
+
+    def __repr__(self) -> str:
+        return f"<Expression {self.term}>"
+
+    __add__, __radd__ = _operator("add"), _turned("add")
+    __sub__, __rsub__ = _operator("subtract"), _turned("subtract")
+    __mul__, __rmul__ = _operator("multiply"), _turned("multiply")
+    __truediv__, __rtruediv__ = _operator("divide"), _turned("divide")
+    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _turned("floor_divide")
+    __mod__, __rmod__ = _operator("modulo"), _turned("modulo")
+    __eq__, __ne__ = _operator("equal"), _operator("not_equal")  # type: ignore[assignment]
+    __lt__, __le__ = _operator("less"), _operator("less_equal")
+    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
+    __and__, __or__ = _operator("and"), _operator("or")
+
+    def __neg__(self) -> "Expression":
+        return _called("negate", self)
+
+    def __invert__(self) -> "Expression":
+        return _called("not", self)
+
+    def __bool__(self) -> bool:
+        raise InvalidUsage(f"{self} is no truth value: combine conditions with & | ~ instead of and, or, not")
+
+    def abs(self) -> "Expression":
+        """The absolute value."""
+        return _called("abs", self)
+
+    def cast(self, kind: pa.DataType) -> "Expression":
+        """The value as another type; raises when the dataflow runs if a value does not fit."""
+        return _called("cast", self, options=(kind,))
+
+    def is_null(self) -> "Expression":
+        """Whether it is NULL."""
+        return _called("is_null", self)
+
+    def is_in(self, values: Sequence[Any]) -> "Expression":
+        """Whether it equals one of some constants."""
+        return _called("is_in", self, options=(tuple(values),))
+
+    def coalesce(self, *others: Any) -> "Expression":
+        """The first of this and others that is not NULL."""
+        return _called("coalesce", self, *others)
+
+    def min_with(self, *others: Any) -> "Expression":
+        """The least of this and others, NULLs left out."""
+        return _called("least", self, *others)
+
+    def max_with(self, *others: Any) -> "Expression":
+        """The greatest of this and others, NULLs left out."""
+        return _called("greatest", self, *others)
+
+    def lower(self) -> "Expression":
+        """Text in small letters."""
+        return _called("lower", self)
+
+    def upper(self) -> "Expression":
+        """Text in capital letters."""
+        return _called("upper", self)
+
+    def length(self) -> "Expression":
+        """The number of characters of a text."""
+        return _called("length", self)
+
+    def strip(self) -> "Expression":
+        """Text without white space at its ends."""
+        return _called("strip", self)
+
+    def slice(self, start: int, stop: int | None = None) -> "Expression":
+        """The characters from start, inclusive, to stop, exclusive."""
+        return _called("slice", self, options=(start, stop))
+
+    def starts_with(self, text: str) -> "Expression":
+        """Whether it begins with a constant text."""
+        return _called("starts_with", self, options=(text,))
+
+    def ends_with(self, text: str) -> "Expression":
+        """Whether it ends with a constant text."""
+        return _called("ends_with", self, options=(text,))
+
+    def contains(self, text: str) -> "Expression":
+        """Whether a constant text occurs in it."""
+        return _called("contains", self, options=(text,))
+
+    def replace(self, text: str, by: str) -> "Expression":
+        """Text with each occurrence of a constant replaced."""
+        return _called("replace", self, options=(text, by))
+
+    def concat(self, *others: Any) -> "Expression":
+        """Text with other texts behind it."""
+        return _called("concat", self, *others)
+
+    def part(self, unit: str) -> "Expression":
+        """A part of a date or timestamp as an integer: year, month, day, hour, minute, second, day_of_week …"""
+        return _called("part", self, options=(unit,))
+
+    def floor(self, unit: str | None = None) -> "Expression":
+        """A number rounded down; or a timestamp, to the begin of its day, hour …"""
+        return _called("floor", self, options=(unit,))
+
+    def bit_length(self) -> "Expression":
+        """How many binary digits a whole number has, without its sign: 0 for 0, and 3 for 4 to 7."""
+        return _called("bit_length", self)
+
+    def count(self) -> "Aggregate":
+        """How many records have a value that is not NULL."""
+        return Aggregate("count", self.term)
+
+    def sum(self) -> "Aggregate":
+        """The sum of the values; exact, so what was added and taken away leaves nothing. NULL if there are none."""
+        return Aggregate("sum", self.term)
+
+    def mean(self) -> "Aggregate":
+        """The exact sum over the count, rounded once."""
+        return Aggregate("mean", self.term)
+
+    def min(self) -> "Aggregate":
+        """The least value; NULL if there are none."""
+        return Aggregate("min", self.term)
+
+    def max(self) -> "Aggregate":
+        """The greatest value; NULL if there are none."""
+        return Aggregate("max", self.term)
+
+    def median(self) -> "Aggregate":
+        """The middle value, the lower of the two if the count is even; NULL if there are none."""
+        return Aggregate("median", self.term)
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """One value for a group of records: an aggregation of a term over its multiset."""
+
+    kind: str
+    of: Term
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.of})"
+
+
+class When(Expression):
+    """A conditional that still lacks its `otherwise`; without it, NULL is the last resort."""
+
+    __slots__ = ("_branches",)
+
+    def __init__(self, branches: tuple[tuple[Any, Any], ...]) -> None:
+        self._branches = branches
+        super().__init__(self._ending_with(None))
+
+    def when(self, condition: Expression, value: Any) -> "When":
+        """Add a branch that is taken if its condition is true, and those before are not."""
+        return When((*self._branches, (condition, value)))
+
+    def otherwise(self, value: Any) -> Expression:
+        """Return the whole conditional."""
+        return Expression(self._ending_with(value))
+
+    def _ending_with(self, value: Any) -> Term:
+        ending = term_of(value)
+        for condition, then in reversed(self._branches):
+            ending = Call("if_else", (term_of(condition), term_of(then), ending))
+        return ending
+
+
+def when(condition: Expression, value: Any) -> When:
+    """Begin a conditional: `when(col("n") > 0, "some").otherwise("none")`."""
+    return When(((condition, value),))
+
+
+def col(name: str) -> Expression:
+    """Return the column of a name. In programs of one dimension, `_time` is the time of the update."""
+    if not isinstance(name, str):
+        raise InvalidUsage(f'col({name!r}): a column is called by its name, as in col("delay")')
+    return Expression(Col(name))
+
+
+def lit(value: Any, kind: pa.DataType | None = None) -> Expression:
+    """Return a constant, of a type or of the one that Arrow finds for it; an expression is returned as it is."""
+    if isinstance(value, Expression):
+        return value
+    if isinstance(value, Aggregate):
+        raise InvalidUsage(f"{value} is one value for a group, and stands only in agg(…), by itself")
+    try:
+        return Expression(Lit(value if isinstance(value, pa.Scalar) and kind is None else pa.scalar(value, kind)))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InvalidUsage(f"{value!r} cannot be a constant of {kind or 'any type'}: {error}") from error
+
+
+def term_of(value: Any) -> Term:
+    """Return the term of an expression, or of a constant; a term is returned as it is.
+
+    Raises:
+        InvalidUsage: it is neither, and cannot be a constant.
+    """
+    return value if isinstance(value, Term) else lit(value).term
+
+
+def _called(function: str, *arguments: Any, options: tuple[Any, ...] = ()) -> Expression:
+    return Expression(Call(function, tuple(map(term_of, arguments)), options))

@@ -1,0 +1,274 @@
+"""Events as rows, which a keyed collection keeps until they are resolved, and what they then amount to.
+
+    key columns, _seq, _deleted, event fields, _time, _diff
+
+`_seq` numbers the rows of a part in the order in which they arrived; `_deleted` says that the key is gone, whatever the
+event fields hold; `_diff` is 1. A part of events is a part like any other, of the schema whose value is all that is
+between the key and `_time`: so its rows are in the order of (key, arrival), and are checked, pruned and read like those
+of updates.
+
+That schema has the versions of the collection's, and the ids of its columns, so that events which wait while the
+collection evolves are read as the newest version like any other part. `_seq` and `_deleted` have ids that no column of
+a collection can have.
+
+A tombstone is a row that says that its key is deleted: it is stored like other rows, and left out when read. Of the
+tombstone column, what says so is decided by the first that fits: a boolean says so if it is true; a string, with a
+tombstone value declared, if it is that; everything else if it is not NULL.
+
+Resolution is pure; the reading and the committing are elsewhere. `prepared` groups events by key and puts those of a
+key in their order: by time, then `order_by`. Events that are equal in both are in the order of arrival, which is the
+order in which they are given; with ties="greatest" they are in the order of their values instead, and those that delete
+come first. So whatever counts comes last. The rows that the keys hold are then looked up by whoever called, and
+`resolved` has the machine say what becomes of them. Memory and time are in proportion to the events, and sorting them
+is most of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.codecs.evolution import lift
+from persist.codecs.order.arrays import int64_array, int64_values
+from persist.codecs.order.digits import RowSorter
+from persist.codecs.order.ordering import combined, order_keys, row_sorter
+from persist.codecs.order.search import SortedKeys
+from persist.codecs.types.arrow_types import scalar_from_json, type_from_json
+from persist.codecs.types.schema import CollectionSchema, Side
+from persist.core.keyed.machine import DELETED, GROUP, SEQ, Machine, Touched, watermark_ranks
+from persist.core.log.fields import KeyedForm
+
+_LEADING = (pa.field(SEQ, pa.int64()), pa.field(DELETED, pa.bool_()))
+_LEADING_IDS = (2**31, 2**31 + 1)
+
+
+def event_fields(schema: CollectionSchema, form: KeyedForm) -> tuple[pa.Field, ...]:
+    """Return the fields of an event besides its key."""
+    if form.fields is None:
+        return tuple(field.with_nullable(True) for field in schema.value.fields)  # NULL is what a deletion holds.
+    return tuple(pa.field(name, type_from_json(kind)) for name, kind in form.fields)
+
+
+def events_schema(schema: CollectionSchema, fields: tuple[pa.Field, ...]) -> CollectionSchema:
+    """Return the schema of parts that hold events of a collection.
+
+    Args:
+        fields: of an event besides its key. Of a collection that has evolved these are its value fields.
+    """
+    if schema.version == 1 and not schema.known:
+        return _events_schema(schema.key, fields, schema.timeline)
+    return _evolved_events(schema, schema.known)
+
+
+@lru_cache(maxsize=256)
+def _events_schema(key: Side, fields: tuple[pa.Field, ...], timeline: Any) -> CollectionSchema:
+    return CollectionSchema(key, Side((*_LEADING, *fields)), timeline)
+
+
+@lru_cache(maxsize=256)
+def _evolved_events(schema: CollectionSchema, known: tuple[CollectionSchema, ...]) -> CollectionSchema:
+    return replace(_version(schema), known=tuple(_version(version) for version in known))
+
+
+def _version(schema: CollectionSchema) -> CollectionSchema:
+    keys, fields = len(schema.key_names), (field.with_nullable(True) for field in schema.value.fields)
+    ids = (*schema.ids[:keys], *_LEADING_IDS, *schema.ids[keys:])
+    return CollectionSchema(
+        schema.key,
+        Side((*_LEADING, *fields)),
+        schema.timeline,
+        version=schema.version,
+        ids=ids,
+        defaults=schema.defaults,
+    )
+
+
+def lifted_events(events: pa.Table, written: CollectionSchema, schema: CollectionSchema) -> pa.Table:
+    """Return events of one version of a collection's schema as those of another, which knows it."""
+    newest = events_schema(schema, schema.value.fields)
+    lifted = lift(newest, written.version)
+    return events if lifted is None else lifted.table(events, newest.arrow.names)
+
+
+def in_order_of_arrival(events: pa.Table) -> pa.Table:
+    """Return events that arrived in the order of their rows, with that order as `_seq`."""
+    at = events.schema.get_field_index(SEQ)
+    return events.set_column(at, events.schema.field(at), int64_array(np.arange(len(events), dtype=np.int64)))
+
+
+def is_tombstone(column: pa.ChunkedArray, form: KeyedForm) -> pa.ChunkedArray:
+    """Return bool, without NULL: whether a row with that in its tombstone column deletes its key."""
+    if pat.is_boolean(column.type):
+        return pc.fill_null(column, False)
+    if form.tombstone_value is not None:
+        return pc.fill_null(pc.equal(column, pa.scalar(form.tombstone_value, column.type)), False)
+    return pc.is_valid(column)
+
+
+def live_filter(schema: CollectionSchema, form: KeyedForm | None) -> pc.Expression | None:
+    """Return the filter that passes all rows but tombstones; None where there are none."""
+    if form is None or form.tombstone is None:
+        return None
+    kind, column = schema.arrow.field(form.tombstone).type, pc.field(form.tombstone)
+    if pat.is_boolean(kind):
+        return column.is_null() | (column == pa.scalar(False))
+    if form.tombstone_value is not None:
+        return column.is_null() | (column != scalar_from_json(form.tombstone_value, kind))
+    return column.is_null()
+
+
+def dead_filter(schema: CollectionSchema, form: KeyedForm) -> pc.Expression:
+    """Return the filter that passes tombstones alone."""
+    assert form.tombstone is not None
+    kind, column = schema.arrow.field(form.tombstone).type, pc.field(form.tombstone)
+    if pat.is_boolean(kind):
+        return column == pa.scalar(True)
+    if form.tombstone_value is not None:
+        return column == scalar_from_json(form.tombstone_value, kind)
+    return column.is_valid()
+
+
+def marked(events: pa.Table, form: KeyedForm, deleted: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Return the tombstone column of events, where those that are deleted say so; None if some cannot.
+
+    A boolean can, and so can a string with a declared value; otherwise what deletes must say so itself.
+    """
+    assert form.tombstone is not None
+    column = events[form.tombstone]
+    if pat.is_boolean(column.type):
+        return pc.if_else(deleted, pa.scalar(True), column)
+    if form.tombstone_value is not None:
+        return pc.if_else(deleted, pa.scalar(form.tombstone_value, column.type), column)
+    return None if pc.any(pc.and_(deleted, pc.is_null(column))).as_py() else column
+
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Events, grouped by key and in order.
+
+    Attributes:
+        schema: of the collection.
+        keys: the distinct keys, in order.
+        events: as `Touched` has them.
+    """
+
+    schema: CollectionSchema
+    keys: pa.Table
+    events: pa.Table
+
+
+def prepared(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Prepared:
+    """Return events ready to be resolved.
+
+    Args:
+        events: rows of `persist.core.keyed.events`, floats canonical, those of each key in the order of their arrival.
+    """
+    names = list(schema.key_names)
+    events = events.drop_columns([SEQ, "_diff"]).combine_chunks()
+    order, starts = row_sorter(events, names).sort()
+    groups = np.cumsum(starts) - 1
+    keys = events.select(names).take(int64_array(order[starts]))
+    times = int64_values(combined(events["_time"]))[order]
+    if form.order_by or form.ties == "greatest" or not _ascends(groups, times):
+        ranks = watermark_ranks(events, form.order_by)[order] if form.order_by else np.zeros(len(order), np.int64)
+        within, starts = RowSorter([int64_array(groups), int64_array(times), int64_array(ranks)]).sort()
+        order, groups = order[within], groups[within]
+        if form.ties == "greatest":
+            order = _by_value(events, order, starts, _value_names(schema, form))
+    if (order[1:] <= order[:-1]).any():
+        events = events.take(int64_array(order))
+    return Prepared(schema, keys, events.append_column(_GROUP_FIELD, int64_array(groups.astype(np.int64))))
+
+
+def resolved(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Table:
+    """Return the updates that events amount to, not consolidated.
+
+    Args:
+        present: the rows that the keys hold, in any order.
+    """
+    names = [*prepared.schema.names]
+    present = present.select(names)
+    groups = _groups_of(present, prepared.keys)
+    if not _ascends(groups, None):
+        order = np.argsort(groups, kind="stable")
+        present, groups = present.take(int64_array(order)), groups[order]
+    present = present.append_column(_GROUP_FIELD, int64_array(groups))
+    touched = Touched(prepared.schema, len(prepared.keys), present, prepared.events)
+    return machine.step(touched).select(prepared.schema.arrow.names).cast(prepared.schema.arrow)
+
+
+def replaced(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Table:
+    """Return what `resolved` does where keys may hold several rows: all of these go with the first event of their key.
+
+    Args:
+        present: the rows that the keys hold, and `_diff`, how often.
+    """
+    comes = resolved(prepared, machine, prepared.schema.arrow.empty_table())
+    groups, times = (int64_values(combined(prepared.events[name])) for name in (GROUP, "_time"))
+    first_times = times[np.searchsorted(groups, np.arange(len(prepared.keys)))]
+    goes_at = int64_array(first_times[_groups_of(present, prepared.keys)])
+    columns = [*present.select([*prepared.schema.names]).columns, goes_at, pc.negate(present["_diff"])]
+    return pa.concat_tables([comes, pa.Table.from_arrays(columns, schema=prepared.schema.arrow)])
+
+
+def _by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bool_], names: Sequence[str]) -> Ints:
+    """Return the order of events with those that tie in the order of their values, and deletions before them.
+
+    Args:
+        starts: bool[n]: whether an event, in that order, does not tie with the one before it.
+    """
+    is_tied = ~starts
+    is_tied[:-1] |= ~starts[1:]
+    tied = np.flatnonzero(is_tied)
+    if not len(tied):
+        return order
+    some = events.select([DELETED, *names]).take(int64_array(order[tied])).combine_chunks()
+    ties = int64_array(np.cumsum(starts, dtype=np.int64)[tied])
+    within, _ = RowSorter([ties, pc.invert(combined(some[DELETED])), *order_keys(some, names)]).sort()
+    settled = order.copy()
+    settled[tied] = order[tied][within]
+    return settled
+
+
+def _value_names(schema: CollectionSchema, form: KeyedForm) -> list[str]:
+    """Return the fields of an event in the order in which the collection got them, which an evolution leaves alone."""
+    if form.fields is not None:
+        return [name for name, _ in form.fields]
+    ids = dict(zip(schema.names, schema.ids, strict=True))
+    return sorted(schema.value_names, key=ids.__getitem__)
+
+
+_GROUP_FIELD = pa.field(GROUP, pa.int64(), nullable=False)
+
+
+def _groups_of(rows: pa.Table, keys: pa.Table) -> Ints:
+    """Return the number of the key of each row, all of which are among the keys."""
+    if not len(rows):
+        return np.zeros(0, np.int64)
+    groups = SortedKeys(keys).less_than(SortedKeys(rows.select(keys.column_names)))
+    if groups is not None:
+        assert int(groups.max()) < len(keys), "a row has a key that no event has"
+        return groups.astype(np.int64, copy=False)
+    both = pa.concat_tables([keys, rows.select(keys.column_names)]).combine_chunks()
+    order, starts = RowSorter(order_keys(both, keys.column_names)).sort()
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.cumsum(starts) - 1
+    assert int(ranks.max()) + 1 == len(keys), "a row has a key that no event has"
+    return ranks[len(keys) :]
+
+
+def _ascends(groups: Ints, times: Ints | None) -> bool:
+    """Whether rows are in the order of groups, and of times within these."""
+    same = groups[1:] == groups[:-1]
+    if times is None:
+        return bool((groups[1:] >= groups[:-1]).all())
+    return bool((~same | (times[1:] >= times[:-1])).all())

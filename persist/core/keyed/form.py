@@ -1,0 +1,287 @@
+"""How a collection takes events by key, as users declare it: `create_or_load(..., keyed=Keyed(...))`; and which machine
+a stored declaration means: that of `upsert`, one in the box, or one that the user gives.
+"""
+
+import datetime
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.blob.options import check_fields
+from persist.codecs.errors import SchemaMismatch, did_you_mean
+from persist.codecs.types.arrow_types import is_flat, type_from_json, type_to_json
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.errors import InvalidUsage
+from persist.core.keyed.machine import NAME, VERSION, Machine, Replacing
+from persist.core.keyed.machines import BOXED
+from persist.core.log.fields import KeyedForm, MachineForm
+from persist.core.state.keyed_rules import RESERVED
+
+Policy = Literal["seal", "background"]
+Ties = Literal["last", "greatest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A distance behind the greatest watermark that was seen: a number, or a `timedelta` where watermarks are times."""
+
+    distance: int | datetime.timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """What makes a collection keyed: it has one value per key, or what its machine says, and takes events.
+
+    Attributes:
+        order_by: the columns of the watermark. Of two events of a key at one time, that with the greater watermark
+            counts, and an event whose watermark is below that of the row that stands changes nothing at any time. The
+            first column decides first; NULL is below everything, NaN above every number.
+        tombstone: the column that says that a row deletes its key: a boolean if it is true, a string with
+            `tombstone_value` if it is that, anything else if it is not NULL. Tombstones are kept, and not shown.
+        tombstone_value: see there.
+        late_bound: a watermark below which events are late and refused, or `Behind` how far below the greatest seen; of
+            the first column of order_by, which is an integer, a date, a time or a timestamp then. It only moves
+            forward.
+        ties: which of several events of a key counts that are equal in time and in order_by. "last": the one that
+            arrived last, in the order of the log. "greatest": the one with the greatest value, and a deletion only if
+            there is nothing else, so that arrival makes no difference. Values are compared column by column, in the
+            order in which the collection got its columns, as they are sorted in storage: NULL after all else.
+        resolve: "seal": whoever seals turns the events into updates. "background": a seal does not, readers work out
+            what they need, and maintenance turns events into updates. Both show the same.
+        machine: what becomes of a key when an event comes; None is `upsert`: the event replaces what is there.
+    """
+
+    order_by: Sequence[str] = ()
+    tombstone: str | None = None
+    tombstone_value: str | None = None
+    late_bound: Any = None
+    ties: Ties = "last"
+    resolve: Policy = "seal"
+    machine: Machine | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, but=("order_by", "tombstone", "late_bound", "machine"))
+        is_list = isinstance(self.order_by, Iterable) and not isinstance(self.order_by, str)
+        if not is_list or not all(isinstance(name, str) for name in self.order_by):
+            raise InvalidUsage(f'order_by={self.order_by!r} is not a list of columns: give one, such as ["at"]')
+        object.__setattr__(self, "order_by", tuple(self.order_by))
+        if self.tombstone is not None and not isinstance(self.tombstone, str):
+            raise InvalidUsage(
+                f"tombstone={self.tombstone!r} is not the name of one column: a key is deleted by exactly one. Give "
+                "its name; what several columns say must be made one before."
+            )
+        if self.tombstone_value is not None and self.tombstone is None:
+            raise InvalidUsage(f"tombstone_value={self.tombstone_value!r} needs tombstone=, the column that it is in")
+        if isinstance(self.machine, type) or (self.machine is not None and not isinstance(self.machine, Machine)):
+            raise InvalidUsage(
+                f"machine={self.machine!r} is no machine: give an instance, such as InsertIfAbsent(); see "
+                "persist.core.keyed.machine.Machine"
+            )
+        if self.late_bound is not None and not self.order_by:
+            raise InvalidUsage(f"late_bound={self.late_bound!r} needs order_by=, the columns of the watermark")
+
+
+def form_of(keyed: Keyed, schema: CollectionSchema) -> KeyedForm:
+    """Return a declaration as it is stored, after checking that it fits a schema.
+
+    Raises:
+        SchemaMismatch: it does not; the message names the column.
+    """
+    if not schema.key_names:
+        raise SchemaMismatch("a keyed collection needs a key: give key= at least one column")
+    if reserved := [name for name in (*schema.names,) if name in RESERVED]:
+        raise SchemaMismatch(f"column {reserved[0]!r} means something else in events of a keyed collection. Rename it.")
+    fields = schema.value.fields if keyed.machine is None else keyed.machine.event_fields(schema)
+    if wrong := [field.name for field in fields if field.name in (*RESERVED, *schema.key_names, "_time", "_diff")]:
+        raise SchemaMismatch(f"the machine's event field {wrong[0]!r} means something else in events. Rename it.")
+    events = {field.name: field.type for field in fields}
+    for name in keyed.order_by:
+        _check_flat(name, events, "order_by", "an event")
+    if len(set(keyed.order_by)) < len(keyed.order_by):
+        raise SchemaMismatch(f"order_by={list(keyed.order_by)} has a column twice. Name it once.")
+    _check_tombstone(keyed, schema)
+    machine = machine_form(keyed.machine)
+    _check_machine(machine)
+    _check_policy(keyed, machine, schema)
+    bound, late_by = _late(keyed, events)
+    is_value = tuple(fields) == schema.value.fields
+    return KeyedForm(
+        machine=machine,
+        fields=None if is_value else tuple((field.name, type_to_json(field.type)) for field in fields),
+        order_by=tuple(keyed.order_by),
+        tombstone=keyed.tombstone,
+        tombstone_value=keyed.tombstone_value,
+        late_by=late_by,
+        late_bound=bound,
+        resolve=keyed.resolve,
+        ties=keyed.ties,
+    )
+
+
+def check_same(given: KeyedForm | None, stored: KeyedForm | None, collection: str) -> None:
+    """Raise SchemaMismatch if a collection was declared otherwise than it is stored; the message shows how."""
+    if given == stored:
+        return
+    if given is None or stored is None:
+        is_stored, is_given = ("keyed" if form is not None else "not keyed" for form in (stored, given))
+        raise SchemaMismatch(
+            f"the collection {collection!r} is stored as {is_stored}, and given as {is_given}: that cannot be changed. "
+            "Give keyed= as it was created with, or use another collection name."
+        )
+    names = [field.name for field in msgspec.structs.fields(KeyedForm)]
+    differing = [name for name in names if getattr(given, name) != getattr(stored, name)]
+    differences = [f"{name} is stored as {_told(stored, name)}, given as {_told(given, name)}" for name in differing]
+    raise SchemaMismatch(
+        f"the collection {collection!r} is keyed otherwise than given: {'; '.join(differences)}. The same events would "
+        "amount to something else, so that cannot be changed. Give what is stored, or use another collection name."
+    )
+
+
+def watermark_to_int(value: Any, kind: pa.DataType) -> int:
+    """Return a watermark as the integer that Arrow stores; raises InvalidUsage for what is none of that type."""
+    try:
+        scalar = value if isinstance(value, pa.Scalar) else pa.scalar(value, kind)
+        number = scalar.cast(kind).value if pat.is_temporal(kind) else scalar.cast(kind).as_py()
+        if isinstance(value, float) and number != value:
+            raise ValueError("it would be rounded")
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidUsage(f"late_bound={value!r} is no watermark: they are of type {kind}") from error
+    if number is None:
+        raise InvalidUsage(f"late_bound={value!r} is NULL: give a watermark of type {kind}")
+    return int(number)
+
+
+def late_column(form: KeyedForm, schema: CollectionSchema) -> pa.DataType:
+    """Return the type of the first column of the watermark, of which there is one."""
+    name = form.order_by[0]
+    if form.fields is None:
+        return schema.arrow.field(name).type
+    return next(type_from_json(kind) for field_name, kind in form.fields if field_name == name)
+
+
+def is_counted(kind: pa.DataType) -> bool:
+    """Whether watermarks of a type are integers as stored, so that a late bound can be one."""
+    return bool(pat.is_integer(kind) or (pat.is_temporal(kind) and not pat.is_duration(kind)))
+
+
+def _late(keyed: Keyed, events: dict[str, pa.DataType]) -> tuple[int | None, int | None]:
+    if keyed.late_bound is None:
+        return None, None
+    kind = events[keyed.order_by[0]]
+    if not is_counted(kind):
+        raise SchemaMismatch(
+            f"late_bound={keyed.late_bound!r} is of the column {keyed.order_by[0]!r}, which is {kind}: a late bound "
+            "needs integers, dates, times or timestamps first in order_by"
+        )
+    if not isinstance(keyed.late_bound, Behind):
+        return watermark_to_int(keyed.late_bound, kind), None
+    return None, _distance(keyed.late_bound.distance, kind)
+
+
+def _distance(distance: Any, kind: pa.DataType) -> int:
+    if isinstance(distance, datetime.timedelta) and pat.is_timestamp(kind):
+        number = distance // datetime.timedelta(microseconds=1) * 1000
+        return _not_negative(number // {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[kind.unit], distance)
+    if isinstance(distance, datetime.timedelta) and pat.is_date(kind):
+        return _not_negative(distance.days * (1 if pat.is_date32(kind) else 86_400_000), distance)
+    if isinstance(distance, int) and not isinstance(distance, bool):
+        return _not_negative(distance, distance)
+    raise InvalidUsage(
+        f"Behind({distance!r}) is no distance of watermarks of type {kind}: give an integer in their unit, or a "
+        "timedelta if they are timestamps or dates"
+    )
+
+
+def _not_negative(number: int, distance: Any) -> int:
+    if number < 0:
+        raise InvalidUsage(f"Behind({distance!r}) is negative: the late bound lies behind the greatest watermark")
+    return number
+
+
+def _check_flat(name: str, fields: dict[str, pa.DataType], what: str, whose: str) -> None:
+    if name not in fields:
+        hint = did_you_mean(name, list(fields))
+        raise SchemaMismatch(f"{what} names {name!r}, which is no value column of {whose}{hint or ','} {list(fields)}")
+    if not is_flat(fields[name]):
+        raise SchemaMismatch(f"{what} names {name!r} of type {fields[name]}: only flat columns have a place there")
+
+
+def _check_tombstone(keyed: Keyed, schema: CollectionSchema) -> None:
+    if keyed.tombstone is None:
+        return
+    fields = {field.name: field.type for field in schema.value.fields}
+    _check_flat(keyed.tombstone, fields, "tombstone", "the collection")
+    kind = fields[keyed.tombstone]
+    if keyed.tombstone_value is not None and not (pat.is_string(kind) or pat.is_large_string(kind)):
+        raise SchemaMismatch(
+            f"tombstone_value={keyed.tombstone_value!r} goes with a column of strings, and {keyed.tombstone!r} is "
+            f"{kind}: a boolean deletes if it is true, anything else if it is not NULL. Leave tombstone_value out."
+        )
+
+
+def _check_machine(machine: MachineForm) -> None:
+    try:
+        written = msgspec.json.decode(msgspec.json.encode(machine.options))
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise InvalidUsage(f"the options of the machine {described(machine)} are no JSON: {error}") from error
+    if written != machine.options:
+        raise InvalidUsage(f"the options of the machine {described(machine)} are not the same when read back from JSON")
+    if not 0 < len(machine.name) <= 128 or not machine.name.isprintable() or machine.version < 0:
+        raise InvalidUsage(f"a machine has a name of 1 to 128 printable characters and a version, not {machine!r}")
+
+
+def _check_policy(keyed: Keyed, machine: MachineForm, schema: CollectionSchema) -> None:
+    may_refuse = getattr(keyed.machine, "may_refuse", None)
+    if keyed.resolve == "background" and may_refuse is not None and may_refuse(schema):
+        raise SchemaMismatch(
+            f"the machine {described(machine)} may refuse events when they are resolved, and with "
+            'resolve="background" they would be sealed by then: what is sealed could not be read any more. Give '
+            'resolve="seal".'
+        )
+
+
+def _told(form: KeyedForm, name: str) -> str:
+    value = getattr(form, name)
+    return described(value) if isinstance(value, MachineForm) else repr(value)
+
+
+def machine_form(machine: Machine | None) -> MachineForm:
+    """Return what is stored of a machine; of None, which is that of `upsert`."""
+    if machine is None:
+        return MachineForm(NAME, VERSION)
+    return MachineForm(machine.name, machine.version, dict(machine.options))
+
+
+def machine_of(form: KeyedForm, given: Machine | None, collection: str) -> Machine | None:
+    """Return the machine of a collection; None if it is not known here, which only matters to who resolves.
+
+    Args:
+        given: what the user brings.
+        collection: its name, for messages.
+
+    Raises:
+        SchemaMismatch: that is another one than is stored.
+    """
+    stored = form.machine
+    if given is not None and machine_form(given) != stored:
+        raise SchemaMismatch(
+            f"the collection {collection!r} is stored with the machine {described(stored)}, and "
+            f"{described(machine_form(given))} was given: the same events would amount to something else. Give the "
+            "stored one, or use another collection name."
+        )
+    if (stored.name, stored.version) == (NAME, VERSION):
+        return Replacing.of(form)  # By its columns of today: one that was made earlier may know them by older names.
+    if given is not None:
+        return given
+    boxed = BOXED.get((stored.name, stored.version))
+    return None if boxed is None else boxed(stored.options)
+
+
+def described(form: MachineForm) -> str:
+    """Return a machine as messages name it."""
+    options = "".join(f", {name}={value!r}" for name, value in sorted(form.options.items()))
+    return f"{form.name!r} version {form.version}{options}"

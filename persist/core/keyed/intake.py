@@ -1,0 +1,338 @@
+"""Events in whatever form callers have them, to one checked table of `persist.core.keyed.events`.
+
+    (key, value or None, time) tuples, or (key, value or None) with time=; None deletes, () is the value of no columns
+    tables, frames, dicts of columns, lists of dicts: the columns of key and event, `_time` unless time= is given, and
+    perhaps `_deleted`; where every row deletes, the event's columns may be left out
+
+Whatever says that a key is gone says so twice afterwards: in `_deleted`, and in the tombstone column if there is one.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.order.arrays import boolean_array, boolean_values, copied, int64_array
+from persist.codecs.order.ordering import combined
+from persist.codecs.types.schema import TIME, CollectionSchema, Side
+from persist.codecs.types.values import cut
+from persist.codecs.updates.inputs import TableStream, as_table, opened
+from persist.codecs.updates.tuples import out_of_place
+from persist.codecs.updates.updates import Stamp, stamped, to_updates
+from persist.core.keyed.events import event_fields, events_schema, is_tombstone, marked
+from persist.core.keyed.form import is_counted, machine_of
+from persist.core.keyed.machine import DELETED, NAME, SEQ, Machine
+from persist.core.log.fields import KeyedForm, Watermarks
+from persist.core.state.keyed_rules import WATERMARK_OF_NULL
+from persist.core.timeline import Timeline
+
+_SHAPE = "an event looks like (key, value, time), where None as the value deletes the key"
+
+
+@dataclass(frozen=True, slots=True)
+class EventTable:
+    """Events of one collection, in the order in which they arrived.
+
+    Attributes:
+        schema: that of the table, and of parts made of it.
+        table: as `persist.core.keyed.events` has them, in buffers that the caller has not; `_seq` counts from 0.
+        watermarks: the least and the greatest, where they are integers.
+        at_commit: whether they get the time of their commit; the one that they have until then is 0.
+    """
+
+    schema: CollectionSchema
+    table: pa.Table
+    watermarks: Watermarks | None
+    at_commit: bool = False
+
+    def at(self, time: int) -> "EventTable":
+        """Return the same events at a time."""
+        column = self.table.schema.get_field_index(TIME)
+        times = int64_array(np.full(len(self.table), time, np.int64))
+        table = self.table.set_column(column, self.table.schema.field(column), times)
+        return replace(self, table=table, at_commit=False)
+
+
+def to_events(
+    data: Any,
+    schema: CollectionSchema,
+    form: KeyedForm,
+    stamp: Stamp | None,
+    timeline: Timeline | None,
+    machine: Machine | None = None,
+) -> EventTable:
+    """Return events as one table.
+
+    Args:
+        schema: of the collection.
+        stamp: what the events lack, if they have no time of their own. Without it, those that have none get that of
+            the commit.
+        machine: of the collection, if it is none of those in the box.
+
+    Raises:
+        SchemaMismatch: a column is missing, unexpected, or of a type that does not convert.
+        InvalidUpdate: a value does not fit, a key is NULL, or an event deletes and cannot say so; names the event.
+    """
+    fields = event_fields(schema, form)
+    side = _with_null(schema.value, fields) if form.fields is None else Side(fields)
+    taken = CollectionSchema(schema.key, side, schema.timeline)
+    needed = _Needed.of(schema, form, machine)
+    data = opened(data)
+    if isinstance(data, TableStream):
+        pieces: list[EventTable] = []
+        for piece in data.tables(taken):
+            stamp = stamp or _missing(TIME not in piece.column_names)
+            pieces.append(_of_table(piece, taken, schema, form, stamp, timeline, needed))
+        none = taken.arrow.empty_table().drop_columns(["_diff"])
+        events = joined_events(pieces or [_of_table(none, taken, schema, form, None, timeline, needed)])
+    elif (table := as_table(data, _with_deleted(taken))) is not None:
+        stamp = stamp or _missing(TIME not in table.column_names)
+        events = _of_table(table, taken, schema, form, stamp, timeline, needed)
+    else:
+        listed = _listed(data, stamp)
+        stamp = stamp or _missing(bool(listed) and isinstance(listed[0], (tuple, list)) and len(listed[0]) == 2)
+        rows, deleted = _of_tuples(listed, taken, stamp, timeline)
+        events = _finished(rows, deleted, schema, form, fields, needed)
+    return replace(events, at_commit=stamp is not None and stamp.time is None)
+
+
+def _missing(is_timeless: bool) -> Stamp | None:
+    """Return what events lack that have no time: that of the commit."""
+    return Stamp(None) if is_timeless else None
+
+
+def watermarks_of(column: pa.ChunkedArray) -> Watermarks | None:
+    """Return the least and the greatest watermark; None where they are no integers, or there are none."""
+    if not is_counted(column.type) or not len(column):
+        return None
+    if pa.types.is_temporal(column.type):
+        column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
+    ends = pc.min_max(column).as_py()
+    if ends["min"] is None:
+        return WATERMARK_OF_NULL, WATERMARK_OF_NULL
+    return (WATERMARK_OF_NULL if column.null_count else ends["min"]), ends["max"]
+
+
+def watermark_below(column: pa.ChunkedArray, bound: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return bool[events]: whether their watermark is below a late bound; NULL is below every one."""
+    if pa.types.is_temporal(column.type):
+        column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
+    limits = np.iinfo(column.type.to_pandas_dtype())
+    if bound > limits.max:
+        return np.ones(len(column), np.bool_)
+    # A bound may be below all that the type can hold: it is a distance behind what was seen.
+    below = pc.less(column, pa.scalar(max(bound, int(limits.min)), column.type))
+    return boolean_values(combined(pc.fill_null(below, bound > WATERMARK_OF_NULL)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """Which columns of events must have a value: those that are not null by the schema, or by the machine.
+
+    Attributes:
+        live: of events that do not delete.
+        stored: of all events, because what deletes is kept as the row of its key.
+    """
+
+    live: tuple[str, ...]
+    stored: bool
+
+    @classmethod
+    def of(cls, schema: CollectionSchema, form: KeyedForm, machine: Machine | None) -> "_Needed":
+        known = machine_of(form, machine, "")
+        own = schema.value.fields if form.fields is None else ()
+        fields = own if known is None else known.event_fields(schema)
+        live = tuple(field.name for field in fields if not field.nullable)
+        return cls(live, form.tombstone is not None and form.machine.name == NAME)
+
+    def check(self, rows: pa.Table, deleted: pa.ChunkedArray) -> None:
+        """Raise InvalidUpdate for the first event without a value that it must have."""
+        for name in self.live:
+            if not rows[name].null_count:
+                continue
+            missing = pc.is_null(rows[name])
+            if (at := pc.index(pc.and_not(missing, deleted), True).as_py()) >= 0:
+                raise InvalidUpdate(
+                    f"event {at} has NULL in {name!r}, where an event that does not delete must have a value "
+                    "(nullable=False): give it one, or leave the event out"
+                )
+            if self.stored:
+                raise InvalidUpdate(
+                    f"event {pc.index(missing, True).as_py()} deletes its key and has NULL in {name!r}, which is not "
+                    "null by the collection's schema (nullable=False): what deletes is kept as the row of its key, so "
+                    "give it a value there, in a row with the tombstone"
+                )
+
+
+def _with_null(side: Side, fields: tuple[pa.Field, ...]) -> Side:
+    """Return a side whose columns may all be NULL, as those of a deletion are."""
+    return side if side.fields == fields else replace(side, fields=fields)
+
+
+def _listed(data: Any, stamp: Stamp | None) -> Sequence[Any]:
+    if stamp is not None and isinstance(stamp.time, str):
+        raise SchemaMismatch(f"time={stamp.time!r} names a column, and these events are no table: {_SHAPE}")
+    if isinstance(data, (str, bytes, bytearray)) or not isinstance(data, Iterable):
+        raise InvalidUpdate(
+            f"the events are {cut(data)} ({type(data).__name__}): give tuples, dicts, a table or a frame"
+        )
+    return [*data]
+
+
+def _with_deleted(taken: CollectionSchema) -> CollectionSchema:
+    """Return a schema that knows `_deleted`, by which lists of dicts are converted."""
+    return CollectionSchema(taken.key, Side((*taken.value.fields, pa.field(DELETED, pa.bool_()))), taken.timeline)
+
+
+def _of_tuples(
+    rows: Sequence[Any], taken: CollectionSchema, stamp: Stamp | None, timeline: Timeline | None
+) -> tuple[pa.Table, np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Return tuples as updates with diff 1, and which of them delete; where they do, value columns are NULL."""
+    size = 3 if stamp is None else 2
+    for at, row in enumerate(rows):
+        if not isinstance(row, (tuple, list)) or len(row) != size:
+            shape = _SHAPE if stamp is None else "with time=, an event looks like (key, value)"
+            raise InvalidUpdate(f"event {at} is {cut(row)}: {shape}")
+    if (odd := out_of_place([*rows], ("key", "value", "time"))) is not None:
+        raise InvalidUpdate(f"{cut(odd)} has its fields at other places: {_SHAPE}")
+    deleted = np.fromiter((row[1] is None for row in rows), np.bool_, len(rows))
+    times = [row[2] for row in rows] if stamp is None else [stamp.time or 0] * len(rows)
+    is_unit = not taken.value.fields
+    if is_unit and (wrong := next((at for at, row in enumerate(rows) if row[1] not in (None, ())), None)) is not None:
+        raise InvalidUpdate(f"event {wrong} is {cut(rows[wrong])}: without value columns, a value is () or None")
+    keys_only = CollectionSchema(taken.key, Side(()), taken.timeline)
+    goes = [((row[0], None), time, 1) for row, time in zip(rows, times, strict=True) if row[1] is None]
+    comes = [((r[0], None if is_unit else r[1]), t, 1) for r, t in zip(rows, times, strict=True) if r[1] is not None]
+    live = to_updates(comes, taken, moments=timeline) if comes else taken.arrow.empty_table()
+    gone = to_updates(goes, keys_only, moments=timeline) if goes else keys_only.arrow.empty_table()
+    both = pa.concat_tables([live, _with_nulls(gone, taken)]).combine_chunks()
+    order = np.argsort(np.concatenate([np.flatnonzero(~deleted), np.flatnonzero(deleted)]), kind="stable")
+    return both.take(int64_array(order)), deleted
+
+
+def _with_nulls(keys: pa.Table, taken: CollectionSchema) -> pa.Table:
+    """Return a table of keys and times with NULL in all value columns."""
+    columns = [
+        keys[field.name] if field.name in keys.column_names else pa.chunked_array([pa.nulls(len(keys), field.type)])
+        for field in taken.arrow
+    ]
+    return pa.Table.from_arrays(columns, schema=taken.arrow)
+
+
+def _of_table(
+    table: pa.Table,
+    taken: CollectionSchema,
+    schema: CollectionSchema,
+    form: KeyedForm,
+    stamp: Stamp | None,
+    timeline: Timeline | None,
+    needed: _Needed,
+) -> EventTable:
+    if "_diff" in table.column_names:
+        raise SchemaMismatch("events have no '_diff': each of them says what its key is from its time on. Drop it.")
+    deleted = None
+    if DELETED in table.column_names:
+        deleted = _flags(table[DELETED])
+        table = table.drop_columns([DELETED])
+        missing = [name for name in taken.value_names if name not in table.column_names]
+        if missing and bool(deleted.all()):
+            for name in missing:
+                table = table.append_column(name, pa.nulls(len(table), taken.arrow.field(name).type))
+    if stamp is not None:
+        table = stamped(table, taken, stamp)
+    rows = to_updates(table, taken, default_diff=1, moments=timeline)
+    return _finished(rows, deleted, schema, form, taken.value.fields, needed)
+
+
+def _flags(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    if not (pa.types.is_boolean(column.type) or pa.types.is_null(column.type)):
+        raise SchemaMismatch(
+            f"column {DELETED!r} has type {column.type}: it is true where the key is deleted, else false"
+        )
+    return boolean_values(combined(pc.fill_null(column.cast(pa.bool_()), False)))
+
+
+def _finished(
+    rows: pa.Table,
+    deleted: "np.ndarray[Any, np.dtype[np.bool_]] | None",
+    schema: CollectionSchema,
+    form: KeyedForm,
+    fields: tuple[pa.Field, ...],
+    needed: _Needed,
+) -> EventTable:
+    _check_keys(rows, schema)
+    flags = pa.chunked_array([boolean_array(np.zeros(len(rows), np.bool_) if deleted is None else deleted)])
+    if deleted is not None and deleted.any():
+        rows = _deleting(rows, deleted, flags, form)
+    if form.tombstone is not None and form.tombstone in rows.column_names:
+        flags = pc.or_(flags, is_tombstone(rows[form.tombstone], form))
+    needed.check(rows, flags)
+    made = events_schema(schema, fields)
+    numbers = int64_array(np.arange(len(rows), dtype=np.int64))
+    columns = {**dict(zip(rows.column_names, rows.columns, strict=True)), SEQ: numbers, DELETED: flags}
+    # A copy, because they wait for others, and the caller may use the buffers again.
+    table = copied(pa.Table.from_arrays([columns[field.name] for field in made.arrow], schema=made.arrow))
+    watermarks = watermarks_of(rows[form.order_by[0]]) if form.order_by else None
+    return EventTable(made, table, watermarks)
+
+
+def _check_keys(rows: pa.Table, schema: CollectionSchema) -> None:
+    names = schema.key_names
+    if not all(rows[name].null_count for name in names):
+        return
+    nulls = [pc.is_null(rows[name]) for name in names]
+    if (at := pc.index(reduce(pc.and_, nulls), True).as_py()) < 0:
+        return
+    where = f"the key column {names[0]!r}" if len(names) == 1 else f"all key columns, {[*names]}"
+    raise InvalidUpdate(
+        f"event {at} has NULL in {where}: an event is about one key, and NULL is none. Leave the event out, or fill "
+        "the key in."
+    )
+
+
+def _deleting(
+    rows: pa.Table, deleted: "np.ndarray[Any, np.dtype[np.bool_]]", flags: pa.ChunkedArray, form: KeyedForm
+) -> pa.Table:
+    """Return events that delete with what makes their deletion last; raise InvalidUpdate where nothing does."""
+    first = int(np.flatnonzero(deleted)[0])
+    if form.order_by and form.tombstone is None:
+        raise InvalidUpdate(
+            f"event {first} deletes its key, and a late event could bring it back: this collection orders events by "
+            f"{list(form.order_by)} and has no tombstone column to keep what was deleted. Create one with tombstone=."
+        )
+    says = is_tombstone(rows[form.tombstone], form) if form.tombstone in rows.column_names else pa.scalar(False)
+    # A row that is a tombstone by itself may have any watermark, as a row that is none may.
+    lacking = pc.and_not(flags, says)
+    if form.order_by and (lacking := pc.and_(lacking, pc.is_null(rows[form.order_by[0]]))).to_numpy().any():
+        lacks = pc.index(lacking, True).as_py()
+        raise InvalidUpdate(
+            f"event {lacks} deletes its key and has no watermark {form.order_by[0]!r}, so it would change nothing: "
+            "give rows with the watermark columns and the tombstone, or _deleted."
+        )
+    if form.tombstone is None or form.tombstone not in rows.column_names:
+        return rows
+    column = marked(rows, form, flags)
+    if column is None:
+        raise InvalidUpdate(
+            f"event {first} deletes its key, and its tombstone column {form.tombstone!r} is NULL, which says that it "
+            f"does not: give rows in which it is not NULL."
+        )
+    return rows.set_column(rows.schema.get_field_index(form.tombstone), rows.schema.field(form.tombstone), column)
+
+
+def joined_events(tables: Sequence[EventTable]) -> EventTable:
+    """Return what came as several tables as one."""
+    first, *others = tables
+    if not others:
+        return first
+    table = pa.concat_tables([events.table for events in tables])
+    at = table.schema.get_field_index(SEQ)
+    table = table.set_column(at, table.schema.field(at), int64_array(np.arange(len(table), dtype=np.int64)))
+    known = [events.watermarks for events in tables if events.watermarks is not None]
+    marks = (min(least for least, _ in known), max(most for _, most in known)) if known else None
+    return replace(first, table=table, watermarks=marks)

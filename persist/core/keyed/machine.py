@@ -1,0 +1,216 @@
+"""The seam between resolution and what it does to a key: a machine turns events into updates, many keys at a time.
+
+A keyed collection has one machine. Resolution (`persist.core.keyed.events`) groups the sealed events by key, looks the
+keys up, and hands both to the machine, which says which values go and which come, and when. Replacing the value, which
+is what `upsert` means, is a machine like any other (`Replacing`): the newest event of a key is its value.
+
+What a machine promises, because everything that resolution promises follows from it:
+
+- *It is a function*: the same touched keys give the same updates, in every process and for ever. Its name and version
+  are stored with the collection, as those of a codec, and so are its options; another one is refused. What changes what
+  it answers changes its version.
+- *Keys are alone*: what becomes of a key follows from the rows and events of that key.
+- *Steps compose*: to take the events before a time, apply what comes of them, and then take the others gives what
+  taking all of them at once gives. So nobody can tell where the seals were.
+- *Every update is at the time of an event of its key.*
+
+What an event lacks by itself is refused when it is given: fields of `event_fields` that are not nullable must have a
+value in events that do not delete. A machine may also raise `PersistError` for what it does not accept when it
+resolves: then nothing is resolved, and the seal fails with it. Such a machine has a method `may_refuse(schema)` that
+returns True, and goes with resolve="seal" only: in the background events would be sealed by then, and whatever is
+sealed could not be read any more.
+
+Of the events of one time, `Replacing` counts only the last in their order (`persist.core.keyed.events`). It changes
+nothing if its watermark, the columns of `order_by`, is below that of the row that stands; otherwise the row that stands
+is retracted, and the event's own row takes its place, unless the event deletes and there is no tombstone column that
+could say so. Where watermarks are declared, what stands after some events is the event with the greatest of them, and
+of equal ones the latest: a running maximum for each key.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
+from persist.codecs.order.digits import RowSorter
+from persist.codecs.order.ordering import combined, order_keys
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.log.fields import KeyedForm
+
+GROUP = "_group"
+DELETED = "_deleted"
+SEQ = "_seq"
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Some keys that have events: what they hold before, and the events.
+
+    Attributes:
+        schema: of the collection.
+        groups: how many keys there are. They are numbered from 0, and each has at least one event.
+        present: the key and value columns of `schema`, and `_group`, int64 and ascending: the rows that each key holds
+            before the first of its events, each as often as it is there. A key that holds nothing has no row. With a
+            tombstone column, tombstones are rows like any other.
+        events: the key columns, the `event_fields`, `_time` (int64), `_deleted` (bool, without NULL: the event
+            says that the key is gone; then all event fields may be NULL) and `_group`: sorted by group, then time, then
+            `order_by` where the collection declares it, then arrival, or the values of events where the collection
+            declares ties="greatest" (those that delete come first). No two rows are in doubt about their order.
+    """
+
+    schema: CollectionSchema
+    groups: int
+    present: pa.Table
+    events: pa.Table
+
+
+@runtime_checkable
+class Machine(Protocol):
+    """What becomes of a key when an event comes; see the module's docstring for what it promises.
+
+    Attributes:
+        name: stored with the collection; 1 to 128 printable characters.
+        version: stored with the collection; 0 or more.
+        has_one_value: whether a key holds at most one value, in one copy; `fsck` and the way back rely on it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def has_one_value(self) -> bool: ...
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What it was made with, as JSON: numbers, text, booleans, None, lists and dicts of these. Stored as well."""
+
+    def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
+        """Return the fields of an event besides its key, of which none is called `_time`, `_seq`, `_deleted`, `_diff`.
+
+        Names that are columns of the collection, too, may have other types here, but not those of `order_by`.
+
+        Raises:
+            SchemaMismatch: a collection of that schema cannot have this machine; called when it is created.
+        """
+
+    def step(self, touched: Touched) -> pa.Table:
+        """Return the updates that all events of some keys amount to: the columns of `touched.schema.arrow`, any order.
+
+        Updates that cancel, or are the same, may be left as they are: they are consolidated afterwards. Vectorised: no
+        Python for each row. Memory in proportion to what is given.
+        """
+
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+NAME, VERSION = "upsert", 1
+
+
+class Replacing:
+    """See the module's docstring.
+
+    Args:
+        order_by: the columns of the watermark, the first decides first; none means that what arrived last is newest.
+        has_tombstone: whether events that delete leave a row, which says so.
+    """
+
+    name, version, has_one_value = NAME, VERSION, True
+
+    def __init__(self, order_by: Sequence[str] = (), *, has_tombstone: bool = False) -> None:
+        self._order_by = tuple(order_by)
+        self._has_tombstone = has_tombstone
+
+    @classmethod
+    def of(cls, form: KeyedForm) -> "Replacing":
+        """Return the machine that a declaration asks for."""
+        return cls(form.order_by, has_tombstone=form.tombstone is not None)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """None: what it depends on is in the declaration already."""
+        return {}
+
+    def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
+        """Return the value fields: an event is the row that its key should have."""
+        return schema.value.fields
+
+    def step(self, touched: Touched) -> pa.Table:
+        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
+        names = [*touched.schema.names]
+        groups, times = int64_values(combined(touched.events[GROUP])), int64_values(combined(touched.events["_time"]))
+        last = _last_of_each(groups, times)
+        events = touched.events if last.all() else touched.events.take(int64_array(np.flatnonzero(last)))
+        groups, times = groups[last], times[last]
+        # What each key holds, then its events: rows of one table, and for each the one before it of the same key.
+        rows = pa.concat_tables([touched.present.select(names), events.select(names)]).combine_chunks()
+        present = int64_values(combined(touched.present[GROUP]))
+        order, group = _with_present_first(present, groups)
+        if self._order_by:
+            stands = _stands(watermark_ranks(rows, self._order_by)[order], group)
+            order, group = order[stands], group[stands]
+        is_event = order >= len(present)
+        at = order[is_event] - len(present)
+        is_row = np.ones(len(order), np.bool_)
+        if not self._has_tombstone:
+            is_row[is_event] = ~boolean_values(combined(events[DELETED]))[at]
+        has_before = np.zeros(len(order), np.bool_)
+        has_before[1:] = (group[1:] == group[:-1]) & is_row[:-1]
+        time = np.zeros(len(order), np.int64)
+        time[is_event] = times[at]
+        goes, comes = np.flatnonzero(is_event & has_before), np.flatnonzero(is_event & is_row)
+        return _updates(touched.schema, rows, order, time, goes, comes)
+
+
+def watermark_ranks(rows: pa.Table, order_by: Sequence[str]) -> Ints:
+    """Return int64[rows]: equal for equal watermarks, and greater for greater ones; NULL is below everything."""
+    columns = []
+    for column in order_keys(rows, order_by):
+        columns += [pc.is_valid(column), column]
+    order, starts = RowSorter(columns).sort()
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.cumsum(starts)
+    return ranks
+
+
+def _last_of_each(groups: Ints, times: Ints) -> Flags:
+    last = np.ones(len(groups), np.bool_)
+    last[:-1] = (groups[1:] != groups[:-1]) | (times[1:] != times[:-1])
+    return last
+
+
+def _with_present_first(present: Ints, groups: Ints) -> tuple[Ints, Ints]:
+    """Return the rows of both, by group and those that are present first, and the groups of these."""
+    both = np.concatenate([present, groups])
+    order = np.argsort(both, kind="stable")
+    return order, both[order]
+
+
+def _stands(ranks: Ints, group: Ints) -> Flags:
+    """Return which rows, ordered by group, are not below one before them of their group."""
+    if not len(ranks):
+        return np.zeros(0, np.bool_)
+    width = int(ranks.max()) + 1
+    stands: Flags = np.maximum.accumulate(group * width + ranks) == group * width + ranks
+    return stands
+
+
+def _updates(schema: CollectionSchema, rows: pa.Table, order: Ints, time: Ints, goes: Ints, comes: Ints) -> pa.Table:
+    """Return the retractions of the rows before those at goes, and the insertions of those at comes."""
+    chosen = np.concatenate([order[goes - 1], order[comes]])
+    times, diffs = np.concatenate([time[goes], time[comes]]), np.ones(len(chosen), np.int64)
+    diffs[: len(goes)] = -1
+    if len(chosen) == len(rows) and bool(np.bincount(chosen, minlength=len(rows)).all()):
+        # Mostly each row goes or comes once, and then they may stay where they are: they are sorted later anyway.
+        times[chosen], diffs[chosen] = times.copy(), diffs.copy()
+    else:
+        rows = rows.take(int64_array(chosen))
+    return pa.Table.from_arrays([*rows.columns, int64_array(times), int64_array(diffs)], schema=schema.arrow)

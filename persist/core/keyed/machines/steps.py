@@ -1,0 +1,463 @@
+"""What machines share, columns of touched keys as integers and updates of picked rows, and four that need little else.
+
+Rows are told apart by integers that are equal exactly where rows are (NULL equals NULL, and NaN NaN), so that a machine
+is arithmetic over groups, times and identities, and rows are taken once, at the end.
+
+Two machines take an event twice as if it came once: `AppendDistinct` adds each event's value to its key, unless the
+key has it already; with `InsertIfAbsent` a key's first event stands until one deletes the key.
+
+`Checked` takes change events that say what they changed: the row before, which is held against the row that is there. A
+difference means that events were lost, came twice, or came in another order. What then happens is for the caller to
+choose.
+
+`PerKey` is a Python function of one key, for rules that the machines in the box do not have.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
+from persist.codecs.order.ordering import canonical, combined, row_sorter
+from persist.codecs.types.schema import CollectionSchema, Side
+from persist.codecs.updates.tuples import to_tuples
+from persist.codecs.updates.updates import to_updates
+from persist.core.errors import BeforeDiffers, InvalidUsage
+from persist.core.keyed.machine import DELETED, GROUP, Touched
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Pick = tuple[Ints, Ints, int]  # Rows, by number; the time of each; and the diff of all.
+
+
+def present_groups(touched: Touched) -> Ints:
+    """Return the group of each present row, ascending."""
+    return int64_values(combined(touched.present[GROUP]))
+
+
+def event_groups(touched: Touched) -> Ints:
+    """Return the group of each event, ascending."""
+    return int64_values(combined(touched.events[GROUP]))
+
+
+def event_times(touched: Touched) -> Ints:
+    """Return the time of each event, ascending within a group."""
+    return int64_values(combined(touched.events["_time"]))
+
+
+def deletions(touched: Touched) -> Flags:
+    """Return which events say that their key is gone."""
+    return boolean_values(combined(touched.events[DELETED]))
+
+
+def firsts(*columns: Ints) -> Flags:
+    """Return where a row differs from the one before it in some column."""
+    first = np.ones(len(columns[0]), np.bool_)
+    first[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return first
+
+
+def starts_of(groups: Ints) -> Ints:
+    """Return for each row of ascending groups the number of the first row of its group."""
+    first = firsts(groups)
+    return np.flatnonzero(first)[np.cumsum(first) - 1] if len(groups) else groups
+
+
+def before(groups: Ints, values: npt.NDArray[np.generic], initial: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Return for each row the value of the one before it in its group; for the first, what its group has initially."""
+    earlier = np.empty_like(values)
+    earlier[1:] = values[:-1]
+    first = firsts(groups)
+    earlier[first] = initial[groups[first]]
+    return earlier
+
+
+def last_at(groups: Ints, where: Flags) -> Ints:
+    """Return for each row the last one of its group strictly before it where something is so; -1 if there is none."""
+    # The last such row before each one; where that is of an earlier group, there is none.
+    last = np.full(len(groups), -1)
+    last[1:] = np.maximum.accumulate(np.where(where, np.arange(len(groups)), -1))[:-1]
+    return np.where(last >= starts_of(groups), last, -1)
+
+
+def identities(tables: Sequence[pa.Table], names: Sequence[str]) -> list[Ints]:
+    """Return for each table a number per row: equal where rows, of any of the tables, are equal in these columns."""
+    lengths = [len(table) for table in tables]
+    if not names:
+        return [np.zeros(length, np.int64) for length in lengths]
+    both = canonical(pa.concat_tables([table.select(names) for table in tables]).combine_chunks())
+    # Sorted together, equal rows follow each other and get one number.
+    order, first = row_sorter(both, names).sort()
+    numbers = np.empty(len(order), np.int64)
+    numbers[order] = np.cumsum(first)
+    return np.split(numbers, np.cumsum(lengths)[:-1])
+
+
+def rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
+    """Yield the events of each group's first time, then those of each one's second time, and so on, as row numbers.
+
+    So what cannot be done for all times at once is done for all groups at once: as many rounds as one group has times.
+    """
+    if not len(groups):
+        return
+    # The number of each event's time among the times of its group.
+    number = np.cumsum(firsts(groups, times)) - 1
+    number -= number[starts_of(groups)]
+    order = np.argsort(number, kind="stable")
+    yield from np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
+
+
+def all_rows(touched: Touched) -> pa.Table:
+    """Return the present rows and, after them, those of events, where these are rows of the collection."""
+    names = [*touched.schema.names]
+    return pa.concat_tables([touched.present.select(names), touched.events.select(names)]).combine_chunks()
+
+
+def updates(schema: CollectionSchema, rows: pa.Table, picks: Sequence[Pick]) -> pa.Table:
+    """Return picked rows as updates."""
+    taken = rows.select([*schema.names]).take(int64_array(_joined([numbers for numbers, _, _ in picks])))
+    times = int64_array(_joined([times for _, times, _ in picks]))
+    diffs = int64_array(_joined([np.full(len(numbers), diff) for numbers, _, diff in picks]))
+    return pa.Table.from_arrays([*taken.columns, times, diffs], schema=schema.arrow)
+
+
+def _joined(parts: Sequence[Ints]) -> Ints:
+    return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
+
+
+class AppendDistinct:
+    """Appends values, those apart that a key holds already; an event that deletes takes all values of its key.
+
+    Args:
+        by: the value columns by which an event is known again, such as an event's id; None means all of them.
+    """
+
+    name, version, has_one_value = "append-distinct", 1, False
+
+    def __init__(self, by: Sequence[str] | None = None) -> None:
+        self._by = None if by is None else tuple(by)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What it was made with."""
+        return {} if self._by is None else {"by": list(self._by)}
+
+    def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
+        """Return the value fields: an event is a row to append."""
+        for name in self._by or ():
+            if name not in schema.value_names:
+                raise SchemaMismatch(f"by={list(self._by or ())}: {name!r} is none of {list(schema.value_names)}.")
+        return schema.value.fields
+
+    def step(self, touched: Touched) -> pa.Table:
+        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
+        groups, times, gone = event_groups(touched), event_times(touched), deletions(touched)
+        present = present_groups(touched)
+        by = touched.schema.value_names if self._by is None else self._by
+        identity = np.concatenate(identities([touched.present, touched.events], by))
+        # A deletion ends an epoch of its key: what was known before it is not known after it.
+        total: Ints = np.cumsum(gone) - gone
+        epochs = np.concatenate([np.zeros(len(present), np.int64), total - total[starts_of(groups)]])
+        owners = np.concatenate([present, groups])
+        live = np.concatenate([np.ones(len(present), np.bool_), ~gone])
+        stands = _first_of_each(owners, epochs, identity, live)
+        stands[: len(present)] = True
+        ends = _ends(owners, epochs, groups[gone], times[gone], touched.groups)
+        goes = stands & (ends >= 0)
+        added = np.flatnonzero(stands[len(present) :])
+        picks = [
+            (np.flatnonzero(goes), ends[goes], -1),
+            (added + len(present), times[added], 1),
+        ]
+        return updates(touched.schema, all_rows(touched), picks)
+
+
+def _first_of_each(owners: Ints, epochs: Ints, identity: Ints, live: Flags) -> Flags:
+    """Return which live rows are the first of their owner, epoch and identity."""
+    rows = np.flatnonzero(live)
+    order = rows[np.lexsort((identity[rows], epochs[rows], owners[rows]))]
+    first = firsts(owners[order], epochs[order], identity[order])
+    stands = np.zeros(len(owners), np.bool_)
+    stands[order[first]] = True
+    return stands
+
+
+def _ends(owners: Ints, epochs: Ints, deleted: Ints, times: Ints, count: int) -> Ints:
+    """Return the time at which each row's epoch ends; -1 if it does not. Deletions are in order of their groups."""
+    counts = np.bincount(deleted, minlength=count)
+    bases = np.cumsum(counts) - counts
+    # Each deletion of an owner ends one epoch: the n-th is at bases[owner] + n.
+    is_ended = epochs < counts[owners]
+    return np.where(is_ended, np.append(times, -1)[np.where(is_ended, bases[owners] + epochs, -1)], -1)
+
+
+class InsertIfAbsent:
+    """Inserts the value of an event if its key holds nothing; an event that deletes makes room for another one."""
+
+    name, version, has_one_value = "insert-if-absent", 1, True
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """None."""
+        return {}
+
+    def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
+        """Return the value fields: an event is the row that its key should have."""
+        return schema.value.fields
+
+    def step(self, touched: Touched) -> pa.Table:
+        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
+        groups, times, gone = event_groups(touched), event_times(touched), deletions(touched)
+        present = present_groups(touched)
+        held = np.bincount(present, minlength=touched.groups) > 0
+        is_held = before(groups, ~gone, held).astype(np.bool_)
+        comes, goes = ~gone & ~is_held, gone & is_held
+        inserted = last_at(groups, comes)
+        # What a deletion takes away was inserted by an event of this step, or was there before it.
+        here, there = goes & (inserted >= 0), goes & (inserted < 0)
+        ends = np.full(touched.groups, -1)
+        ends[groups[there]] = times[there]
+        old = np.flatnonzero(ends[present] >= 0)
+        picks = [
+            (old, ends[present[old]], -1),
+            (inserted[here] + len(present), times[here], -1),
+            (np.flatnonzero(comes) + len(present), times[comes], 1),
+        ]
+        return updates(touched.schema, all_rows(touched), picks)
+
+
+BEFORE = "_before"
+ABSENT = -1
+OnDifference = Literal["fail", "skip", "trust"]
+
+
+class Checked:
+    """Replaces the value of a key, if the event's row before the change is the one that the key holds.
+
+    Events have the value columns and `_before`, a struct of these, as `persist.connect.envelopes.debezium(…,
+    before=True)` gives them. Where `_before` is NULL, an event says nothing about what was there, and is not checked.
+
+    Args:
+        on_difference: "fail": resolving fails with `BeforeDiffers`. "skip": the event changes nothing. "trust": the
+            event counts, and what is there is replaced.
+        created_absent: take a NULL `_before` of an event that does not delete for "there was no row". For producers
+            that send every row before a change, and never a row twice, such as those of a snapshot.
+    """
+
+    name, version, has_one_value = "checked", 1, True
+
+    def __init__(self, on_difference: OnDifference = "fail", *, created_absent: bool = False) -> None:
+        if on_difference not in get_args(OnDifference):
+            raise InvalidUsage(f"on_difference={on_difference!r} is none of 'fail', 'skip' and 'trust'.")
+        self._policy, self._created_absent = on_difference, created_absent
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What it was made with."""
+        return {"on_difference": self._policy, "created_absent": self._created_absent}
+
+    def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
+        """Return the value fields, and these once more as a struct."""
+        if not schema.value_names:
+            raise SchemaMismatch("a collection without value columns has no row before a change to check.")
+        return (*schema.value.fields, pa.field(BEFORE, pa.struct(list(schema.value.fields))))
+
+    def may_refuse(self, schema: CollectionSchema) -> bool:
+        """Tell whether a difference is refused."""
+        return self._policy == "fail"
+
+    def step(self, touched: Touched) -> pa.Table:
+        """Return the updates; see `persist.core.keyed.machine.Machine.step`.
+
+        Raises:
+            BeforeDiffers: some event does, and the policy is "fail".
+        """
+        groups, times, gone = event_groups(touched), event_times(touched), deletions(touched)
+        held, after, image_before, unchecked = self._identities(touched, gone)
+        counts = np.ones(len(groups), np.bool_)
+        value_before = before(groups, after, held).astype(np.int64)
+        differs = ~unchecked & (image_before != value_before)
+        if differs.any() and self._policy == "fail":
+            raise self._difference(touched, int(np.flatnonzero(differs)[0]), value_before)
+        if differs.any() and self._policy == "skip":
+            counts = _that_count(groups, after, image_before, unchecked, held, differs)
+        return _replaced(touched, np.flatnonzero(counts), groups, times, after)
+
+    def _identities(self, touched: Touched, gone: Flags) -> tuple[Ints, Ints, Ints, Flags]:
+        """Return what each group holds, what it holds after each event, what each says, and if that is nothing."""
+        names = [*touched.schema.value_names]
+        structs = combined(touched.events[BEFORE])
+        # Members under a NULL struct may be anything, so they are made NULL.
+        images = pa.Table.from_arrays([pc.struct_field(structs, [name]) for name in names], names=names)
+        present, after, image_before = identities([touched.present, touched.events, images], names)
+        held = np.full(touched.groups, ABSENT)
+        held[present_groups(touched)] = present
+        silent = boolean_values(structs.is_null())
+        is_absent = silent & ~gone if self._created_absent else np.zeros(len(silent), np.bool_)
+        return held, np.where(gone, ABSENT, after), np.where(silent, ABSENT, image_before), silent & ~is_absent
+
+    def _difference(self, touched: Touched, at: int, value_before: Ints) -> BeforeDiffers:
+        names = [*touched.schema.value_names]
+        event = touched.events.slice(at, 1).to_pylist()[0]
+        group = int(event_groups(touched)[at])
+        held = None
+        if value_before[at] != ABSENT:
+            earlier = at > 0 and event_groups(touched)[at - 1] == group
+            rows = touched.events.slice(at - 1, 1) if earlier else _of_group(touched, group)
+            held = rows.select(names).to_pylist()[0]
+        key = tuple(event[name] for name in touched.schema.key_names)
+        return BeforeDiffers(key[0] if len(key) == 1 else key, event["_time"], event[BEFORE], held)
+
+
+def _of_group(touched: Touched, group: int) -> pa.Table:
+    return touched.present.slice(int(np.searchsorted(present_groups(touched), group)), 1)
+
+
+def _that_count(groups: Ints, after: Ints, said: Ints, unchecked: Flags, held: Ints, differs: Flags) -> Flags:
+    """Return which events count if those that differ do not: in rounds, for the groups that have such."""
+    counts = np.ones(len(groups), np.bool_)
+    value = held.copy()
+    rows = np.flatnonzero(np.isin(groups, groups[differs]))
+    for round_ in rounds(groups[rows], np.arange(len(rows))):
+        at = rows[round_]
+        fits = unchecked[at] | (said[at] == value[groups[at]])
+        counts[at] = fits
+        value[groups[at[fits]]] = after[at[fits]]
+    return counts
+
+
+def _replaced(touched: Touched, kept: Ints, groups: Ints, times: Ints, after: Ints) -> pa.Table:
+    """Return the updates of events that replace what their key holds."""
+    groups, times, after = groups[kept], times[kept], after[kept]
+    present = present_groups(touched)
+    row_of = np.full(touched.groups, -1)
+    row_of[present] = np.arange(len(present))
+    rows = np.where(after != ABSENT, kept + len(present), -1)
+    goes = before(groups, rows, row_of).astype(np.int64)
+    picks = [(goes[goes >= 0], times[goes >= 0], -1), (rows[rows >= 0], times[rows >= 0], 1)]
+    return updates(touched.schema, all_rows(touched), picks)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event, as Python values.
+
+    Attributes:
+        value: the event's fields: a scalar for one, a tuple for several; None if the key is gone.
+        time: when it takes place.
+    """
+
+    value: Any
+    time: int
+
+
+class PerKey:
+    """Calls a function for each event: what the key held before it, to what it holds after it.
+
+    Slow, because it is Python for each event (about ten microseconds and what the function takes): a machine of one's
+    own that is vectorised, see `persist.core.keyed.machine.Machine`, is some hundred times faster.
+
+    Args:
+        function: takes the key, the list of values that it holds, each as often as it is there and in no order that
+            may matter, and an `Event`; returns the values that it holds afterwards. It must depend on nothing else,
+            and not on the seals: see the promises of `Machine`. It may be called again for the same event.
+        name, version: stored with the collection. Whoever opens it with another function must give it another one.
+        event: the fields of an event besides its key; those of the value if None.
+        has_one_value: whether a key holds at most one value; more are refused then.
+        options: what else the function depends on, as JSON: stored and compared as well.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any, list[Any], Event], Iterable[Any]],
+        *,
+        name: str,
+        version: int,
+        event: Mapping[str, pa.DataType] | None = None,
+        has_one_value: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._function, self._name, self._version, self._has_one_value = function, name, version, has_one_value
+        self._event = None if event is None else dict(event)
+        self._options = dict(options or {})
+        try:
+            json.dumps(self._options)
+        except (TypeError, ValueError) as error:
+            raise InvalidUsage(f"options={options!r} are not JSON: {error}.") from error
+
+    @property
+    def name(self) -> str:
+        """As it was given."""
+        return self._name
+
+    @property
+    def version(self) -> int:
+        """As it was given."""
+        return self._version
+
+    @property
+    def has_one_value(self) -> bool:
+        """As it was given."""
+        return self._has_one_value
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """As they were given."""
+        return self._options
+
+    def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
+        """Return the fields that were asked for; or those of the value."""
+        return schema.value.fields if self._event is None else Side.of(self._event, "value").fields
+
+    def step(self, touched: Touched) -> pa.Table:
+        """Return the updates; see `persist.core.keyed.machine.Machine.step`.
+
+        Raises:
+            InvalidUpdate: the function returned what is no value, or several where a key holds one.
+        """
+        schema = touched.schema
+        # A codec's objects are those of the collection's value, and an event may have other fields.
+        side = schema.value if self._event is None else Side(self.event_fields(schema))
+        arriving = CollectionSchema(schema.key, side, schema.timeline)
+        held: dict[int, list[Any]] = {}
+        for group, ((_, value), _, _) in zip(
+            present_groups(touched).tolist(), _tuples(touched.present, schema), strict=True
+        ):
+            held.setdefault(group, []).append(value)
+        gone = touched.events[DELETED].to_pylist()
+        updates = list[tuple[tuple[Any, Any], int, int]]()
+        groups = touched.events[GROUP].to_pylist()
+        for group, is_gone, ((key, value), time, _) in zip(
+            groups, gone, _tuples(touched.events, arriving), strict=True
+        ):
+            before = held.get(group, [])
+            after = self._after(key, before, Event(None if is_gone else value, time))
+            held[group] = after
+            if after != before:
+                updates += [((key, one), time, -1) for one in before]
+                updates += [((key, one), time, 1) for one in after]
+        return to_updates(updates, schema) if updates else schema.arrow.empty_table()
+
+    def _after(self, key: Any, before: Sequence[Any], event: Event) -> list[Any]:
+        after = [*self._function(key, [*before], event)]
+        if self._has_one_value and len(after) > 1:
+            raise InvalidUpdate(
+                f"the machine {self._name!r} gives {len(after)} values for the key {key!r} at time {event.time}, and "
+                "was declared to give one at most."
+            )
+        return after
+
+
+def _tuples(rows: pa.Table, schema: CollectionSchema) -> Sequence[Any]:
+    """Return rows as `((key, value), time, diff)`; those that are present have no time, which is 0 then."""
+    columns = {name: rows[name] for name in schema.names}
+    time = rows["_time"] if "_time" in rows.column_names else pa.array([0] * len(rows), pa.int64())
+    table = pa.table({**columns, "_time": time, "_diff": pa.array([1] * len(rows), pa.int64())})
+    return [*to_tuples(canonical(table.cast(schema.arrow)), schema)]

@@ -1,0 +1,160 @@
+"""What all kinds of mutations have in common, and what their fields hold: frontiers, forms, files of tables."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from persist.core.log.framing import FORMAT_MIN, BlobRef
+
+Frontier = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...], msgspec.Meta(max_length=1)]
+# Of the data of a write (`persist.codecs.order.digest`), 16 hex digits; null where nobody can use the token again.
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+Seqno = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+TimeText = Callable[[int], str]  # How a time of a collection reads.
+
+Numbers = tuple[int, ...]
+Watermarks = tuple[int, int]  # The least and the greatest of some events, where a NULL counts as -2**63.
+
+
+def frontier_text(times: Frontier, time: TimeText) -> str:
+    """Return how a frontier of a collection reads."""
+    return time(times[0]) if times else "for ever"
+
+
+class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
+    """What all kinds have in common; `tag` is what a kind is called on storage.
+
+    Attributes:
+        is_guarded: whether an exclusive writer keeps others from it. Readers' claims, compaction and the collection of
+            garbage change no contents, so it keeps nobody from these.
+        is_alone: whether it gets a record of its own, because its place among other operations matters.
+        is_sent: whether one client may ask another to commit it.
+        in_words: what it does, for people: of the mutation and the name of its collection, as people know it.
+        came_with: the number of the format that it came with, `FORMAT_MIN` if that is lower.
+    """
+
+    is_guarded: ClassVar[bool] = True
+    is_alone: ClassVar[bool] = False
+    is_sent: ClassVar[bool] = True
+    in_words: ClassVar[str]
+    came_with: ClassVar[int] = FORMAT_MIN
+
+    @property
+    def format_needed(self) -> int:
+        """The least number of a location's format with which a record may hold it."""
+        return self.came_with
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        """Return `in_words`, or what takes more than these; time tells a time of the collection to people."""
+        return self.in_words.format(self, name=name)
+
+
+class CollectionMutation(Kind, frozen=True):
+    """What a record does to one collection."""
+
+    collection: str
+
+
+class LocationMutation(Kind, frozen=True):
+    """What a record does to the location as a whole."""
+
+    collection: ClassVar[str] = ""  # It is about none.
+
+
+class MachineForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which machine (`persist.core.keyed.machine`) a keyed collection has, and what it was made with."""
+
+    name: str
+    version: int
+    options: dict[str, Any] = {}
+
+
+class KeyedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a collection resolves events; see `persist.core.keyed.form.Keyed`.
+
+    Attributes:
+        fields: of an event besides its key, (name, type) each; None if they are the value fields of the collection.
+        late_by: how far an event's watermark may lie behind the greatest that was seen; None if that is not declared.
+        late_bound: what the late bound is at first.
+        ties: which of several events of a key counts that are equal in time and in order_by.
+    """
+
+    machine: MachineForm
+    fields: tuple[tuple[str, Any], ...] | None = None
+    order_by: tuple[str, ...] = ()
+    tombstone: str | None = None
+    tombstone_value: str | None = None
+    late_by: int | None = None
+    late_bound: int | None = None
+    resolve: Literal["seal", "background"] = "seal"
+    ties: Literal["last", "greatest"] = "last"
+
+
+class Keyframe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole consolidated contents as of one time: a run, its parts named by their numbers, in key order."""
+
+    as_of: int
+    parts: Numbers
+
+
+class TokenMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A write that is remembered: its token, the least time of its updates, and what it was of (`Digest`)."""
+
+    token: str
+    time_min: int
+    digest: Digest | None = None
+
+
+class TokenArchive(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where older tokens of a collection are stored (`persist.core.log.token_archives`), and how many."""
+
+    stored: BlobRef
+    count: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Archiving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Move the oldest tokens of a collection from its state into an archive, together with its newest archives.
+
+    Attributes:
+        moved: how many tokens of the state before the record go into the archive.
+        merged: how many of the newest archives it replaces.
+        dropped: how many of the oldest archives are forgotten, because there are too many tokens.
+    """
+
+    came_with: ClassVar[int] = 10  # The number of a location's format from which on no token is forgotten unnoticed.
+    archive: TokenArchive
+    moved: Annotated[int, msgspec.Meta(ge=1)]
+    merged: Seqno = 0
+    dropped: Seqno = 0
+
+
+class Deletes(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Rows of a part that a published table leaves out, as the table's format writes them: bytes of a blob.
+
+    Attributes:
+        start, bytes: where in the blob they are, and how long.
+        rows: how many rows that leaves out.
+    """
+
+    blob: str
+    start: Annotated[int, msgspec.Meta(ge=0)]
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
+    rows: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class TableFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A part that a published table names, by its number, and the rows of it that the table leaves out."""
+
+    number: int
+    deletes: Deletes | None = None
+
+
+Table = Literal["delta", "iceberg"]
+
+
+class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is to be said of something from now on: None leaves the comment, and removes a property."""
+
+    comment: str | None = None
+    properties: dict[str, str | None] = {}

@@ -1,0 +1,194 @@
+"""The frame around every JSON object on storage: a kind, a format version and a checksum.
+
+    object   = body-open `,"checksum":"` 32 hex digits `"}` LF
+    body-open = `{"persist":` kind `,"format":` version `,` … the kind's own fields, without the closing brace
+
+The checksum is xxh3_128 over all bytes before `,"checksum":`. It comes last so that it can be checked over raw
+bytes before anything is parsed, and the whole stays one line of JSON that any tool can read. It is verified before
+the version is looked at: damaged bytes are `CorruptBlob` and never mistaken for a newer version. This frame stays
+the same in every format version.
+
+A location has a number, too: that of its newest record (`persist.core.state.state.State.format`). A writer gives all
+objects the number of the location, not that of its own release, so that older clients go on beside newer ones. The
+number rises by the first record that needs a greater one, which is an `Upgrade` or what `_Kind.came_with` says. From
+there on older clients stop with `IncompatibleVersion`. Rejected: to write `FORMAT` into all objects, as releases
+before did. The first write of a new release then locked out all others.
+"""
+
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import xxhash
+
+from persist.blob.errors import CorruptBlob, IncompatibleVersion, MissingBlob
+from persist.blob.layers.cache import get_checked
+from persist.blob.protocol import Blob, is_remote
+from persist.blob.threads import Pool
+
+FORMAT = 10
+FORMAT_MIN = 6  # Of what is written: a location of a lower number has this one from its next record on.
+FETCHED_AT_ONCE_MAX = 8
+MADE_AGAIN = (
+    "`persist fsck --repair LOCATION` makes it again from the log, if that still holds all that is needed, and says so "
+    "if not; then restore it from a copy"
+)
+
+_OPEN = b',"checksum":"'
+_CLOSE = b'"}\n'
+_DIGEST_CHARS = 32
+# What msgspec says of a member that a struct does not have, and of a kind that is not known.
+_UNKNOWN = re.compile(r"^Object contains unknown field|^Invalid value '[^']*' - at `[^`]*\.kind`$")
+_TAIL_BYTES = len(_OPEN) + _DIGEST_CHARS + len(_CLOSE)
+
+
+class Framed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="persist"):
+    """Anything that is stored in this frame; subclasses name their kind as `tag`, and have keyword-only fields."""
+
+    format: int = FORMAT
+
+
+F = TypeVar("F", bound=Framed)
+T = TypeVar("T")
+
+_decoders: dict[type, "msgspec.json.Decoder[Any]"] = {}
+_making_decoder = threading.Lock()
+
+
+class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A pointer to a blob together with what its bytes must be."""
+
+    blob: str
+    bytes: int
+    checksum: str
+
+
+class _Head(msgspec.Struct):
+    persist: str
+    format: int
+
+
+def encode_framed(value: Framed) -> bytes:
+    """Return value as one checksummed line of JSON."""
+    body = msgspec.json.encode(value)[:-1]
+    return b"".join((body, _OPEN, _digest(body), _CLOSE))
+
+
+def decode_framed(data: bytes, kind: type[F], key: str) -> F:
+    """Return the value of that kind in data, which was read from the blob key.
+
+    Raises:
+        CorruptBlob: data is not a whole, undamaged object of that kind.
+        IncompatibleVersion: it is undamaged, and of a newer format version, or has a member or kind of mutation that
+            this one does not know.
+    """
+    body = _verified_body(data, key) + b"}"
+    try:
+        head = decoder_of(_Head).decode(body)
+        if head.format > FORMAT:
+            raise IncompatibleVersion(key, head.format, FORMAT)
+        if head.format < 1:
+            raise CorruptBlob(key, f"it has the impossible format version {head.format}")
+        return decoder_of(kind).decode(body)
+    except msgspec.ValidationError as error:
+        if _UNKNOWN.search(str(error)):  # Its bytes are those that somebody wrote, so a copy would not help.
+            raise IncompatibleVersion(key, head.format, FORMAT, f"{error}") from error
+        raise CorruptBlob(key, f"it is not a valid {kind.__name__.lower()}: {error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptBlob(key, f"it is not a valid {kind.__name__.lower()}: {error}") from error
+
+
+def intact_kind(data: bytes) -> str | None:
+    """Return the kind of the undamaged object that data is, whatever its version; None if it is none."""
+    try:
+        return msgspec.json.decode(_verified_body(data, "") + b"}", type=_Head).persist
+    except (CorruptBlob, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def put_framed(blob: Blob, prefix: str, value: Framed) -> BlobRef:
+    """Store value under prefix and a name made of its content, and return the pointer to it."""
+    pointer, data = encoded_object(prefix, value)
+    blob.set(pointer.blob, data)
+    return pointer
+
+
+def encoded_object(prefix: str, value: Framed) -> tuple[BlobRef, bytes]:
+    """Return the pointer that `put_framed` would return, and the bytes that it would store."""
+    data = encode_framed(value)
+    checksum = xxhash.xxh3_128_hexdigest(data)
+    return BlobRef(blob=f"{prefix}{checksum}.json", bytes=len(data), checksum=checksum), data
+
+
+def pointer_to(key: str, data: bytes) -> BlobRef:
+    """Return the pointer to a blob that holds data."""
+    return BlobRef(blob=key, bytes=len(data), checksum=xxhash.xxh3_128_hexdigest(data))
+
+
+def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
+    """Return what ref points to.
+
+    Raises:
+        MissingBlob, CorruptBlob: it is missing or is not what was stored there.
+    """
+
+    def check(data: bytes) -> F:
+        checksum = xxhash.xxh3_128_hexdigest(data)
+        if len(data) != ref.bytes or checksum != ref.checksum:
+            raise CorruptBlob(
+                ref.blob,
+                f"it has {len(data)} bytes with checksum {checksum}, and {ref.bytes} bytes with checksum "
+                f"{ref.checksum} belong there",
+            )
+        return decode_framed(data, kind, ref.blob)
+
+    value = get_checked(blob, ref.blob, ref.bytes, check)
+    if value is None:
+        reason = f"it is missing, and {ref.bytes} bytes with checksum {ref.checksum} belong there"
+        is_derived = kind.__struct_config__.tag in ("state", "directory")
+        raise MissingBlob(ref.blob, reason, MADE_AGAIN) if is_derived else MissingBlob(ref.blob, reason)
+    return value
+
+
+def fetched(blob: Blob, refs: Sequence[BlobRef], kind: type[F]) -> list[tuple[BlobRef, F]]:
+    """Return the objects of several pointers, fetched at once where requests take long; raises as `get_framed`."""
+    if len(refs) < 2 or not is_remote(blob):
+        return [(ref, get_framed(blob, ref, kind)) for ref in refs]
+    threads = Pool(min(len(refs), FETCHED_AT_ONCE_MAX), "persist-objects")
+    try:
+        return [*zip(refs, threads.map(lambda ref: get_framed(blob, ref, kind), refs), strict=True)]
+    finally:
+        threads.shutdown(wait=True)
+
+
+def decoder_of(kind: type[T]) -> "msgspec.json.Decoder[T]":
+    """Return the decoder of a kind, made by one thread at a time.
+
+    msgspec 0.22 finds out what a Struct consists of when it is first needed, and lets go of the GIL while it does. A
+    second thread that meets the half-made result crashes the process.
+    """
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        with _making_decoder:
+            decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    return decoder
+
+
+def _verified_body(data: bytes, key: str) -> bytes:
+    tail = data[-_TAIL_BYTES:]
+    if not (len(data) > _TAIL_BYTES and tail.startswith(_OPEN) and tail.endswith(_CLOSE)):
+        raise CorruptBlob(key, f"its {len(data)} bytes do not end in a checksum, so it was cut short or overwritten")
+    body = data[:-_TAIL_BYTES]
+    stored, computed = tail[len(_OPEN) : -len(_CLOSE)], _digest(body)
+    if stored != computed:
+        raise CorruptBlob(
+            key,
+            f"checksum {computed.decode()} of its bytes differs from the stored {stored.decode(errors='replace')}",
+        )
+    return body
+
+
+def _digest(body: bytes) -> bytes:
+    return xxhash.xxh3_128_hexdigest(body).encode()

@@ -1,0 +1,254 @@
+"""The grammar of blob keys: which names a location's blobs have, and what a name says.
+
+    log/<seqno>                                          a record
+    checkpoint/<10**20 - 1 - seqno>-<seqno>.json         a checkpoint after that record; the newest is listed first
+    directory/<seqno>-<checksum>.json                    entries of many collections, made for a checkpoint
+    directory/<seqno>-<checksum>.pages                   the same of very many, in pages that such an object lists
+    state/<collection>/<seqno>-<checksum>.json           the contents of a collection, made for a checkpoint
+    part/<collection>/<seqno>-<uuid>.parquet             updates; an upload
+    part/<collection>/<seqno>-<checksum>.json            older tokens; an upload
+    list/<collection>/<seqno>-<checksum>.json            descriptors of parts, too many for a record; an upload
+    part/<collection>/<seqno>/deletion_vector_<uuid>.bin rows that a Delta table leaves out; an upload
+    part/<collection>/metadata/<seqno>-<uuid>.avro       which files an Iceberg table has; an upload
+    part/<collection>/_delta_log/…, metadata/…           the rest of a published table: under names of its format
+    gc/clock                                             written to ask the store what time it is
+
+A seqno has 20 digits, a collection 32 of hexadecimal. The name of an upload begins with the seqno that its writer
+thought was next: garbage collection declares old uploads void by it (`persist.core.state.location`).
+
+A name that is not in the grammar is refused where it comes in, so that no record can make anybody read, write or
+delete a blob outside the folder of the collection it belongs to. A clone has parts in the folders of others, too, which
+the directory of the location names with it (`persist.core.state.state.CollectionEntry.folders`).
+"""
+
+import re
+import uuid
+from collections.abc import Iterable, Iterator
+
+import xxhash
+
+from persist.blob.protocol import Blob, BlobEntry
+from persist.codecs.part.part import Part
+from persist.core.log.kinds import BringsParts, Clone, LeavesUnused, Publish
+
+LOG, CHECKPOINTS, DIRECTORIES = "log/", "checkpoint/", "directory/"
+STATES, PARTS, LISTS = "state/", "part/", "list/"
+CLOCK_KEY = "gc/clock"
+
+_UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_UPLOAD = re.compile(
+    r"(?:part|list)/(?P<collection>[0-9a-f]{32})/(?:metadata/)?(?P<seqno>[0-9]{20})"
+    rf"(?:-[0-9a-f]{{32}}\.(?:parquet|json|avro)|/deletion_vector_{_UUID}\.bin)"
+)
+_SHOWN = re.compile(
+    r"part/(?P<collection>[0-9a-f]{32})/(?:_delta_log/(?:[0-9]{20}\.(?:json|checkpoint\.parquet)|_last_checkpoint)"
+    rf"|metadata/(?:v[0-9]+\.metadata\.json|version-hint\.text|[0-9]{{5,}}-{_UUID}\.metadata\.json))"
+)
+
+_STATE = re.compile(r"state/(?P<collection>[0-9a-f]{32})/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.json")
+_DIRECTORY = re.compile(r"directory/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.json")
+_PAGES = re.compile(r"directory/(?P<seqno>[0-9]{20})-(?P<checksum>[0-9a-f]{32})\.pages")
+_SEQNO_LAST = 10**20 - 1
+
+
+def check_keys(append: BringsParts) -> list[str]:
+    """Return the keys of all blobs that append brings, after checking that they are its collection's uploads.
+
+    A clone names those of other collections, too, which it does not bring.
+
+    Raises:
+        ValueError: one is not, or a part has no bytes, or twice.
+    """
+    named = check_parts(append.collection, append.parts, shared_folders(append))
+    keys = [key for key in named if collection_of(key) == append.collection]
+    if append.parts_in is not None:
+        if not is_upload(append.parts_in.blob, append.collection):
+            raise ValueError(_no_upload(append.parts_in.blob, append.collection))
+        keys.append(append.parts_in.blob)
+    if isinstance(append, Publish):
+        keys += append.blobs
+    for key in keys:
+        if not is_upload(key, append.collection):
+            raise ValueError(_no_upload(key, append.collection))
+    return keys
+
+
+def check_unused(mutation: LeavesUnused, folders: Iterable[str] = ()) -> None:
+    """Raise ValueError if a mutation calls what is no upload to its collection, or to folders, unused."""
+    for key in mutation.unused:
+        if not is_upload(key, mutation.collection, *folders):
+            raise ValueError(_no_upload(key, mutation.collection))
+
+
+def shared_folders(mutation: BringsParts) -> tuple[str, ...]:
+    """Return the other collections, sorted, to which parts of a new clone were uploaded; none of other mutations."""
+    if not isinstance(mutation, Clone):
+        return ()
+    matches = (_UPLOAD.fullmatch(part.blob) for part in mutation.parts)
+    return tuple(sorted({match["collection"] for match in matches if match is not None} - {mutation.collection}))
+
+
+def check_parts(collection: str, parts: Iterable[Part], folders: Iterable[str] = ()) -> list[str]:
+    """Return the keys of parts that are not inline.
+
+    Raises:
+        ValueError: one is no upload to that collection, nor to one of folders.
+    """
+    keys, uploaded_to = [], (collection, *folders)
+    for part in parts:
+        if bool(part.blob) == bool(part.inline):
+            raise ValueError(f"a part of collection {collection} has its bytes in no place or in two")
+        if part.blob:
+            if not is_upload(part.blob, *uploaded_to):
+                raise ValueError(_no_upload(part.blob, collection))
+            keys.append(part.blob)
+    return keys
+
+
+def is_immutable(key: str) -> bool:
+    """Tell whether the blob at key never changes, and no other is ever stored there, so that it may be cached.
+
+    Those are parts, part lists and state objects, whose names are random or the checksum of what they hold. The names
+    by which published tables are found are fixed. So are those of checkpoints: they come again when a location is
+    emptied and made anew at the same URL, or when a bad one is rebuilt. A client reads a checkpoint once, as it opens.
+    """
+    return key.startswith((PARTS, LISTS, STATES)) and _SHOWN.fullmatch(key) is None
+
+
+def is_upload(key: str, *collections: str) -> bool:
+    """Tell whether key names a part, a part list, or what goes with a published part, of one of these collections."""
+    match = _UPLOAD.fullmatch(key)
+    return match is not None and match["collection"] in collections
+
+
+def is_shown(key: str, collection: str) -> bool:
+    """Tell whether key is a name that a table format prescribes, by which readers find a table of that collection."""
+    match = _SHOWN.fullmatch(key)
+    return match is not None and match["collection"] == collection
+
+
+def _no_upload(key: str, collection: str) -> str:
+    return f"{key[:200]!r} is not the name of an upload to collection {collection}"
+
+
+def uploaded_seqno(key: str) -> int | None:
+    """Return the seqno that a part's or list's name begins with; None if it is no such name."""
+    match = _UPLOAD.fullmatch(key)
+    return None if match is None else int(match["seqno"])
+
+
+def collection_of(key: str) -> str:
+    """Return the collection that a part, a part list or a state object belongs to."""
+    return key.split("/")[1]
+
+
+def record_key(seqno: int) -> str:
+    """Return the key of the record at seqno."""
+    return f"{LOG}{seqno:020d}"
+
+
+def record_seqno(key: str) -> int | None:
+    """Return the seqno in the key of a record; None if it is not such a key."""
+    digits = key.removeprefix(LOG)
+    return int(digits) if digits.isdecimal() and record_key(int(digits)) == key else None
+
+
+def listed_records(blob: Blob, after: int = -1) -> Iterator[tuple[int, BlobEntry]]:
+    """Yield the records after a seqno that the store lists, the oldest first."""
+    listed = blob.list(LOG, record_key(after) if after >= 0 else None)
+    # A seqno of more than 20 digits is listed in another place than it has among numbers.
+    return ((seqno, entry) for entry in listed if (seqno := record_seqno(entry.key)) is not None and seqno > after)
+
+
+def checkpoint_key(seqno: int) -> str:
+    """Return the key of the checkpoint after the record at seqno."""
+    return f"{CHECKPOINTS}{_SEQNO_LAST - seqno:020d}-{seqno:020d}.json"
+
+
+def checkpoint_seqno(key: str) -> int | None:
+    """Return the seqno in the key of a checkpoint; None if it is not such a key."""
+    digits = key.removeprefix(CHECKPOINTS)[21:41]
+    return int(digits) if digits.isdecimal() and checkpoint_key(int(digits)) == key else None
+
+
+def listed_checkpoints(blob: Blob) -> Iterator[tuple[int, BlobEntry]]:
+    """Yield the checkpoints that the store lists, each with its seqno, the newest first.
+
+    Other names there are not ours: perhaps those of another location below this one.
+    """
+    return ((seqno, entry) for entry in blob.list(CHECKPOINTS) if (seqno := checkpoint_seqno(entry.key)) is not None)
+
+
+def part_key(collection: str, seqno: int) -> str:
+    """Return a key that no part had before, for an upload that began when seqno was next."""
+    return f"{PARTS}{collection}/{seqno:020d}-{uuid.uuid4().hex}.parquet"
+
+
+def vectors_key(collection: str, seqno: int) -> tuple[str, uuid.UUID]:
+    """Return a key for rows that a Delta table leaves out, and the id that is in it."""
+    id_ = uuid.uuid4()
+    return f"{PARTS}{collection}/{seqno:020d}/deletion_vector_{id_}.bin", id_
+
+
+def manifest_key(collection: str, seqno: int) -> str:
+    """Return a key that no blob had before, for a manifest of an Iceberg table."""
+    return f"{PARTS}{collection}/metadata/{seqno:020d}-{uuid.uuid4().hex}.avro"
+
+
+def table_root(collection: str) -> str:
+    """Return where a published table is: all names in it are below that of its folder."""
+    return f"{PARTS}{collection}/"
+
+
+def list_prefix(collection: str, seqno: int) -> str:
+    """Return the key of a part list, made when seqno was next, up to the checksum."""
+    return f"{LISTS}{collection}/{seqno:020d}-"
+
+
+def archive_prefix(collection: str, seqno: int) -> str:
+    """Return the key of an archive of tokens, made when seqno was next, up to the checksum."""
+    return f"{PARTS}{collection}/{seqno:020d}-"
+
+
+def directory_prefix(seqno: int) -> str:
+    """Return the key of a directory object, made for the checkpoint at seqno, up to the checksum."""
+    return f"{DIRECTORIES}{seqno:020d}-"
+
+
+def directory_seqno(key: str) -> int | None:
+    """Return the seqno of the checkpoint that the directory object at key was made for; None if it is no such key."""
+    match = _DIRECTORY.fullmatch(key)
+    return None if match is None else int(match["seqno"])
+
+
+def pages_key(seqno: int, data: bytes) -> str:
+    """Return the key of pages of a directory that are data, made for the checkpoint at seqno."""
+    return f"{directory_prefix(seqno)}{xxhash.xxh3_128_hexdigest(data)}.pages"
+
+
+def pages_seqno(key: str) -> int | None:
+    """Return the seqno of the checkpoint that the pages at key were made for; None if it is no such key."""
+    match = _PAGES.fullmatch(key)
+    return None if match is None else int(match["seqno"])
+
+
+def state_prefix(collection: str, seqno: int) -> str:
+    """Return the key of a state object, made for the checkpoint at seqno, up to the checksum."""
+    return f"{STATES}{collection}/{seqno:020d}-"
+
+
+def state_collection(key: str) -> str | None:
+    """Return the collection in the key of a state object; None if it is not such a key."""
+    match = _STATE.fullmatch(key)
+    return None if match is None else match["collection"]
+
+
+def state_seqno(key: str) -> int | None:
+    """Return the seqno of the checkpoint that the state object at key was made for; None if it is not such a key."""
+    match = _STATE.fullmatch(key)
+    return None if match is None else int(match["seqno"])
+
+
+def collection_part(key: str) -> str:
+    """Return the collection in a key of parts; in a key that others made, it may be anything."""
+    return key.split("/")[1]

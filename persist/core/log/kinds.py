@@ -1,0 +1,601 @@
+"""The mutations that a record of the log holds, all of them or none.
+
+    mutation = a kind, told by its tag "kind", and the fields of its class below
+
+Mutations of a collection name it by its id, which is never used again. A frontier is a list of at most one time.
+A long list of parts is stored outside the record (`parts_in`); `persist.core.log.records` fills it in before anybody
+sees the record.
+"""
+
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+
+from persist.codecs.part.part import Part
+from persist.core.log.fields import (
+    Archiving,
+    CollectionMutation,
+    Frontier,
+    KeyedForm,
+    Keyframe,
+    Kind,
+    LocationMutation,
+    Numbers,
+    Seqno,
+    Table,
+    TableFile,
+    TimeText,
+    TokenMark,
+    Watermarks,
+    Words,
+    frontier_text,
+)
+from persist.core.log.framing import BlobRef
+
+Mutation = CollectionMutation | LocationMutation
+
+
+class Create(CollectionMutation, frozen=True, tag="create"):
+    """Make a collection, with since and upper at 0.
+
+    Attributes:
+        view: the definition by which it is derived from others (`persist.compute.sql.definition`); None if users write
+        it.
+    """
+
+    name: str
+    schema: dict[str, Any]
+    keyed: KeyedForm | None = None
+    view: dict[str, Any] | None = None
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        what = "" if self.view is None else "the index " if "index" in self.view else "the view "
+        return f"created {what}{self.name!r}"
+
+
+class Clone(CollectionMutation, frozen=True, tag="clone"):
+    """Make a collection that holds what another one, its source, holds as of a sealed time; since is that time.
+
+    It shares parts with the source: their blobs stay where they lie, in the folder of the source or of what that was
+    cloned from. Parts are numbered from 0 on, in the order in which they are listed.
+
+    Attributes:
+        source: the id of the collection that has all parts but those that were stored for this one.
+        schema, earlier: the newest version of the schema, as of the source, and those before it.
+        keyed, late_bound: as of the source, if that is keyed.
+        runs: the history, with all updates up to as_of; with a keyframe, those after it.
+        keyframe: as of a time up to as_of.
+    """
+
+    is_alone: ClassVar[bool] = True
+    is_sent: ClassVar[bool] = False
+    name: str
+    source: str
+    as_of: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
+    schema: dict[str, Any]
+    earlier: tuple[dict[str, Any], ...] = ()
+    keyed: KeyedForm | None = None
+    late_bound: int | None = None
+    parts: tuple[Part, ...] = ()
+    parts_in: BlobRef | None = None
+    runs: tuple[Numbers, ...] = ()
+    keyframe: Keyframe | None = None
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"created {self.name!r} as a clone of a collection as of {time(self.as_of)}"
+
+
+class Append(CollectionMutation, frozen=True, tag="append"):
+    """Add the updates of some parts, all at times beyond upper."""
+
+    is_sent: ClassVar[bool] = False
+    parts: tuple[Part, ...] = ()
+    parts_in: BlobRef | None = None
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        size = sum(part.bytes for part in self.parts)
+        first, last = min(part.time_min for part in self.parts), max(part.time_max for part in self.parts)
+        at = f"time {time(first)}" if first == last else f"times {time(first)} to {time(last)}"
+        inline = ", in the record itself" if all(part.inline for part in self.parts) else ""
+        return f"wrote {_rows(self, 'update')} to {name} at {at} ({size:,} bytes{inline})"
+
+
+class Replace(CollectionMutation, frozen=True, tag="replace"):
+    """Put merged history, or keyframes, in the place of what they were made of.
+
+    Parts are named by their numbers in the collection (`persist.core.state.contents`); those that come with this record
+    are -1, -2, … in the order of parts. What is removed must still be there: of two that replace the same, the second
+    loses.
+
+    Attributes:
+        removed_runs: the first number of each run of history that goes.
+        runs: the runs that come.
+        removed_keyframes: the time of each keyframe that goes.
+        keyframes: those that come.
+        history_from: updates before this time are only in keyframes from now on; None leaves that as it is.
+        unused: the blobs that nothing refers to from now on.
+    """
+
+    is_guarded: ClassVar[bool] = False
+    parts: tuple[Part, ...] = ()
+    parts_in: BlobRef | None = None
+    removed_runs: Numbers = ()
+    runs: tuple[Numbers, ...] = ()
+    removed_keyframes: Numbers = ()
+    keyframes: tuple[Keyframe, ...] = ()
+    history_from: int | None = None
+    unused: tuple[str, ...] = ()
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        done = []
+        if self.keyframes:
+            done.append(f"made a keyframe as of {', '.join(time(keyframe.as_of) for keyframe in self.keyframes)}")
+        if self.removed_runs:
+            done.append(f"merged {_many(len(self.removed_runs), 'run')} into {len(self.runs)}")
+        if self.removed_keyframes:
+            done.append(f"dropped {_many(len(self.removed_keyframes), 'keyframe')}")
+        if self.history_from is not None:
+            done.append(f"forgot the history before {time(self.history_from)}")
+        return f"compacted {name}: {'; '.join(done) or 'rearranged its parts'}"
+
+
+class Erase(CollectionMutation, frozen=True, tag="erase"):
+    """Take some records out of all times: each part that had one makes room for parts without them.
+
+    This is the one mutation after which a sealed time holds something else (`persist.core.state.erasures`). What it
+    erased it does not say.
+
+    Attributes:
+        parts: those that come. The last ones, as many as events says, hold events that are pending.
+        replaced: the number of each part that goes, with the numbers of those that take its place; as in a `Replace`,
+            the parts that come with this record are -1, -2, … in the order of parts.
+        updates: how many updates, and events that are pending, were taken out. What keyframes repeat does not count.
+        by: who asked for it, as its client is called.
+        at_ms: when, by that client's clock, in milliseconds since 1970.
+        reason: why, for people; it names nobody.
+        unused: the blobs that nothing refers to from now on.
+    """
+
+    is_alone: ClassVar[bool] = True
+    is_sent: ClassVar[bool] = False
+    updates: int
+    by: str
+    at_ms: int
+    reason: str
+    parts: tuple[Part, ...] = ()
+    parts_in: BlobRef | None = None
+    events: Seqno = 0
+    replaced: tuple[tuple[int, Numbers], ...] = ()
+    unused: tuple[str, ...] = ()
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"erased {_many(self.updates, 'update')} of {name} from all times: {self.reason}"
+
+
+class Tokens(CollectionMutation, frozen=True, tag="tokens"):
+    """Remember writes, so that none is done again; `archiving` moves older ones out of the state into archives."""
+
+    tokens: tuple[TokenMark, ...]
+    archiving: Archiving | None = None
+    unused: tuple[str, ...] = ()
+
+    @property
+    def format_needed(self) -> int:
+        return self.came_with if self.archiving is None else self.archiving.came_with
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"remembered {', '.join(repr(mark.token) for mark in self.tokens)} as written to {name}"
+
+
+class Batch(CollectionMutation, frozen=True, tag="batch"):
+    """Remember the last batch of a streaming query, and the run of it that this is (`persist.core.state.annotations`).
+
+    With again, it was committed before: only the run is new.
+    """
+
+    query: str
+    batch: Seqno
+    run: str
+    again: bool = False
+    in_words: ClassVar[str] = "was batch {0.batch} of the streaming query {0.query!r} into {name}"
+
+
+class Seal(CollectionMutation, frozen=True, tag="seal"):
+    """Advance upper."""
+
+    upper: Frontier
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"sealed {name} {'to ' if self.upper else ''}{frontier_text(self.upper, time)}"
+
+
+class AllowCompaction(CollectionMutation, frozen=True, tag="allow_compaction"):
+    """Let since advance as far as this, once no hold keeps it back."""
+
+    since: Frontier
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"allowed compaction of {name} up to {frontier_text(self.since, time)}"
+
+
+class Destroy(CollectionMutation, frozen=True, tag="destroy"):
+    """Remove the collection; its name becomes free, its blobs are left to be collected."""
+
+    in_words: ClassVar[str] = "destroyed {name}"
+
+
+class SetHold(CollectionMutation, frozen=True, tag="hold"):
+    """Keep since at or before a time, from now on.
+
+    hold is 32 hex digits for one that lives as long as a lease; it is a name for a permanent one, which is moved from
+    its expected time (None: it does not exist yet) by compare-and-set.
+
+    Attributes:
+        schema: the version of the schema under which its owner reads, if it stays with that; None leaves what it is.
+        columns: the ids of columns that may not be dropped as long as it is there; None leaves what it is.
+    """
+
+    is_guarded: ClassVar[bool] = False
+    hold: str
+    time: int
+    lease: str | None = None
+    expected: int | None = None
+    schema: int | None = None
+    columns: tuple[int, ...] | None = None
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        if self.lease is not None:
+            return f"a reader holds {name} at {time(self.time)} by a lease"
+        if self.expected is None:
+            return f"the hold {self.hold!r} of {name} was set at {time(self.time)}"
+        return f"the hold {self.hold!r} of {name} was moved from {time(self.expected)} to {time(self.time)}"
+
+
+class ReleaseHold(CollectionMutation, frozen=True, tag="release"):
+    """Give up a hold, if it is at its expected time; one that is not there is no error."""
+
+    is_guarded: ClassVar[bool] = False
+    hold: str
+    expected: int | None = None
+    in_words: ClassVar[str] = "a hold of {name} was released"
+
+
+class Pend(CollectionMutation, frozen=True, tag="pend"):
+    """Add events to a keyed collection, all at times beyond upper, which wait to be resolved.
+
+    Parts are numbered like those of an `Append`, and hold rows of `persist.core.keyed.events`. Events arrived in the
+    order of (number of their part, `_seq`).
+    """
+
+    is_sent: ClassVar[bool] = False
+    parts: tuple[Part, ...] = ()
+    parts_in: BlobRef | None = None
+    watermarks: Watermarks | None = None
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"wrote {_rows(self, 'event')} to {name}, which become updates when their times are sealed"
+
+
+class Resolve(CollectionMutation, frozen=True, tag="resolve"):
+    """Put the updates that the events at `start <= time < end` amount to in the place of these events.
+
+    It holds only if start is what is resolved now, and pending are the numbers of all pending parts with a time before
+    end: of two that resolve the same, or where events came meanwhile, the second loses. Upper moves to end, if it is
+    not beyond it. Parts of which all events are resolved then are pending no more; of the others, which lie on both
+    sides of end, the rows before it do not count any more.
+
+    Attributes:
+        parts: updates, as of an `Append`, in `[start, end)`.
+        watermarks: of events that came with this record and were not pending before.
+        unused: the blobs that nothing refers to from now on.
+    """
+
+    start: Frontier
+    end: Frontier
+    pending: Numbers = ()
+    parts: tuple[Part, ...] = ()
+    parts_in: BlobRef | None = None
+    watermarks: Watermarks | None = None
+    unused: tuple[str, ...] = ()
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"turned the events of {name} before {frontier_text(self.end, time)} into {_rows(self, 'update')}"
+
+
+class Publish(CollectionMutation, frozen=True, tag="publish"):
+    """Let a table in the format of other programs hold what the collection holds as of a time; the next version of it.
+
+    The record comes first and keeps the blobs; the table shows them after that (`persist.services.publish`). Parts are
+    named as in a `Replace`. Those that come with this record are in no run: only the table has them.
+
+    Attributes:
+        id: of the table, the same in all versions.
+        version: one more than the version before, or 0.
+        files: the parts that come, or of which other rows are left out from now on.
+        removed: the parts that the version before had and this one has not.
+        schema: the version of the schema whose columns the table has.
+        metadata: blobs that say where the table's files are; they replace those of the version before.
+        blobs: those of metadata and of rows that are left out, which come with this record. Parts are not among them.
+        options: what the table was published with.
+        digest: of its rows, if it was taken.
+        unused: the blobs that nothing refers to from now on.
+    """
+
+    is_guarded: ClassVar[bool] = False
+    is_alone: ClassVar[bool] = True
+    is_sent: ClassVar[bool] = False
+    table: Table
+    id: str
+    version: Seqno
+    as_of: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
+    parts: tuple[Part, ...] = ()
+    parts_in: BlobRef | None = None
+    files: tuple[TableFile, ...] = ()
+    removed: Numbers = ()
+    schema: int = 1
+    metadata: tuple[str, ...] = ()
+    blobs: tuple[str, ...] = ()
+    options: dict[str, str] = msgspec.field(default_factory=dict)
+    digest: str | None = None
+    unused: tuple[str, ...] = ()
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"published {name} as of {time(self.as_of)} as version {self.version} of its {self.table} table"
+
+
+class Unpublish(CollectionMutation, frozen=True, tag="unpublish"):
+    """Give up a published table, which is at its expected version.
+
+    Attributes:
+        unused: the blobs that nothing refers to from now on.
+    """
+
+    is_guarded: ClassVar[bool] = False
+    is_alone: ClassVar[bool] = True
+    is_sent: ClassVar[bool] = False
+    table: Table
+    version: Seqno
+    unused: tuple[str, ...] = ()
+    in_words: ClassVar[str] = "gave up the {0.table} table of {name}"
+
+
+class AdvanceLateBound(CollectionMutation, frozen=True, tag="late_bound"):
+    """Let events with a watermark below bound be late from now on; it never goes back."""
+
+    bound: int
+    in_words: ClassVar[str] = "moved the late bound of {name}"
+
+
+class Evolve(CollectionMutation, frozen=True, tag="evolve"):
+    """Make the next version of the schema, from the one before it.
+
+    Attributes:
+        keyed: how the collection resolves events from now on, if it was not keyed before.
+    """
+
+    is_alone: ClassVar[bool] = True
+    schema: dict[str, Any]
+    keyed: KeyedForm | None = None
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        sides = (self.schema.get(side) or {} for side in ("key", "value"))
+        columns = ", ".join(str(field[0]) for side in sides for field in side.get("fields", ()))
+        keyed = "; it takes events from then on" * (self.keyed is not None)
+        return f"gave {name} version {self.schema.get('version')} of its schema: {columns}{keyed}"
+
+
+class Redefine(CollectionMutation, frozen=True, tag="redefine"):
+    """Give a view its next definition, which holds from start on.
+
+    Attributes:
+        view: the definition, numbered one more than the one before.
+        start: what upper is now: of two that come at once, or where the view moved on meanwhile, the second loses.
+        schema: the next version of the schema, if its columns are others from now on.
+    """
+
+    is_alone: ClassVar[bool] = True
+    view: dict[str, Any]
+    start: Frontier
+    schema: dict[str, Any] | None = None
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"gave {name} its definition {self.view.get('number')}: {str(self.view.get('sql'))[:80]}"
+
+
+class Rename(CollectionMutation, frozen=True, tag="rename"):
+    """Give the collection another name, which is not taken; the one that it had becomes free."""
+
+    is_alone: ClassVar[bool] = True
+    name: str
+    in_words: ClassVar[str] = "gave {name} the name {0.name!r}"
+
+
+class Describe(CollectionMutation, frozen=True, tag="describe"):
+    """Say something of a collection and of its columns, by their ids.
+
+    With a version, nothing may have been said since what is known has that version.
+    """
+
+    is_alone: ClassVar[bool] = True
+    words: Words = Words()
+    columns: dict[str, Words] = msgspec.field(default_factory=dict)
+    version: int | None = None
+    in_words: ClassVar[str] = "described {name}"
+
+
+class SetTag(CollectionMutation, frozen=True, tag="tag"):
+    """Give a sealed time a name, and keep since at or before it. expected is where the tag is (None: there is none)."""
+
+    is_guarded: ClassVar[bool] = False
+    is_alone: ClassVar[bool] = True
+    tag: str
+    time: int
+    expected: int | None = None
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"tagged {name} as of {time(self.time)} as {self.tag!r}"
+
+
+class DropTag(CollectionMutation, frozen=True, tag="drop_tag"):
+    """Give up a tag, which is at its expected time."""
+
+    is_guarded: ClassVar[bool] = False
+    is_alone: ClassVar[bool] = True
+    tag: str
+    expected: int
+    in_words: ClassVar[str] = "dropped the tag {0.tag!r} of {name}"
+
+
+class SetRetention(CollectionMutation, frozen=True, tag="retention"):
+    """Let compaction be allowed up to so many times before upper, now and with every seal; None ends that."""
+
+    is_alone: ClassVar[bool] = True
+    times: int | None = None
+    in_words: ClassVar[str] = "set how long {name} keeps its history"
+
+
+class Note(CollectionMutation, frozen=True, tag="note"):
+    """What whoever commits wants to be remembered of the commit. It changes nothing."""
+
+    message: str = ""
+    metadata: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"noted on {name}: {self.message}" if name else f"noted: {self.message}"
+
+
+class GrantLease(LocationMutation, frozen=True, tag="lease"):
+    """Begin a lease, or prolong it if it renews one. It lasts until somebody ends it, others not before its expiry.
+
+    Whatever its holder reads from now on is of the state at reads_from or later. With a consumer, it is the lease of
+    that consumer alone, and whoever takes that name up next ends it.
+    """
+
+    is_guarded: ClassVar[bool] = False
+    lease: str
+    holder: str
+    expires_ms: int
+    renews: bool = False
+    reads_from: int = 0
+    consumer: str = ""
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"{self.holder} {'renewed' if self.renews else 'took'} a lease"
+
+
+class EndLease(LocationMutation, frozen=True, tag="end_lease"):
+    """End a lease and release its holds. By others than its holder with the expiry that they saw pass."""
+
+    is_guarded: ClassVar[bool] = False
+    lease: str
+    expires_ms: int | None = None
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"the lease {self.lease[:8]} ended"
+
+
+class OpenWriter(LocationMutation, frozen=True, tag="open_writer"):
+    """Make the writer of this record the only one; the record's seqno is its epoch."""
+
+    is_guarded: ClassVar[bool] = False
+    is_sent: ClassVar[bool] = False
+    reentrance_id: str
+    holder: str
+    force: bool = False
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"{self.holder} opened the location exclusively{' by force' if self.force else ''}"
+
+
+class CloseWriter(LocationMutation, frozen=True, tag="close_writer"):
+    """Let others write again."""
+
+    is_sent: ClassVar[bool] = False
+    in_words: ClassVar[str] = "the exclusive writer closed"
+
+
+class TruncateLog(LocationMutation, frozen=True, tag="truncate"):
+    """Declare that records below floor are not needed any more; they may be deleted once a checkpoint says so too."""
+
+    is_guarded: ClassVar[bool] = False
+    is_sent: ClassVar[bool] = False
+    floor: int
+    in_words: ClassVar[str] = "declared the log before {0.floor} as not needed"
+
+
+class VoidUploads(LocationMutation, frozen=True, tag="void_uploads"):
+    """Declare that blobs whose names begin with a seqno below floor are never referred to if they are not yet."""
+
+    is_guarded: ClassVar[bool] = False
+    is_sent: ClassVar[bool] = False
+    floor: int
+    in_words: ClassVar[str] = "declared uploads begun before {0.floor} void"
+
+
+class TakeOver(LocationMutation, frozen=True, tag="take_over"):
+    """Declare of what checkpoints from this record on are made: of this one, or of one from this record on."""
+
+    is_guarded: ClassVar[bool] = False
+    is_sent: ClassVar[bool] = False
+    checkpoint: BlobRef
+    in_words: ClassVar[str] = "declared that checkpoints are made of {0.checkpoint.blob}"
+
+
+class Collected(LocationMutation, frozen=True, tag="collected"):
+    """Forget what was dropped, (collection, seqno) each, because its blobs have been deleted."""
+
+    is_guarded: ClassVar[bool] = False
+    is_sent: ClassVar[bool] = False
+    dropped: tuple[tuple[str, int], ...]
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"forgot {len(self.dropped)} things whose blobs were deleted"
+
+
+class DescribeLocation(LocationMutation, frozen=True, tag="describe_location"):
+    """Say something of the location; as `Describe`."""
+
+    is_alone: ClassVar[bool] = True
+    words: Words = Words()
+    version: int | None = None
+    in_words: ClassVar[str] = "described the location"
+
+
+class Upgrade(LocationMutation, frozen=True, tag="upgrade"):
+    """Raise the number of the location's format, unless it has that already; clients that do not know it stop."""
+
+    is_alone: ClassVar[bool] = True
+    is_sent: ClassVar[bool] = False
+    came_with: ClassVar[int] = 8
+    format: Annotated[int, msgspec.Meta(ge=8)]
+    in_words: ClassVar[str] = "raised the format of the location to {0.format}"
+
+    @property
+    def format_needed(self) -> int:
+        return self.format
+
+
+Makes = Create | Clone
+BringsParts = Clone | Append | Replace | Erase | Pend | Resolve | Publish
+LeavesUnused = Replace | Erase | Resolve | Publish | Unpublish | Tokens
+# The table of all kinds, by their tags. What each does is among the rules of `persist.core.state`, under its class.
+KINDS: dict[str, type[Kind]] = {
+    str(kind.__struct_config__.tag): kind
+    for kind in (*CollectionMutation.__subclasses__(), *LocationMutation.__subclasses__())
+}
+if TYPE_CHECKING:
+    AnyCollectionMutation = CollectionMutation
+    AnyMutation = Mutation
+else:  # What msgspec tells apart by tags.
+    AnyCollectionMutation = reduce(or_, CollectionMutation.__subclasses__())
+    AnyMutation = reduce(or_, KINDS.values())
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _rows(mutation: BringsParts, noun: str) -> str:
+    return _many(sum(part.rows for part in mutation.parts), noun)

@@ -1,0 +1,372 @@
+"""The commit log on storage: immutable records under consecutive keys, made with put-if-absent.
+
+    log/<seqno, 20 digits>             frame "record"
+
+`create` of the next key is the only coordination there is: who creates it, commits. A record is never changed and
+never replaced. The answer of a `create` may be lost, or be a strange one; every record therefore carries a commit id
+of its own, and whoever got no clear answer reads the slot. If it is taken, the id says by whom; if it is free, the
+same bytes are offered again.
+
+A record is
+
+    { location, seqno, commit, previous, writer, epoch, written_ms, mutations, submitted? }
+
+    location    32 hex digits, drawn by the writer of seqno 0; every object of a location repeats it
+    commit      32 hex digits, drawn anew for every commit: how a client that lost the answer knows its own record
+    previous    the commit of the record before this one, null at seqno 0: so a log is one chain, and whoever follows it
+                notices that a record was lost or exchanged, or that all were rolled back
+    writer      free text naming the client and its release, for people
+    epoch       the seqno at which the writer opened the location exclusively, null if it did not
+    written_ms  the writer's clock, milliseconds since 1970; for people and for retention, never for correctness
+    submitted   whose operations these are that were committed for others (`persist.engine.follow.log_queries`)
+
+A part list too large for its record is kept in an object of its own:
+
+    list/<collection>/<seqno known then, 20 digits>-<xxh3_128 of the object>.json     frame "parts"
+
+In memory a mutation that brings parts always has its `parts`. On storage, a long list is replaced by `parts_in`, a
+pointer with a checksum. The object is written before the record that points to it. Its name begins like that of an
+upload (`persist.core.state.location.check_uploaded` says why) and goes on with its content, so writing it twice is
+harmless.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import count, islice
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from persist.blob.errors import (
+    CorruptBlob,
+    Indeterminate,
+    InvalidUsage,
+    MissingBlob,
+    PersistError,
+    StoreFull,
+    StoreMisconfigured,
+    Unavailable,
+)
+from persist.blob.layers.retry import RetryPolicy
+from persist.blob.protocol import Blob, get_at_most, is_remote
+from persist.blob.threads import Backoff, Clock, Pool
+from persist.codecs.part.part import Part
+from persist.core.log.fields import Seqno
+from persist.core.log.framing import Framed, decode_framed, encode_framed, get_framed, put_framed
+from persist.core.log.keys import check_keys, list_prefix, listed_records, record_key
+from persist.core.log.kinds import AnyMutation, BringsParts, Mutation
+
+COMMIT_DEADLINE_S = RetryPolicy().commit_deadline_s
+HEAD_BYTES = 256  # Of a record, which hold its commit id: only the ids of format and location stand before it.
+PARTS_INLINE_MAX = 256  # A longer list is stored outside its record.
+RECORD_BYTES_MAX = 256 << 20  # A group of commits is far smaller (`persist.engine.write.committer.GROUP_BYTES_MAX`).
+ONE_BY_ONE, AHEAD_FIRST, AHEAD_MAX = 3, 8, 32  # Records that are read in a row, and then at once.
+LISTED_MAX = 1000  # A page of LIST.
+
+M = TypeVar("M", bound=Mutation)
+A = TypeVar("A", bound=BringsParts)
+
+
+class Submitted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Says of one client that lets others commit for it: which of its operations a record holds, and what never comes.
+
+    The client numbers its operations. Those from first to last are in this record, none if first is beyond last. Those
+    up to last that neither this record nor one before it holds are in none that follows.
+    """
+
+    submitter: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    first: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    last: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
+
+
+class Record(Framed, frozen=True, kw_only=True, tag="record"):
+    """One entry of the commit log."""
+
+    location: str
+    seqno: Seqno
+    commit: str
+    previous: str | None
+    writer: str
+    epoch: int | None
+    written_ms: int
+    mutations: tuple[AnyMutation, ...]
+    submitted: tuple[Submitted, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+def read_record(blob: Blob, seqno: int) -> Record | None:
+    """Return the record at seqno with its part lists filled in, or None if there is none yet.
+
+    Cost: one GET, and one for each part list kept outside.
+
+    Raises:
+        CorruptBlob, IncompatibleVersion: what is there cannot be believed or understood.
+        Unavailable: the store did not answer.
+    """
+    key = record_key(seqno)
+    data = get_at_most(blob, key, RECORD_BYTES_MAX)
+    if data is None:
+        return None
+    record = decode_framed(data, Record, key)
+    if record.seqno != seqno:
+        raise CorruptBlob(key, f"it holds the record of seqno {record.seqno}, so blobs were exchanged")
+    for mutation in record.mutations:
+        if isinstance(mutation, BringsParts):
+            try:
+                check_keys(mutation)  # Before any of them is asked for.
+            except ValueError as error:
+                raise CorruptBlob(key, f"it breaks a rule of the log: {error}") from error
+    try:
+        mutations = tuple(as_read(blob, record.location, mutation) for mutation in record.mutations)
+    except MissingBlob:
+        if blob.get(key, range=(0, 0)) is None:
+            return None  # Truncated in between, and the list after it.
+        raise
+    return msgspec.structs.replace(record, mutations=mutations)
+
+
+class RecordReader:
+    """Reads the log on from where its caller is, ahead of it where the store is remote. Not safe to use from threads.
+
+    A remote store takes tens of milliseconds for a record, so a client that is far behind would never catch up with a
+    busy log one by one. After `ONE_BY_ONE` records in a row, it asks for `AHEAD_FIRST` slots at once, and for twice as
+    many each time that all of them have records. The first slot that has none is the end, as it is one by one. So a
+    reader that is nearly there needs one more round. Rejected: a listing that says how many there are. It costs a round
+    trip, in which a busy log grows, and as much as a dozen GETs. Memory: `AHEAD_MAX` records.
+    """
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+        self._ahead: Pool | None = None  # Of its own, because its caller holds a lock for which others wait.
+
+    def after(self, applied: Callable[[], int], last: float) -> Iterator[Record]:
+        """Yield the records up to last that there are; the caller applies each before it takes the next one.
+
+        Args:
+            applied: returns the seqno of the last record that was applied, by whomever.
+        """
+        yielded, slots = 0, AHEAD_FIRST
+        while applied() < last:
+            first = applied() + 1
+            if yielded >= ONE_BY_ONE and is_remote(self._blob):
+                seqnos: Sequence[int] = range(first, int(min(first + slots - 1, last)) + 1)
+                records = self._threads().map(partial(read_record, self._blob), seqnos)
+                slots = min(2 * slots, AHEAD_MAX)
+            else:
+                seqnos, records = (first,), iter([read_record(self._blob, first)])
+            for seqno, record in zip(seqnos, records, strict=True):
+                if record is None:
+                    return
+                if seqno != applied() + 1:
+                    break  # Somebody else has applied it.
+                yield record
+                yielded += 1
+
+    def page(self, after: int) -> "LogPage":
+        """Return what a page of LIST has of the log after a seqno; a remote store is asked for it at once."""
+        return LogPage(self._blob, after, self._threads() if is_remote(self._blob) else None)
+
+    def _threads(self) -> Pool:
+        if self._ahead is None:
+            self._ahead = Pool(AHEAD_MAX, "persist-log")
+        return self._ahead
+
+    def close(self) -> None:
+        """Free the threads."""
+        if self._ahead is not None:
+            self._ahead.shutdown(wait=False)
+
+
+class LogPage:
+    """A page of the listing of the log, from a seqno on, and the records that it names after that without a gap.
+
+    With threads, the listing and the first records are asked for when this is made; without them, when they are wanted.
+    """
+
+    def __init__(self, blob: Blob, after: int, threads: Pool | None) -> None:
+        self._blob = blob
+        self._after = after
+        self._threads = threads
+        self._asked: deque[Future[Record | None]] = deque()
+        self._seqnos: list[int] | None = None
+        self._listing = None if threads is None else threads.submit(self._list_and_ask, threads)
+
+    @property
+    def seqnos(self) -> list[int]:
+        """Those of all records that the page names, in order."""
+        if self._seqnos is None:  # No `cached_property`: up to Python 3.11, all pages of a process share its lock.
+            self._seqnos = self._list() if self._listing is None else self._listing.result()
+        return self._seqnos
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there may be more in the log than the page names."""
+        return len(self.seqnos) == LISTED_MAX
+
+    @property
+    def run(self) -> list[int]:
+        """The seqnos that follow each other after the one that was given."""
+        return _run(self._after, self.seqnos)
+
+    def records(self) -> Iterator[Record | None]:
+        """Yield the records of the run; None for one that is not there any more. Take them once."""
+        run = self.run
+        for at, seqno in enumerate(run):
+            if self._threads is None:
+                yield read_record(self._blob, seqno)
+                continue
+            if at + AHEAD_MAX < len(run):
+                self._asked.append(self._threads.submit(read_record, self._blob, run[at + AHEAD_MAX]))
+            yield self._asked.popleft().result()
+
+    def _list(self) -> list[int]:
+        return [seqno for seqno, _ in islice(listed_records(self._blob, self._after - 1), LISTED_MAX)]
+
+    def _list_and_ask(self, threads: Pool) -> list[int]:
+        seqnos = self._list()
+        self._asked.extend(
+            threads.submit(read_record, self._blob, seqno) for seqno in _run(self._after, seqnos)[:AHEAD_MAX]
+        )
+        return seqnos
+
+
+def _run(after: int, seqnos: Iterable[int]) -> list[int]:
+    later = (seqno for seqno in seqnos if seqno > after)
+    return [n for n, seqno in zip(count(after + 1), later, strict=False) if n == seqno]
+
+
+def read_commit_id(blob: Blob, seqno: int) -> str | None:
+    """Return the commit id of the record at seqno, or None if there is none. Cost: one GET. Raises what that raises."""
+    key = record_key(seqno)
+    data = get_at_most(blob, key, RECORD_BYTES_MAX)
+    return None if data is None else decode_framed(data, Record, key).commit
+
+
+def begins_as(blob: Blob, seqno: int, commit: str) -> bool:
+    """Return whether the record at seqno begins as that of a commit does. Cost: a GET of its first bytes.
+
+    False is no proof that it is another one: `read_commit_id` tells.
+    """
+    head = blob.get(record_key(seqno), (0, HEAD_BYTES))
+    return head is not None and f'"commit":"{commit}"'.encode() in head
+
+
+def record_bytes(record: Record) -> bytes:
+    """Return record as it is stored; the same bytes for the same record."""
+    return encode_framed(msgspec.structs.replace(record, mutations=tuple(map(as_stored, record.mutations))))
+
+
+def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float = COMMIT_DEADLINE_S) -> Record | None:
+    """Create record at its seqno; return None when it is there, or the record that was there first.
+
+    Raises:
+        InvalidUsage: the record is larger than readers accept.
+        StoreFull: the store has no room for it; this is not tried again.
+        Unavailable: the record is certainly not in the log.
+        Indeterminate: the store did not say within deadline_s whether the record is in the log.
+        StoreMisconfigured: the store refuses to do it, or says that something is there which it does not have.
+    """
+    key, data = record_key(record.seqno), record_bytes(record)
+    if len(data) > RECORD_BYTES_MAX:
+        raise InvalidUsage(
+            f"a commit takes {len(data):,} bytes of the log, and at most {RECORD_BYTES_MAX:,} are allowed; nothing was "
+            "written. Split it."
+        )
+    backoff = Backoff(clock, deadline_s)
+    doubtful = was_gone = False
+    failure: Unavailable | Indeterminate
+    while True:
+        try:
+            if blob.create(key, data):
+                return None
+            stored = read_record(blob, record.seqno)
+            if stored is None and was_gone:
+                raise _has_nothing(blob, key)
+            if stored is None:
+                was_gone = True  # Truncated in between: whoever creates it now finds out that the slot is none.
+                continue
+            return None if stored.commit == record.commit else stored
+        except StoreMisconfigured:
+            if not _is_there(blob, record):
+                raise
+            return None  # An answer that a proxy made up.
+        except Unavailable as error:
+            if isinstance(error, StoreFull) and not doubtful:
+                raise
+            failure = error
+        except Indeterminate as error:
+            doubtful, failure = True, error
+            stored = _readable_record(blob, record.seqno)
+            if stored is not None:
+                return None if stored.commit == record.commit else stored
+        if not backoff.wait():
+            raise _gave_up(blob, record, deadline_s, doubtful, failure) from failure
+
+
+def _readable_record(blob: Blob, seqno: int) -> Record | None:
+    """Return the record at seqno; None also if the store did not say."""
+    try:
+        return read_record(blob, seqno)
+    except (Unavailable, StoreMisconfigured):
+        return None
+
+
+def _is_there(blob: Blob, record: Record) -> bool:
+    try:
+        stored = read_record(blob, record.seqno)
+    except PersistError:
+        return False  # What the store said before is what the caller should hear.
+    return stored is not None and stored.commit == record.commit
+
+
+def _has_nothing(blob: Blob, key: str) -> StoreMisconfigured:
+    return StoreMisconfigured(
+        f"the store at {blob.url} says again and again that {key!r} exists, and has no value for it. Look what stands "
+        "there; or the server, or a proxy before it, misreads the If-None-Match: * of a PUT: use one that does not."
+    )
+
+
+def _gave_up(blob: Blob, record: Record, deadline_s: float, doubtful: bool, failure: Exception) -> Exception:
+    tried = f"the store at {blob.url} did not confirm the commit at seqno {record.seqno} within {deadline_s:g} s"
+    if doubtful:
+        return Indeterminate(f"{tried} ({failure}), so it may or may not be there. Read back before writing it again.")
+    return Unavailable(f"{tried} ({failure}); nothing was written. Try again when the store answers.")
+
+
+class PartList(Framed, frozen=True, kw_only=True, tag="parts"):
+    """The parts of one mutation."""
+
+    location: str
+    collection: str
+    parts: tuple[Part, ...]
+
+
+def move_out(blob: Blob, location: str, append: A, seqno: int, *, format: int) -> A:
+    """Return append, with its part list also stored as an object if it is long. Cost: one PUT, or nothing.
+
+    Args:
+        seqno: where the record would go now.
+        format: the number of the location.
+    """
+    if len(append.parts) <= PARTS_INLINE_MAX:
+        return append
+    content = PartList(format=format, location=location, collection=append.collection, parts=append.parts)
+    return msgspec.structs.replace(append, parts_in=put_framed(blob, list_prefix(append.collection, seqno), content))
+
+
+def as_stored(mutation: M) -> M:
+    """Return mutation as it is written, without a part list that is stored elsewhere."""
+    if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
+        return msgspec.structs.replace(mutation, parts=())
+    return mutation
+
+
+def as_read(blob: Blob, location: str, mutation: M) -> M:
+    """Return mutation with its part list, which costs one GET if it is stored elsewhere."""
+    if not isinstance(mutation, BringsParts) or mutation.parts_in is None or mutation.parts:
+        return mutation
+    content = get_framed(blob, mutation.parts_in, PartList)
+    if (content.location, content.collection) != (location, mutation.collection):
+        raise CorruptBlob(mutation.parts_in.blob, "it belongs to another collection, so blobs were exchanged")
+    return msgspec.structs.replace(mutation, parts=content.parts)

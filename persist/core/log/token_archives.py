@@ -1,0 +1,90 @@
+"""Older tokens of a collection, in objects of their own, so that its state does not grow with them.
+
+    part/<collection>/<seqno known then, 20 digits>-<xxh3_128 of the object>.json     frame "tokens"
+
+An object is an upload like a part: the state of the collection names it, and it is collected like a part that nothing
+names. It holds 25 bytes for each write, sorted by the hash of the token:
+
+    { location, collection, rows }    rows = base64 of count times (hash u8, time_min i8, digest u8, has_digest u1),
+                                      little-endian; hash = blake2b of the token's UTF-8, 8 bytes, as an integer
+
+A hash of 64 bits instead of the token: of four million tokens, two have the same hash with a probability of 10^-6.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from persist.blob.errors import CorruptBlob
+from persist.blob.protocol import Blob
+from persist.core.log.fields import TokenArchive, TokenMark
+from persist.core.log.framing import Framed, get_framed, put_framed
+from persist.core.log.keys import archive_prefix
+
+_ROW = np.dtype([("hash", "<u8"), ("time_min", "<i8"), ("digest", "<u8"), ("has_digest", "u1")])
+
+
+class ArchiveObject(Framed, frozen=True, kw_only=True, tag="tokens"):
+    """The rows of one archive; see the module's docstring."""
+
+    location: str
+    collection: str
+    rows: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedTokens:
+    """The tokens of one archive, in memory: a table of `_ROW`, sorted by hash."""
+
+    rows: np.ndarray
+
+    @classmethod
+    def of(cls, marks: Iterable[TokenMark]) -> "ArchivedTokens":
+        """Make one of marks, each of another token."""
+        rows = [(_hash(m.token), m.time_min, int(m.digest or "0", 16), m.digest is not None) for m in marks]
+        return cls(np.sort(np.array(rows, _ROW), order="hash"))
+
+    @classmethod
+    def merged(cls, archives: Iterable["ArchivedTokens"]) -> "ArchivedTokens":
+        """Make one of several."""
+        return cls(np.sort(np.concatenate([archive.rows for archive in archives]), order="hash"))
+
+    def find(self, token: str) -> TokenMark | None:
+        """Return what is stored of a token; None if it is not here."""
+        wanted = np.uint64(_hash(token))
+        place = int(np.searchsorted(self.rows["hash"], wanted))
+        if place == len(self.rows) or self.rows["hash"][place] != wanted:
+            return None
+        row = self.rows[place]
+        return TokenMark(token, int(row["time_min"]), f"{int(row['digest']):016x}" if row["has_digest"] else None)
+
+
+def store_archive(
+    blob: Blob, location: str, collection: str, seqno: int, tokens: ArchivedTokens, *, format: int
+) -> TokenArchive:
+    """Store tokens for the record at seqno, and return the pointer to them. Cost: a PUT."""
+    stored = ArchiveObject(format=format, location=location, collection=collection, rows=tokens.rows.tobytes())
+    return TokenArchive(put_framed(blob, archive_prefix(collection, seqno), stored), len(tokens.rows))
+
+
+def read_archive(blob: Blob, location: str | None, collection: str, archive: TokenArchive) -> ArchivedTokens:
+    """Return the tokens of an archive. Cost: a GET.
+
+    Raises:
+        MissingBlob, CorruptBlob: it is missing, or not what was stored there.
+    """
+    stored = get_framed(blob, archive.stored, ArchiveObject)
+    if (stored.location, stored.collection) != (location, collection):
+        raise CorruptBlob(archive.stored.blob, "it belongs to another collection, so blobs were exchanged")
+    if len(stored.rows) != archive.count * _ROW.itemsize:
+        raise CorruptBlob(archive.stored.blob, f"it does not hold the {archive.count} tokens that belong there")
+    rows = np.frombuffer(stored.rows, _ROW)
+    if (rows["hash"][1:] < rows["hash"][:-1]).any():
+        raise CorruptBlob(archive.stored.blob, "its tokens are not in order")
+    return ArchivedTokens(rows)
+
+
+def _hash(token: str) -> int:
+    return int.from_bytes(hashlib.blake2b(token.encode(), digest_size=8).digest(), "big")

@@ -1,0 +1,176 @@
+"""What collections, permanent holds and tags may be called.
+
+Names stay in the log: they are never part of a key or a path.
+
+Leased holds have ids for names, so a permanent one may not look like an id.
+"""
+
+import os
+import re
+import socket
+import uuid
+from collections.abc import Iterable
+
+from persist import __version__
+from persist.blob.errors import InvalidUsage
+
+NAME_CHARS_MAX = 255
+TEXT_CHARS_MAX = 200
+HOLDER_CHARS_MAX = 1000
+
+OWN_PREFIX = "."  # Of collections that the library keeps for itself: the state of dataflows.
+VIEW_HOLD = "view "  # A permanent hold of this and the id of a view keeps what the view reads.
+INDEX_HOLD = "index "  # The same of an index: it keeps what its next refresh reads.
+PUBLISHED_HOLD = "published "  # The same of a table with a change feed: it keeps what the next version tells.
+INDEX_PREFIX = f"{OWN_PREFIX}index."  # Of the collection that an index is.
+GROUPS_PREFIX = f"{OWN_PREFIX}groups."  # Of the views that hold the groups of another one.
+DERIVED_FROM = "persist.derived_from"  # A property of clones of views: the ids of what their rows came from.
+OWED_PREFIX = f"{OWN_PREFIX}owed."  # Of what says what an erasure still has to do.
+
+_ID = re.compile(r"[0-9a-f]{32}")
+# A number, a day or the beginning of one, or a time of day.
+_LIKE_A_TIME = re.compile(r"[+-]?\.?\d+([.,_eE]\d*)*$|\d{4}-?\d\d|\d{1,2}:\d\d|[+-]?(inf|nan)$", re.IGNORECASE)
+_TIME_WORDS = frozenset(
+    {"latest", "earliest", "none", "max", "now", "today", "yesterday", "tomorrow", "since", "upper"}
+)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+_CLIENT = re.compile(r".*:\d+:[0-9a-f]{8}:(.+)", re.DOTALL)
+
+
+def new_client_name() -> str:
+    """Return what people call a client that writes: where it runs, which process it is, and its release."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}:{__version__}"
+
+
+def release_of(client: str) -> str | None:
+    """Return the release of a client by its name; None of one that does not say it."""
+    match = _CLIENT.fullmatch(client)
+    return None if match is None else match[1]
+
+
+def check_name(name: str) -> str:
+    """Return name, or raise InvalidUsage when it is not a good name for a collection."""
+    return _checked("collection", name)
+
+
+def check_free_name(name: str) -> str:
+    """Return name, or raise InvalidUsage when it is not a good name for a collection that a user makes or renames."""
+    check_name(name)
+    if name.startswith(OWN_PREFIX):
+        raise InvalidUsage(
+            f"collection name {name!r:.80} is not allowed: names that begin with {OWN_PREFIX!r} are those of what the "
+            "library keeps for itself, such as the state of a dataflow, and are not listed. Leave the dot out, or put "
+            "it between words."
+        )
+    return name
+
+
+def check_hold_name(name: str) -> str:
+    """Return name, or raise InvalidUsage when it is not a good name for a permanent hold."""
+    if isinstance(name, str) and is_id(name):
+        raise InvalidUsage(f"hold name {name!r} is not allowed: it looks like the id of a lease. Use another name.")
+    return _checked("hold", name)
+
+
+def check_tag_name(name: str) -> str:
+    """Return name, or raise InvalidUsage when it is not a good name for a tag: a time is given by either."""
+    if isinstance(name, str) and (_LIKE_A_TIME.match(name.strip()) or is_time_word(name)):
+        raise InvalidUsage(
+            f"tag name {name!r:.80} is not allowed: it looks like a time, and a tag is given where a time is. Begin it "
+            "with a word, such as 'end-of-2026'."
+        )
+    return _checked("tag", name)
+
+
+def is_time_word(name: str) -> bool:
+    """Tell whether it is a word that people give for a time, so that no tag has it for a name."""
+    return name.strip().lower() in _TIME_WORDS
+
+
+def check_text(what: str, text: str) -> str:
+    """Return a text that others made up, or raise InvalidUsage when it is not 1 to `TEXT_CHARS_MAX` printable ones."""
+    if not isinstance(text, str) or not 0 < len(text) <= TEXT_CHARS_MAX or not text.isprintable():
+        raise InvalidUsage(f"{what}={text!r:.300} is not a text of 1 to {TEXT_CHARS_MAX} printable characters")
+    return text
+
+
+def is_text(given: object) -> bool:
+    """Tell whether it is text that can be stored: what Python takes from undecodable bytes is no Unicode."""
+    if not isinstance(given, str):
+        return False
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def view_hold(view: str) -> str:
+    """Return what the holds of a view are called, given its id: a name may change."""
+    return f"{VIEW_HOLD}{view}"
+
+
+def index_hold(index: str) -> str:
+    """Return what the hold of an index is called, given its id."""
+    return f"{INDEX_HOLD}{index}"
+
+
+def published_hold(table: str) -> str:
+    """Return what the hold of a published table with a change feed is called, given its format."""
+    return f"{PUBLISHED_HOLD}{table}"
+
+
+def index_name(collection: str, columns: Iterable[int]) -> str:
+    """Return what an index is called: there is one for each list of columns, which are named by their ids."""
+    return f"{INDEX_PREFIX}{collection}.{'-'.join(map(str, columns))}"
+
+
+def groups_prefix(view: str) -> str:
+    """Return what the views begin with that hold the groups of a view, given its id; a number follows."""
+    return f"{GROUPS_PREFIX}{view}."
+
+
+def owner_of_groups(name: str) -> str | None:
+    """Return the id of the view whose groups a view of some name holds; None if it holds no groups."""
+    return name.removeprefix(GROUPS_PREFIX).partition(".")[0] if name.startswith(GROUPS_PREFIX) else None
+
+
+def is_id(text: str) -> bool:
+    """Tell whether text is 32 hex digits, as ids are: they become parts of keys."""
+    return _ID.fullmatch(text) is not None
+
+
+def _checked(what: str, name: str) -> str:
+    reason = _fault(name)
+    if reason is not None:
+        shown = repr(name if not isinstance(name, str) else name[:80])
+        raise InvalidUsage(
+            f"{what} name {shown} is not allowed: {reason}. A name is 1 to {NAME_CHARS_MAX} characters of text, "
+            "without '/', '\\', '..', control characters or surrounding spaces."
+        )
+    return name
+
+
+def _fault(name: object) -> str | None:
+    if not isinstance(name, str):
+        return f"it is a {type(name).__name__}"
+    if not name:
+        return "it is empty"
+    if len(name) > NAME_CHARS_MAX:
+        return f"it has {len(name)} characters"
+    if "/" in name or "\\" in name:
+        return "it contains a path separator"
+    if name in (".", "..") or ".." in name:
+        return "it contains '..' or is '.'"
+    if _CONTROL.search(name):
+        return "it contains a control character"
+    if name != name.strip():
+        return "it begins or ends with a space"
+    return None if is_text(name) else "it is not valid Unicode text"
+
+
+def check_holder(holder: str) -> None:
+    """Raise ValueError unless holder may be the name of a client, as messages show it."""
+    if not 0 < len(holder) <= HOLDER_CHARS_MAX or not holder.isprintable():
+        raise ValueError(f"{holder[:200]!r} is not the name of a client: it would be shown to people")

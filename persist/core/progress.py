@@ -1,0 +1,357 @@
+"""What long work says of itself while it is done: a span of OpenTelemetry, and progress to whoever asked for it.
+
+Each piece of long work is a `task`. It costs a microsecond or two where nobody listens:
+
+- a span `persist.<what>` of the tracer `persist`, if this process has loaded OpenTelemetry's tracing. This package
+  never loads it: a program that exports spans has. A task that runs in one call is the parent of spans below it; a
+  stream, which its reader may leave and come back to, is not, because what is current there belongs to the reader.
+- a line in the log, at level INFO when it ends, and at level DEBUG for reads and commits;
+- what was done so far, to the watcher that `watched` has set for the calls in its block, in this thread or task of
+  asyncio.
+
+Commits are spans from the call that asked for them until they are durable, whichever thread they were made by.
+
+    with persist.progress():
+        table = orders.snapshot().to_arrow()
+
+`progress` sets a watcher: calls of one's own, or bars on a terminal or in a notebook. Bars are drawn by the package
+rich on standard error. Where that is no terminal, and this is no notebook, nothing is drawn. Work that is over within a
+second is not shown.
+"""
+
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from persist.core.errors import InvalidUsage, LimitReached
+
+TRACER = "persist"
+NAMES_MAX = 8  # Of collections, in one span.
+
+Done = Callable[[int], object]
+logger = logging.getLogger(__name__)
+
+
+class Watcher(Protocol):
+    """Hears of work: `begun` is told what it is and how much there is, and returns what is called for each bit."""
+
+    def begun(self, what: str, total: int | None, unit: str) -> Done:
+        """Hear that work has begun; the result is called with how much more of it was done."""
+        ...
+
+    def ended(self, done: Done) -> None:
+        """Hear that the work that done belongs to has ended, well or not."""
+        ...
+
+
+_watcher: ContextVar[Watcher | None] = ContextVar("persist_watcher", default=None)
+
+
+@contextmanager
+def watched(watcher: Watcher | None) -> Iterator[None]:
+    """Tell a watcher of the work in this block; None for nobody."""
+    before = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """How long work may go on, and how many bytes this process may take; as numbers, and as they were given."""
+
+    until: float
+    resident: float
+    timeout_s: float | None
+    memory: int | None
+
+
+_limits: ContextVar[_Limits | None] = ContextVar("persist_limits", default=None)
+
+
+@contextmanager
+def limited(timeout_s: float | None, memory_limit: int | None) -> Iterator[None]:
+    """Let the work in this block end with an error at a limit, where it calls `check_limits`.
+
+    Args:
+        memory_limit: bytes that this process may take more than when the block began.
+    """
+    for name, limit in (("timeout_s", timeout_s), ("memory_limit", memory_limit)):
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0):
+            raise InvalidUsage(f"{name}={limit!r} is no limit: give a number of at least 0, or None for no limit")
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    resident = math.inf if memory_limit is None else resident_bytes() + memory_limit
+    before = _limits.set(_Limits(until, resident, timeout_s, memory_limit))
+    try:
+        yield
+    finally:
+        _limits.reset(before)
+
+
+def check_limits() -> None:
+    """Raise LimitReached if the work that calls this has come to a limit."""
+    limits = _limits.get()
+    if limits is None:
+        return
+    if time.monotonic() > limits.until:
+        raise LimitReached("time", f"timeout_s={limits.timeout_s}")
+    if limits.memory is not None and resident_bytes() > limits.resident:
+        raise LimitReached("memory", f"memory_limit={limits.memory:,} bytes more than the process had")
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process takes; where the system does not say, the most that it ever took."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        import resource
+
+        scale = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+@contextmanager
+def task(
+    what: str, name: str = "", *, total: int | None = None, unit: str = "rows", streams: bool = False
+) -> Iterator[Done]:
+    """Tell of the work in this block: its result is to be called with how much more was done.
+
+    Args:
+        what, name: such as "compact" and the name of a collection.
+        total: how much there is to do in all; None if that is not known.
+        unit: of what.
+        streams: the block is left and entered again, such as that of a generator.
+    """
+    watcher, api = _watcher.get(), _tracing()
+    level = logging.DEBUG if what == "read" else logging.INFO
+    is_logged = logger.isEnabledFor(level)
+    if watcher is None and api is None and not is_logged:
+        yield _ignored
+        return
+    count, began_s, error = 0, time.perf_counter(), None
+    done = _ignored if watcher is None else watcher.begun(f"{what} {name}".strip(), total, unit)
+
+    def more(amount: int) -> None:
+        nonlocal count
+        count += amount
+        done(amount)
+
+    try:
+        with _spanned(api, what, {"persist.name": name} if name else {}, streams) as span:
+            yield more
+            if span is not None:
+                span.set_attribute(f"persist.{unit}", count)
+    except Exception as failure:
+        error = failure
+        raise
+    finally:
+        if watcher is not None:
+            watcher.ended(done)
+        if is_logged:
+            about: dict[str, Any] = {"what": what, "name": name} if name else {"what": what}
+            level = level if count or error is not None else logging.DEBUG  # There was nothing to do.
+            _log(level, f"{what} {name}".strip(), {**about, unit: count}, f"{unit} {count:,}", began_s, error)
+
+
+def commit_span(future: "Future[int]", action: str, url: str, names: Mapping[str, str]) -> None:
+    """Make a span of a commit that was asked for just now: it ends when the future is resolved."""
+    api, is_logged, began_s = _tracing(), logger.isEnabledFor(logging.DEBUG), time.perf_counter()
+    if api is None and not is_logged:
+        return
+    collections = sorted({*names.values()})[:NAMES_MAX]
+    attributes = {"persist.action": action, "persist.location": url, "persist.collections": collections}
+    span = None if api is None else api.get_tracer(TRACER).start_span("persist.commit", attributes=attributes)
+
+    def end(done: "Future[int]") -> None:
+        # Not done.exception(): to look at an error there takes it off the ledger of those that nobody has seen.
+        error = Future.exception(done, 0)
+        seqno = None if error is not None else Future.result(done, 0)
+        if is_logged:
+            about = {"what": "commit", "action": action, "location": url, "collections": collections, "seqno": seqno}
+            _log(logging.DEBUG, f"{action} of {', '.join(collections)}", about, f"record {seqno}", began_s, error)
+        if span is None:
+            return
+        if error is None:
+            span.set_attribute("persist.seqno", seqno)
+        else:
+            _failed(api, span, error)
+        span.end()
+
+    future.add_done_callback(end)
+
+
+def _log(
+    level: int, what: str, about: Mapping[str, Any], result: str, began_s: float, error: BaseException | None
+) -> None:
+    """Log that work has ended; a handler that knows them finds what it is about in the record's `persist`."""
+    seconds = time.perf_counter() - began_s
+    fields = {**about, "seconds": round(seconds, 3)}
+    if error is not None:
+        fields["error"] = f"{type(error).__name__}: {error}"
+    said = result if error is None else f"failed, {fields['error']}"
+    logger.log(level, "%s: %s, in %.3f s", what, said, seconds, extra={"persist": fields})
+
+
+@contextmanager
+def _spanned(api: Any, what: str, attributes: Mapping[str, str], streams: bool) -> Iterator[Any]:
+    if api is None:
+        yield None
+        return
+    span = api.get_tracer(TRACER).start_span(f"persist.{what}", attributes=attributes)
+    current = nullcontext() if streams else api.use_span(span, record_exception=False, set_status_on_exception=False)
+    try:
+        with current:
+            yield span
+    except Exception as error:  # A stream that is given up is no failure.
+        _failed(api, span, error)
+        raise
+    finally:
+        span.end()
+
+
+def _failed(api: Any, span: Any, error: BaseException) -> None:
+    span.record_exception(error)
+    span.set_status(api.Status(api.StatusCode.ERROR, str(error)[:1000]))
+
+
+def _tracing() -> Any:
+    return sys.modules.get("opentelemetry.trace")
+
+
+def _ignored(amount: int) -> None:
+    """Nobody listens."""
+
+
+SHOWN_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How far a piece of work has come.
+
+    Attributes:
+        what: such as "read orders".
+        done: how much of it was done so far.
+        total: how much there is in all; None if that is not known.
+        unit: of both, such as "rows".
+        is_over: whether it has ended, well or not.
+    """
+
+    what: str
+    done: int
+    total: int | None
+    unit: str
+    is_over: bool = False
+
+
+@contextmanager
+def progress(tell: Callable[[Work], object] | None = None) -> Iterator[None]:
+    """Show how far long calls in this block have come: reads, compactions, checks, imports, exports and refreshes.
+
+    Args:
+        tell: is called with each `Work` as it goes on, instead of drawing bars; by the thread that does the work.
+
+    What other threads do is not shown, unless they run in a copy of this context (`contextvars.copy_context`).
+    """
+    if tell is not None:
+        if not callable(tell):
+            raise InvalidUsage(f"progress({tell!r:.100}) is no function: give one that takes a persist.Work")
+        with watched(_Told(tell)):
+            yield
+        return
+    bars = Bars() if sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules) else None
+    with watched(bars):
+        try:
+            yield
+        finally:
+            if bars is not None:
+                bars.close()
+
+
+class _Told:
+    """Passes on what is done."""
+
+    def __init__(self, tell: Callable[[Work], object]) -> None:
+        self._tell = tell
+        self._known: dict[Done, Work] = {}
+
+    def begun(self, what: str, total: int | None, unit: str) -> Done:
+        def done(amount: int) -> None:
+            self._known[done] = work = replace(self._known[done], done=self._known[done].done + amount)
+            self._tell(work)
+
+        self._known[done] = Work(what, 0, total, unit)
+        done(0)
+        return done
+
+    def ended(self, done: Done) -> None:
+        self._tell(replace(self._known.pop(done), is_over=True))
+
+
+class Bars:
+    """Draws a bar for each piece of work that takes longer than a second; a count where the total is not known."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._drawing: Any = None
+        self._drawn: dict[Done, Any] = {}
+
+    def begun(self, what: str, total: int | None, unit: str) -> Done:
+        began_s, count = self._clock(), 0
+
+        def done(amount: int) -> None:
+            nonlocal count
+            count += amount
+            if self._clock() - began_s >= SHOWN_AFTER_S:
+                self._draw(done, f"{what} ({unit})", total, count)
+
+        return done
+
+    def ended(self, done: Done) -> None:
+        with self._lock:
+            drawn = self._drawn.pop(done, None)
+            if drawn is not None:
+                self._drawing.remove_task(drawn)
+            is_last = not self._drawn
+        if is_last:
+            self.close()
+
+    def close(self) -> None:
+        """Take all bars away."""
+        with self._lock:
+            drawing, self._drawing = self._drawing, None
+            self._drawn.clear()
+        if drawing is not None:
+            drawing.stop()
+
+    def _draw(self, done: Done, what: str, total: int | None, count: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        with self._lock:
+            if self._drawing is None:
+                columns = (
+                    TextColumn("{task.description}", markup=False),
+                    BarColumn(),
+                    MofNCompleteColumn(),
+                    TimeElapsedColumn(),
+                )
+                self._drawing = Progress(*columns, console=Console(stderr=True), transient=True)
+                self._drawing.start()
+            if done not in self._drawn:
+                from persist.core.rendering import plain
+
+                self._drawn[done] = self._drawing.add_task(plain(what), total=total, completed=count)
+            self._drawing.update(self._drawn[done], completed=count)

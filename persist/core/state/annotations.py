@@ -1,0 +1,299 @@
+"""What is remembered beside the data: what people say of a location, collection or column, and which writes were done.
+
+*Descriptions* are a comment and properties. Nothing in them has a meaning to the package. A change may name the version
+of the description that it was made from; it is then refused if anybody else came first.
+
+*Tokens* say what a retry may assume: a write that is tried again with the same token happens once (rule 7). A token is
+part of the contents of each collection that its commit wrote to, with the least time written and a digest of the data,
+so every client sees the tokens of all others.
+
+- The same data under a known token is done already, in whatever order, form and batches it comes. Other data is refused
+  (`TokenReused`). Seals and expected uppers are not compared. Data whose digest is unknown counts as the same.
+- A commit to several collections of which only some know the token is refused: it is no repetition.
+- The contents hold the newest `TOKENS_KEPT` at most. The record that would exceed this moves the older half into an
+  archive (`persist.core.log.token_archives`), so whoever validates a commit looks up there what the contents do not
+  hold.
+- A collection remembers `ARCHIVED_MAX` tokens. Beyond that, its oldest archives are forgotten. A token says nothing of
+  its age, so each one that is unknown may be forgotten from then on, and is refused (`TokenForgotten`).
+- Before format 10 there were no archives: the oldest tokens of sealed writes were dropped, and nothing tells of them.
+
+*Batches* of streaming queries: a query numbers its batches, and runs the last one again if it does not know whether it
+was committed. The record that adds a batch therefore says so, under the query's id, and:
+
+    batch > last        it is new
+    batch == last       it was done; a run that is new says by a record of its own that it goes on here
+    batch < last        a query never goes back: this is another one with the same id, or an old checkpoint
+    run displaced       another run has taken over since, so two are running with one id
+
+Unlike tokens, these are kept however much others write: `QUERIES_KEPT` queries for each collection, those that
+committed last.
+"""
+
+from collections.abc import Callable, Container, Mapping, Sequence
+
+import msgspec
+
+from persist.core.errors import DescriptionMoved, InvalidUsage, QueryMismatch, TokenForgotten, TokenReused
+from persist.core.log import kinds
+from persist.core.log.fields import Archiving, Digest, TokenArchive, TokenMark, Words
+from persist.core.log.keys import is_upload
+
+ABOUT_BYTES_MAX = 64 << 10  # As JSON, columns included: it is read with every opening, or with the contents.
+NOTE_BYTES_MAX = 64 << 10
+TOKENS_KEPT = 4096
+ARCHIVE_MAX = 1 << 16  # Tokens of one archive, of 25 bytes each.
+ARCHIVED_MAX = 1 << 22  # Tokens of all archives of a collection, which a client keeps in memory: 100 MB.
+Used = tuple[str, str]  # A collection and a token.
+QUERIES_KEPT = 1024
+RUNS_KEPT = 4
+
+
+class ColumnAbout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is said of a column."""
+
+    comment: str = ""
+    properties: dict[str, str] = {}
+
+
+class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is said of a location or a collection; its columns are known by their ids.
+
+    Attributes:
+        version: how often it was changed.
+    """
+
+    comment: str = ""
+    properties: dict[str, str] = {}
+    columns: dict[str, ColumnAbout] = {}
+    version: int = 0
+
+
+def described(about: About, words: Words, columns: Mapping[str, Words], version: int | None) -> About:
+    """Return about after something more was said.
+
+    Raises:
+        DescriptionMoved: a version was given, and it is another one by now.
+        InvalidUsage: it would take more than `ABOUT_BYTES_MAX`, or a property has no name.
+    """
+    if version not in (None, about.version):
+        raise DescriptionMoved(version, about.version)
+    of_columns = dict(about.columns)
+    for id_, column_words in columns.items():
+        before = of_columns.pop(id_, ColumnAbout())
+        after = ColumnAbout(*_after(before.comment, before.properties, column_words))
+        if after != ColumnAbout():
+            of_columns[id_] = after
+    comment, properties = _after(about.comment, about.properties, words)
+    described_about = About(comment, properties, of_columns, about.version + 1)
+    size = len(msgspec.json.encode(described_about))
+    if size > ABOUT_BYTES_MAX:
+        raise InvalidUsage(
+            f"comment and properties, those of columns included, would take {size} bytes as JSON, and at most "
+            f"{ABOUT_BYTES_MAX} are kept: put what is large into a collection, and its name into a property"
+        )
+    return described_about
+
+
+def without_columns(about: About, ids: Container[str]) -> About:
+    """Return about when columns of these ids are gone: nothing is said of them, and that they were is a change."""
+    kept = {id_: about_column for id_, about_column in about.columns.items() if id_ not in ids}
+    if len(kept) == len(about.columns):
+        return about
+    return msgspec.structs.replace(about, columns=kept, version=about.version + 1)
+
+
+def _after(comment: str, properties: Mapping[str, str], words: Words) -> tuple[str, dict[str, str]]:
+    if "" in words.properties:
+        raise InvalidUsage("a property has a name: '' is none")
+    changed = {**properties, **words.properties}
+    kept = {name: value for name, value in changed.items() if value is not None}
+    return comment if words.comment is None else words.comment, dict(sorted(kept.items()))
+
+
+def check_note(note: kinds.Note) -> None:
+    """Raise InvalidUsage if a note is too large to be kept in the log."""
+    size = len(note.message.encode()) + sum(len(k.encode()) + len(v.encode()) for k, v in note.metadata.items())
+    if size > NOTE_BYTES_MAX:
+        raise InvalidUsage(
+            f"message and metadata take {size} bytes, and at most {NOTE_BYTES_MAX} go into the log: write what is "
+            "large as data, and say here where it is"
+        )
+
+
+class Remembered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A write that had a token: the least time of its updates, and the digest of what it was of, unless unknown."""
+
+    time_min: int
+    digest: Digest | None = None
+
+
+class Archives(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The archives of a collection's older tokens, the newest last, and how many tokens are forgotten."""
+
+    stored: tuple[TokenArchive, ...] = ()
+    forgotten: int = 0
+
+
+def with_tokens(
+    before: Mapping[str, Remembered], step: kinds.Tokens, upper: int | None, archives: Archives | None
+) -> dict[str, Remembered]:
+    """Return the tokens in the contents after those of a commit.
+
+    Args:
+        upper: times before it are sealed.
+        archives: those before the commit, None if there never was one.
+    """
+    tokens = {**before, **{mark.token: Remembered(mark.time_min, mark.digest) for mark in step.tokens}}
+    if step.archiving is not None:
+        if step.archiving.moved > len(tokens):
+            raise ValueError(f"it archives {step.archiving.moved} tokens, and there are {len(tokens)}")
+        return dict([*tokens.items()][step.archiving.moved :])
+    if archives is None and len(tokens) > TOKENS_KEPT:  # A client of a format before 10 wrote this.
+        sealed = [token for token, write in tokens.items() if upper is None or write.time_min < upper]
+        for token in sealed[: max(0, len(sealed) - TOKENS_KEPT)]:
+            del tokens[token]
+    return tokens
+
+
+def with_archive(archives: Archives | None, step: kinds.Tokens) -> Archives | None:
+    """Return the archives of a collection after a commit.
+
+    Raises:
+        ValueError: the step is not one that `plan_archiving` makes.
+    """
+    archiving, stored = step.archiving, () if archives is None else archives.stored
+    if archiving is None:
+        if step.unused:
+            raise ValueError("it drops archives, and brings none")
+        return archives
+    if not is_upload(archiving.archive.stored.blob, step.collection):
+        raise ValueError(f"{archiving.archive.stored.blob!r:.200} does not name an archive of {step.collection}")
+    if archiving.merged + archiving.dropped > len(stored):
+        raise ValueError(f"it replaces more archives than the {len(stored)} that there are")
+    kept = stored[archiving.dropped : len(stored) - archiving.merged]
+    gone = {archive.stored.blob for archive in stored if archive not in kept}
+    if gone - {archiving.archive.stored.blob} != set(step.unused):
+        raise ValueError("other archives fall out of use than it says")
+    forgotten = sum(archive.count for archive in stored[: archiving.dropped])
+    return Archives((*kept, archiving.archive), (0 if archives is None else archives.forgotten) + forgotten)
+
+
+def check_archives(collection: str, archives: Archives | None) -> None:
+    """Raise ValueError if archives that were read are not those of a collection."""
+    for archive in () if archives is None else archives.stored:
+        if not is_upload(archive.stored.blob, collection):
+            raise ValueError(f"{archive.stored.blob!r:.200} does not name an archive of collection {collection}")
+
+
+def plan_archiving(
+    tokens: Mapping[str, Remembered], archives: Archives | None, step: kinds.Tokens
+) -> tuple[list[TokenMark], int, int] | None:
+    """Return the tokens to archive with a commit, how many archives to merge them with, and how many to forget.
+
+    None if the contents have room for its tokens.
+    """
+    after = {**tokens, **{mark.token: Remembered(mark.time_min, mark.digest) for mark in step.tokens}}
+    if len(after) <= TOKENS_KEPT:
+        return None
+    stored: Sequence[TokenArchive] = () if archives is None else archives.stored
+    oldest = [*after.items()][: len(after) - TOKENS_KEPT // 2]
+    marks = [TokenMark(token, write.time_min, write.digest) for token, write in oldest]
+    merged, size = 0, len(marks)
+    # Each is at least as large as all newer ones: so they are few, and a token is written again a few times.
+    while merged < len(stored) and stored[-1 - merged].count <= size <= ARCHIVE_MAX - stored[-1 - merged].count:
+        merged, size = merged + 1, size + stored[-1 - merged].count
+    dropped, total = 0, sum(archive.count for archive in stored) + len(marks)
+    while dropped < len(stored) - merged and total > ARCHIVED_MAX:
+        dropped, total = dropped + 1, total - stored[dropped].count
+    return marks, merged, dropped
+
+
+def archiving_step(
+    step: kinds.Tokens, archives: Archives | None, archive: TokenArchive, moved: int, merged: int, dropped: int
+) -> kinds.Tokens:
+    """Return the step that moves tokens into an archive that is stored; see `plan_archiving`."""
+    stored = () if archives is None else archives.stored
+    gone = (*stored[:dropped], *stored[len(stored) - merged :])
+    unused = tuple(sorted({a.stored.blob for a in gone} - {archive.stored.blob}))
+    return msgspec.structs.replace(step, archiving=Archiving(archive, moved, merged, dropped), unused=unused)
+
+
+def were_used(
+    tokens: Mapping[Used, str | None],
+    before: Mapping[Used, str | None],
+    remembered: Callable[[Used], tuple[str, Remembered | None, int]],
+) -> bool:
+    """Tell whether a commit was done, by the digests of its tokens.
+
+    Args:
+        before: tokens of commits that are not in the log yet.
+        remembered: returns the name of a collection, what it remembers of a token, and how many it has forgotten.
+
+    Raises:
+        TokenReused: a token names other data.
+        TokenForgotten: a token is unknown, and the collection has forgotten some.
+        InvalidUsage: some of the collections know the token, and others do not.
+    """
+
+    def was_used(used: Used, digest: str | None) -> bool:
+        name, write, forgotten = (used[0], None, 0) if used in before else remembered(used)
+        if write is None and used not in before:
+            if forgotten:
+                raise TokenForgotten(used[1], name, forgotten)
+            return False
+        known = before[used] if write is None else write.digest
+        if digest != known and digest is not None and known is not None:
+            raise TokenReused(used[1], remembered(used)[0])
+        return True
+
+    known = [used[1] for used, digest in tokens.items() if was_used(used, digest)]
+    if known and len(known) < len(tokens):
+        raise InvalidUsage(
+            f"the token {known[0]!r} was used before for some of these collections and not for the others, so "
+            "this is not a repetition of that commit. Use a token of its own for each commit; nothing was applied."
+        )
+    return bool(known)
+
+
+class LastBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The last batch that was committed, and the runs that committed, the present one last."""
+
+    batch: int
+    runs: tuple[str, ...]
+
+
+def is_repeated(queries: Mapping[str, LastBatch], step: kinds.Batch) -> bool:
+    """Return whether a batch was committed before.
+
+    Raises:
+        QueryMismatch: it is none that its query may commit now.
+    """
+    last = queries.get(step.query)
+    if last is None:
+        if step.again:
+            raise QueryMismatch(step.query, step.batch, None, None)
+        return False
+    if step.run in last.runs[:-1]:
+        raise QueryMismatch(step.query, step.batch, last.batch, last.runs[-1])
+    if step.batch < last.batch or (step.again and step.batch != last.batch):
+        raise QueryMismatch(step.query, step.batch, last.batch, None)
+    return step.batch == last.batch
+
+
+def with_batch(queries: Mapping[str, LastBatch], step: kinds.Batch) -> dict[str, LastBatch]:
+    """Return queries after a batch.
+
+    Raises:
+        QueryMismatch: as `is_repeated`; or it is not to be done again and was done.
+    """
+    if is_repeated(queries, step) != step.again:
+        raise QueryMismatch(step.query, step.batch, step.batch, None)
+    last = queries.get(step.query)
+    runs = () if last is None else last.runs
+    if step.run not in runs:
+        runs = (*runs, step.run)[-RUNS_KEPT:]
+    after = {query: last for query, last in queries.items() if query != step.query}
+    after[step.query] = LastBatch(step.batch, runs)
+    while len(after) > QUERIES_KEPT:
+        del after[next(iter(after))]
+    return after

@@ -1,0 +1,414 @@
+"""What the times of a collection mean, if they mean moments: a number of units since 1970-01-01T00:00Z.
+
+This is the one place where moments become times, and times moments. Leap seconds are not counted, as nowhere in Unix.
+A moment rarely is a whole number of units, so each conversion says what happens then: what is written is exact or
+refused, the time of a read is the last one that is not after the moment, and a bound the first that is not before it.
+Text is taken exactly, however many digits it has.
+
+A moment has a zone. Text without one and dates are in UTC; a `datetime`, or a timestamp of NumPy, pandas, Polars or
+Arrow, that has none is refused everywhere, because it may be any of many moments.
+
+A retention is a number of times, or a span such as "7 days". A span is of the collection's timeline, and never of a
+clock: what is kept depends on what is sealed, and on nothing else. So two clients keep the same, and a collection into
+which nobody writes loses nothing.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from fractions import Fraction
+from math import ceil, floor
+from typing import Any, Literal, TypeGuard
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.types.schema import TIME_MAX, TIME_UNITS, CollectionSchema
+
+Times = Literal["int", "timestamp"]  # How `_time` is given out.
+Moment = datetime | date | str | np.datetime64  # And timestamps of Arrow, whose types no checker knows.
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+NOW = "now"  # As a time to write at: what the clock of the client says.
+_MEANT_S = tuple(int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) for year in (1990, 2200))
+AHEAD_S = 86_400
+_FRACTION = re.compile(r"(\d{4}-?\d\d-?\d\d\D\d\d(:?)\d\d\2\d\d)[.,](\d+)")  # Of seconds, and of nothing else.
+_LIKE_A_MOMENT = re.compile(r"\d{4}-?\d\d|[-+]?\d+$|$")
+_WITH_A_DAY = re.compile(r"\d{4}-?\d\d-?\d\d")
+_KINDS = (date, str, np.datetime64, pa.TimestampScalar, pa.Date32Scalar, pa.Date64Scalar)  # A datetime is a date.
+
+
+def is_moment(given: object) -> TypeGuard[Moment]:
+    """Return whether something is of a kind that may be a moment, rather than a number."""
+    return isinstance(given, _KINDS)
+
+
+def begins_with_a_day(text: str) -> bool:
+    """Return whether text looks like a moment, and not like the name of a column."""
+    return _WITH_A_DAY.match(text.strip()) is not None
+
+
+def is_tag(given: object) -> TypeGuard[str]:
+    """Return whether something can only be the name of a tag: text that does not begin like a moment."""
+    return isinstance(given, str) and _LIKE_A_MOMENT.match(given.strip()) is None
+
+
+def timeline_of(schema: CollectionSchema) -> "Timeline | None":
+    """Return the timeline of a collection with that schema; None if its times only count."""
+    return None if schema.timeline is None else Timeline(schema.timeline)
+
+
+def time_text(time: int, timeline: "Timeline | None") -> str:
+    """Return a time as tables and commands show it: the moment where it is one, else the number.
+
+    The time 0 stands for the beginning, which is no moment that anybody means.
+    """
+    return str(time) if timeline is None or not time else timeline.text_of(time)
+
+
+def shown_time(time: int, timeline: "Timeline | None") -> str:
+    """Return a time as errors name it, which may have to be given again: the number, and the moment that it is."""
+    return str(time) if timeline is None else f"{time} ({timeline.text_of(time)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Times that count units since 1970-01-01T00:00Z; `Collection.timeline` has that of a collection.
+
+    Attributes:
+        unit: "s", "ms", "us" or "ns".
+    """
+
+    unit: str
+
+    def __post_init__(self) -> None:
+        if self.unit not in TIME_UNITS:
+            raise InvalidUsage(f"unit {self.unit!r} is no unit of time: use one of {', '.join(map(repr, TIME_UNITS))}")
+
+    def time_of(self, moment: Moment) -> int:
+        """Return the last time that is not after a moment: whose contents are those of that moment.
+
+        Args:
+            moment: a `datetime`, a pandas `Timestamp` or an Arrow timestamp with a time zone; a `date`, whose first
+                moment in UTC is meant; or ISO 8601 text such as "2026-11-21T12:00:00Z", with a blank for the T, without
+                the time of day, or with an offset such as +01:00. Text without an offset is in UTC.
+
+        Raises:
+            InvalidUsage: it is none of these, has no time zone, or is before 1970 or too late to be a time.
+        """
+        return self._checked(floor(self._exactly(moment)), moment)
+
+    def bound_of(self, moment: Moment) -> int:
+        """Return the first time that is not before a moment, as the bound of an interval; otherwise as `time_of`."""
+        return self._checked(ceil(self._exactly(moment)), moment)
+
+    def exact_time_of(self, moment: Moment) -> int:
+        """Return the time that is a moment; otherwise as `time_of`.
+
+        Raises:
+            InvalidUsage: also if the moment lies between two times.
+        """
+        exactly = self._exactly(moment)
+        if exactly.denominator != 1:
+            before, after = (self._checked(round_(exactly), moment) for round_ in (floor, ceil))
+            raise InvalidUsage(
+                f"{moment!r} lies between two times of a timeline in {self.unit}, {self.text_of(before)} and "
+                f"{self.text_of(after)}: give one of them, or use a collection whose timeline has a finer unit"
+            )
+        return self._checked(int(exactly), moment)
+
+    def now(self, wall_ms: int) -> int:
+        """Return the time that it is by a clock in milliseconds since 1970."""
+        return wall_ms * self.per_second // 1000
+
+    def check_meant(self, what: str, time: int, wall_ms: int, *, is_number: bool, allow_future: bool) -> None:
+        """Refuse a time to write at, or to seal to, that nobody is likely to mean.
+
+        Args:
+            is_number: it was given as a number, and not as a moment; otherwise that is not known.
+
+        Raises:
+            InvalidUsage: it is before 1990 or after 2199, and a number, or would not be in another unit; or it is more
+                than a day ahead of the clock, and this is not allowed.
+        """
+        if not _MEANT_S[0] <= time // self.per_second < _MEANT_S[1]:
+            others = (Timeline(unit) for unit in TIME_UNITS)
+            likely = next((o for o in others if _MEANT_S[0] <= time // o.per_second < _MEANT_S[1]), None)
+            if likely is None and not is_number:
+                return
+            looks = "" if likely is None else f" It looks like {likely.unit}: that would be {likely.text_of(time)}."
+            raise InvalidUsage(
+                f"{what} {time} is {self.text_of(time)} in a timeline in {self.unit}, and times are taken from 1990 to "
+                f"2199.{looks} Give a moment, or a number of {self.unit} since 1970."
+            )
+        if not allow_future and time > self.now(wall_ms) + AHEAD_S * self.per_second:
+            raise InvalidUsage(
+                f"{what} {self.text_of(time)} is more than a day ahead of the clock, which says "
+                f"{self.text_of(self.now(wall_ms))}: once it is sealed, nothing can be written before it any more. Say "
+                "allow_future=True if it is meant."
+            )
+
+    def times_of(self, times: Sequence[Any]) -> list[Any]:
+        """Return the times of updates, each an integer or a moment, as integers; what is neither stays as it is.
+
+        Raises:
+            InvalidUpdate: a moment is no time, exactly; the message names the index.
+        """
+        integers = []
+        for index, time in enumerate(times):
+            try:
+                integers.append(self.exact_time_of(time) if isinstance(time, _KINDS) else time)
+            except InvalidUsage as error:
+                raise InvalidUpdate(f"the time of update {index}: {error}") from error
+        return integers
+
+    def column_of_times(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+        """Return a column of moments (timestamps with a zone, dates, text) as times; any other column as it is.
+
+        Raises:
+            SchemaMismatch: its timestamps have no zone.
+            InvalidUpdate: a moment is no time, exactly; the message names the row.
+        """
+        kind = column.type
+        if pat.is_dictionary(kind):
+            column, kind = column.cast(kind.value_type), kind.value_type
+        if pat.is_string(kind) or pat.is_large_string(kind) or pat.is_string_view(kind):
+            return self._column_of_text(column)
+        if pat.is_timestamp(kind) and kind.tz is None:
+            raise SchemaMismatch(
+                f"column {name!r} is of type {kind}, without a time zone, so its values may be any of many moments. "
+                'Give it one: in pandas with .dt.tz_localize("UTC"), in Polars with .dt.replace_time_zone("UTC"), in '
+                'Arrow with pyarrow.compute.assume_timezone(column, "UTC").'
+            )
+        if not (pat.is_timestamp(kind) or pat.is_date(kind)):
+            return column
+        wanted = pa.timestamp(self.unit, getattr(kind, "tz", None))
+        try:
+            return column.cast(wanted).cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            row = _first_changed(column, wanted)
+            raise InvalidUpdate(
+                f"update {row} has the time {_shown_value(column[row])}, which a timeline in {self.unit} cannot hold "
+                f"exactly: round it to {self.unit} first, or use a collection with another unit"
+            ) from error
+
+    def column_of_last_times(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Return a column of text as times: the last one that is not after each moment, NULL for NULL.
+
+        Raises:
+            InvalidUpdate: a text is no moment; the message names the row.
+        """
+        coded = column.combine_chunks().dictionary_encode()
+        last_times: list[int | None] = []
+        for text in coded.dictionary.to_pylist():
+            try:
+                last_times.append(None if text is None else self.time_of(text))
+            except InvalidUsage as error:
+                raise InvalidUpdate(f"the time of row {column.index(text).as_py()}: {error}") from error
+        return pa.chunked_array([pc.take(pa.array(last_times, pa.int64()), coded.indices)])
+
+    def column_of_moments(self, times: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Return a column of times as timestamps in UTC; no value changes, and none is copied."""
+        return pa.chunked_array([chunk.view(self.type) for chunk in times.chunks], self.type)
+
+    @property
+    def type(self) -> pa.DataType:
+        """The Arrow type of a time as a moment."""
+        return pa.timestamp(self.unit, "UTC")
+
+    def datetime_of(self, time: int) -> datetime:
+        """Return the moment of a time, in UTC; of nanoseconds, the last microsecond before it.
+
+        Raises:
+            InvalidUsage: it is not a time, or after the year 9999.
+        """
+        try:
+            if 0 <= time <= TIME_MAX:
+                return _EPOCH + timedelta(microseconds=time * 1_000_000 // self.per_second)
+        except OverflowError:
+            pass
+        raise InvalidUsage(
+            f"time {time!r} in {self.unit} is no moment from 1970 to 9999: give a whole number that is one"
+        )
+
+    def text_of(self, time: int) -> str:
+        """Return the moment of a time as ISO 8601 text, exactly; of what is no moment, the number."""
+        seconds, rest = divmod(time, self.per_second)
+        try:
+            whole = (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
+        except OverflowError:
+            return str(time)
+        digits = 3 * TIME_UNITS.index(self.unit)
+        return f"{whole}.{rest:0{digits}d}Z" if rest else f"{whole}Z"
+
+    @property
+    def per_second(self) -> int:
+        """How many times a second has."""
+        return int(1000 ** TIME_UNITS.index(self.unit))
+
+    def _exactly(self, moment: Any) -> Fraction:
+        return _seconds_of(moment) * self.per_second
+
+    def _checked(self, time: int, moment: Moment) -> int:
+        if not 0 <= time <= TIME_MAX:
+            last = "the year 2262" if self.unit == "ns" else "a time that fits 63 bits"
+            raise InvalidUsage(f"{moment!r} is no time in {self.unit}: these go from 1970-01-01T00:00:00Z to {last}")
+        return time
+
+    def _column_of_text(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        for wanted in (self.type, pa.timestamp(self.unit)):  # With an offset in each text, or in none.
+            try:
+                return column.cast(wanted).cast(pa.int64())
+            except pa.ArrowInvalid:
+                continue
+        # More digits than the unit has, or a form that Arrow does not know.
+        coded = column.combine_chunks().dictionary_encode()
+        texts = coded.dictionary.to_pylist()
+        try:
+            times = pa.array(self.times_of(texts), pa.int64())
+        except InvalidUpdate:
+            self.times_of(column.to_pylist())  # Raises with the row.
+            raise
+        return pa.chunked_array([pc.take(times, coded.indices)])
+
+
+def _seconds_of(moment: Any) -> Fraction:
+    """Return the seconds since 1970 of a moment, exactly."""
+    if isinstance(moment, pa.Scalar):
+        return _seconds_of_scalar(moment)
+    if isinstance(moment, str):
+        return _parsed(moment)
+    if isinstance(moment, np.datetime64):
+        raise _naive(moment, 'pandas.Timestamp(moment, tz="UTC")')
+    if not isinstance(moment, date):
+        raise InvalidUsage(
+            f"{moment!r} is no moment: give a datetime with a time zone, a date, or ISO 8601 text such as "
+            '"2026-11-21T12:00:00Z"'
+        )
+    if not isinstance(moment, datetime):
+        return Fraction((moment - _EPOCH.date()).days * 86_400)
+    if moment != moment:
+        raise InvalidUsage(f"{moment!r} is no moment: every time must be one")
+    if moment.utcoffset() is None:
+        raise _naive(moment, "datetime.now(timezone.utc) or moment.replace(tzinfo=timezone.utc)")
+    return _seconds(moment)
+
+
+def _seconds_of_scalar(moment: pa.Scalar) -> Fraction:
+    if not moment.is_valid or not pat.is_timestamp(moment.type):
+        return _seconds_of(moment.as_py())
+    if moment.type.tz is None:
+        raise _naive(moment, 'pyarrow.compute.assume_timezone(moment, "UTC")')
+    return Fraction(moment.value, 1000 ** TIME_UNITS.index(moment.type.unit))
+
+
+def _naive(moment: object, instead: str) -> InvalidUsage:
+    return InvalidUsage(f"{moment!r} has no time zone, so it may be any of many moments. Give one, such as {instead}.")
+
+
+def _seconds(moment: datetime) -> Fraction:
+    since = moment - _EPOCH
+    finer = getattr(since, "nanoseconds", 0)  # Only pandas' own classes have them.
+    return since.days * 86_400 + since.seconds + Fraction(since.microseconds * 1000 + finer, 10**9)
+
+
+def _first_changed(column: pa.ChunkedArray, wanted: pa.DataType) -> int:
+    """Return the first row whose value is another one as type wanted."""
+    back = column.cast(wanted, safe=False).cast(column.type, safe=False)
+    return int(pc.index(pc.equal(back, column), False).as_py())
+
+
+def _shown_value(value: pa.Scalar) -> str:
+    return str(value.cast(pa.string()).as_py())
+
+
+def _parsed(text: str) -> Fraction:
+    """Return the seconds since 1970 of ISO 8601 text. `datetime` would drop the digits after the sixth."""
+    match = _FRACTION.match(whole := text.strip())
+    digits = match.group(3) if match else ""
+    if match:
+        whole = match.group(1) + whole[match.end() :]
+    try:
+        if not _WITH_A_DAY.match(whole):
+            raise ValueError("it does not begin with a day")
+        if "." in whole or "," in whole:
+            raise ValueError("a fraction stands after seconds only")
+        moment = datetime.fromisoformat(whole)
+    except ValueError as error:
+        raise InvalidUsage(
+            f"{text!r} is no moment: write it as 2026-11-21T12:00:00Z, with a blank for the T, or an offset for the Z "
+            "(none means UTC), if you like"
+        ) from error
+    if moment.utcoffset() is None:
+        moment = moment.replace(tzinfo=UTC)
+    return _seconds(moment) + (Fraction(int(digits), 10 ** len(digits)) if digits else 0)
+
+
+Retention = int | str | timedelta
+
+_DIGITS_MAX = 30  # More than any span has that can be kept; of thousands Python makes no number.
+_SPAN = re.compile(r"\s*(\d+)\s*([a-zA-Z]+)\s*")
+_SECONDS = {
+    **dict.fromkeys(("s", "second", "seconds"), 1),
+    **dict.fromkeys(("min", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hour", "hours"), 3600),
+    **dict.fromkeys(("d", "day", "days"), 86_400),
+    **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400),
+}
+_SHOWN = (("week", 7 * 86_400), ("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
+
+
+def retention_times(given: Retention, timeline: Timeline | None) -> int:
+    """Return how many times a retention is.
+
+    Raises:
+        InvalidUsage: it is not 1 to TIME_MAX times, no span, or a span where times only count.
+    """
+    if isinstance(given, bool) or not isinstance(given, (int, str, timedelta)):
+        raise _unfit(given, "it is neither a number of times nor a span")
+    if isinstance(given, int):
+        if not 1 <= given <= TIME_MAX:
+            raise _unfit(given, f"a number of times is from 1 to {TIME_MAX}")
+        return given
+    if timeline is None:
+        raise _unfit(given, "the times of this collection only count, so no span is a number of them")
+    times = _span_seconds(given) * timeline.per_second
+    if times.denominator != 1 or not 1 <= times <= TIME_MAX:
+        raise _unfit(given, f"it is {float(times):g} times of a timeline in {timeline.unit}")
+    return int(times)
+
+
+def retention_text(times: int, timeline: Timeline | None) -> str:
+    """Return a retention as people would say it."""
+    if timeline is None:
+        return f"{times:,} time{'' if times == 1 else 's'}"
+    seconds = Fraction(times, timeline.per_second)
+    for name, length in _SHOWN:
+        if seconds % length == 0:
+            count = int(seconds / length)
+            return f"{count:,} {name}{'' if count == 1 else 's'}"
+    return f"{times:,} {timeline.unit}"
+
+
+def _span_seconds(given: str | timedelta) -> Fraction:
+    if isinstance(given, timedelta):
+        return Fraction((given.days * 86_400 + given.seconds) * 10**6 + given.microseconds, 10**6)
+    match = _SPAN.fullmatch(given)
+    length = None if match is None else _SECONDS.get(match[2].lower())
+    if match is None or length is None:
+        raise _unfit(given, "a span is a whole number of seconds, minutes, hours, days or weeks")
+    if len(match[1]) > _DIGITS_MAX:
+        raise _unfit(given, f"it has more than {_DIGITS_MAX} digits")
+    return Fraction(int(match[1]) * length)
+
+
+def _unfit(given: object, why: str) -> InvalidUsage:
+    return InvalidUsage(
+        f"retention={given!r:.100} cannot be kept: {why}. Give a number of times, or, with a timeline, a "
+        "span such as '7 days', '12 hours' or a timedelta."
+    )

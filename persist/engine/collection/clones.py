@@ -1,0 +1,192 @@
+"""Clones: another collection with the same contents as of one sealed time, which shares the blobs of its source.
+
+    parts of the source at as_of            in the clone
+    all rows are at times that are wanted   named as they are: no blob is read or written
+    no row is                               left out
+    some are (they straddle a bound)        rewritten: these rows become new parts, in the clone's own folder
+
+Wanted are the rows after some keyframe up to `as_of`, with that keyframe, or all rows up to `as_of` without one. Of
+these ways the one is taken that has to rewrite the fewest bytes. It is mostly none: a commit writes one time, and a
+merge crosses no keyframe. An old time between keyframes may lie in the middle of a large merged part, though.
+
+The clone is one record, whatever its size, and a part list if it is long. That record holds only if the source still
+names all that is shared (`persist.core.state.state`). If a compaction came first, all is planned again. From the
+record on,
+the two know nothing of each other: each has its own schema, frontiers, events, compaction and end. Blobs go when nobody
+names them any more (`persist.engine.upkeep.garbage`).
+
+A clone does not take over what belongs to one collection alone: holds, tags, tokens, published tables, events that are
+not resolved, the definition of a view. It keeps descriptions, the retention and, if it is keyed, the declaration and
+the late bound as it is now: with an earlier one, late events could bring back what was deleted.
+
+Rejected: an upper bound in the descriptor of a shared part. Every reader, sum, statistic and published table would have
+to know of it. Rejected: a keyframe after `as_of` minus the history between, by which a clone would need times that it
+has not sealed.
+"""
+
+import threading
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from persist.blob.errors import Indeterminate, MissingBlob
+from persist.codecs.part.part import Part
+from persist.core.errors import CollectionExists, Superseded, UploadExpired
+from persist.core.log import kinds
+from persist.core.log.fields import Keyframe, Numbers, Words
+from persist.core.names import DERIVED_FROM, check_free_name
+from persist.core.state.collection_rules import ExpectErasures
+from persist.core.state.contents import CollectionState, check_readable
+from persist.core.state.erasures import erasure_number
+from persist.core.state.schemas import newest_like
+from persist.core.timeline import Moment
+from persist.engine.collection.failures import is_of_failures
+from persist.engine.compact import Rewrite
+from persist.engine.location.collection_handle import LATEST, CollectionHandle
+from persist.engine.location.opening import handle_on
+from persist.engine.read.scanning.scan import Scan
+from persist.engine.write.operations import Step
+
+ATTEMPTS = 8
+
+
+def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None) -> CollectionHandle:
+    """Commit a clone of a collection as of a sealed time, and return it; see `Client.clone`."""
+    engine = source.engine
+    writer = engine.writer("clone")
+    check_free_name(name)
+    contents, time = source.sealed(as_of, 0.0)
+    if as_of in (None, LATEST) and contents.upper.time is None:
+        # So that the clone can be written, although its source is complete for ever.
+        if contents.keyed is not None:
+            writer.resolver.resolve(source.id, source.name, source.machine)
+        time = _last_change(source.known())
+    for _ in range(ATTEMPTS):
+        if engine.follower.newest_id_of(name) is not None:
+            raise CollectionExists(name)
+        if source.known().resolved.has_beyond(time):
+            writer.resolver.resolve(source.id, source.name, source.machine)
+        contents = source.known()
+        check_readable(contents, time)
+        id_, shares = uuid.uuid4().hex, _cheapest(contents, time)
+        made: Sequence[Part] = ()
+        try:
+            made = _rewritten(source, contents, id_, shares)
+            steps = _steps(contents, id_, name, shares, made)
+            engine.submit("clone", steps, {id_: name, source.id: source.name}).result()
+        except BaseException as error:
+            if not isinstance(error, Indeterminate):  # Or else the record may be there.
+                writer.part_writer().discard(made)
+            if not _came_too_late(source, error):
+                raise
+            continue
+        known = engine.follower.known(id_, name)
+        return handle_on(engine, known, newest_like(source.schema, known), source.machine)
+    raise Superseded(f"{source.name!r} was compacted by others {ATTEMPTS} times meanwhile: try again")
+
+
+def _came_too_late(source: CollectionHandle, error: BaseException) -> bool:
+    """Return whether a clone failed because its source, which is still there, is made of other parts by now."""
+    if isinstance(error, MissingBlob):
+        return not source.needs(error.key) and bool(source.contents())
+    return isinstance(error, Superseded | UploadExpired) and bool(source.contents())
+
+
+def _last_change(contents: CollectionState) -> int:
+    times = [part.time_max for part in contents.numbered.values()]
+    return max([*times, contents.since.time or 0, *(keyframe.as_of for keyframe in contents.keyframes)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """What a clone as of a time has of its source's parts.
+
+    Attributes:
+        runs: of the history, by the source's numbers, without what straddles.
+        straddling: parts of which only the rows at `lower <= time <= as_of` are wanted.
+    """
+
+    as_of: int
+    keyframe: Keyframe | None
+    runs: tuple[Numbers, ...]
+    straddling: tuple[Part, ...]
+
+    @property
+    def lower(self) -> int:
+        """The first time of the history."""
+        return 0 if self.keyframe is None else self.keyframe.as_of + 1
+
+
+def _cheapest(contents: CollectionState, as_of: int) -> _Shares:
+    """Return the way that rewrites the fewest bytes, and among equals the one with the latest keyframe."""
+    # As of 0, nothing was compacted, and a keyframe would keep the history from being read from 0 on.
+    keyframes = [keyframe for keyframe in contents.keyframes if keyframe.as_of <= as_of] if as_of else []
+    ways = [_shares(contents, as_of, keyframe) for keyframe in reversed(keyframes)]
+    if contents.history_from == 0:
+        ways.append(_shares(contents, as_of, None))
+    return min(ways, key=lambda way: sum(part.bytes for part in way.straddling))
+
+
+def _shares(contents: CollectionState, as_of: int, keyframe: Keyframe | None) -> _Shares:
+    lower = 0 if keyframe is None else keyframe.as_of + 1
+
+    def is_within(part: Part) -> bool:
+        return lower <= part.time_min and part.time_max <= as_of
+
+    runs = (tuple(n for n in run if is_within(contents.numbered[n])) for run in contents.history)
+    straddling = (
+        part
+        for part in contents.history_parts
+        if part.time_min <= as_of and part.time_max >= lower and not is_within(part)
+    )
+    return _Shares(as_of, keyframe, tuple(run for run in runs if run), tuple(straddling))
+
+
+def _rewritten(source: CollectionHandle, contents: CollectionState, id_: str, shares: _Shares) -> tuple[Part, ...]:
+    """Store the rows that are wanted of what straddles as parts of a collection; return them, in key order."""
+    if not shares.straddling:
+        return ()
+    maker = source.engine.writer("clone").local_part_maker(threading.Event())
+    schema = contents.schema
+    scan = Scan(schema, shares.straddling, shares.lower, shares.as_of + 1, schema.names)
+    claim = source.engine.claim(source.id, source.name, shares.as_of)
+    try:
+        (run,) = maker.make(id_, [[Rewrite(scan)]], shares.straddling)
+    finally:
+        claim.release()
+    if sum(part.diff_sum for part in run.new) != run.added:
+        maker.discard(run.new)
+        raise AssertionError("the diffs of what was rewritten for a clone do not sum to those that were read")
+    return run.new
+
+
+def _steps(contents: CollectionState, id_: str, name: str, shares: _Shares, made: Sequence[Part]) -> list[Step]:
+    base = () if shares.keyframe is None else shares.keyframe.parts
+    numbers = {number: at for at, number in enumerate(sorted({*base, *(n for run in shares.runs for n in run)}))}
+    runs = [tuple(numbers[n] for n in run) for run in shares.runs]
+    new = tuple(range(len(numbers), len(numbers) + len(made)))
+    keyframe = None if shares.keyframe is None else Keyframe(shares.keyframe.as_of, tuple(numbers[n] for n in base))
+    steps: list[Step] = [
+        ExpectErasures(contents.id, erasure_number(contents)),
+        kinds.Clone(
+            id_,
+            name,
+            contents.id,
+            shares.as_of,
+            contents.schema_json,
+            contents.earlier,
+            contents.keyed,
+            contents.late_bound,
+            (*contents.parts_of(numbers), *made),
+            runs=(*runs, *([new] if new else [])),
+            keyframe=keyframe,
+        ),
+    ]
+    about = contents.about
+    properties = {name: text for name, text in about.properties.items() if not is_of_failures(name)}
+    if contents.view is not None:
+        properties[DERIVED_FROM] = " ".join([contents.id, *contents.view.get("inputs", ())])
+    if about.comment or properties or about.columns:
+        columns = {column: Words(said.comment, {**said.properties}) for column, said in about.columns.items()}
+        steps.append(kinds.Describe(id_, Words(about.comment, {**properties}), columns))
+    return steps if contents.retention is None else [*steps, kinds.SetRetention(id_, contents.retention)]

@@ -1,0 +1,245 @@
+"""Changing the schema of a collection: from what a user asks for to a mutation, and what must be looked at for it.
+
+- Times in a finer unit have less room: whether all that is stored fits is looked up in the statistics of the parts, and
+  in the parts themselves where these say nothing. Events that wait are stored, too.
+- A collection that becomes keyed must have one value per key at every time that can be told apart, because events that
+  come later retract what their key holds, and that is one row.
+
+The commit is refused if anything was added after the look.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from persist.codecs.errors import SchemaMismatch
+from persist.codecs.evolution import evolved, may_overflow, widened_column
+from persist.codecs.types.python_types import field_types
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.core.errors import InvalidUsage, NotOneValue, Superseded, UpperMismatch
+from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.form import Keyed, form_of, machine_of
+from persist.core.log import kinds as record_kinds
+from persist.core.log.fields import KeyedForm, Words
+from persist.core.names import is_text
+from persist.core.state.collection_rules import ExpectNothingBeyondUpper, ExpectParts, after_step
+from persist.core.state.contents import CollectionState
+from persist.core.state.schemas import among_versions, check_follows, moved
+from persist.engine.collection.descriptions import ids_as_seen
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.read.keyed.key_history import keys_with_less_than_none, keys_with_null, keys_with_several
+from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.scanning.scan import Scan
+from persist.engine.write.operations import Step
+
+KEYS_NAMED = 10
+
+
+def declared(keyed: Any, schema: CollectionSchema) -> KeyedForm:
+    """Return the declaration that a user gives for a collection, after checking that it fits its schema to be."""
+    if not isinstance(keyed, Keyed):
+        raise InvalidUsage(f"keyed={keyed!r} is no declaration: give persist.Keyed(...)")
+    return form_of(keyed, schema)
+
+
+def checked(
+    handle: CollectionHandle, contents: CollectionState, keyed: Keyed, form: KeyedForm
+) -> ExpectNothingBeyondUpper:
+    """Check that a collection has one value per key; return the condition under which that stays true.
+
+    Raises:
+        NotOneValue: some keys have several, or are NULL; the first ten are named.
+    """
+    machine = machine_of(form, keyed.machine, handle.name)
+    reader = handle.engine.reader()
+    if nulls := [*islice(keys_with_null(contents, reader), KEYS_NAMED)]:
+        raise NotOneValue(handle.name, nulls, are_null=True)
+    for keys_with in (keys_with_several, keys_with_less_than_none):
+        if machine is not None and not machine.has_one_value:
+            break
+        if several := [*islice(keys_with(contents, reader), KEYS_NAMED)]:
+            raise NotOneValue(handle.name, several, are_null=False)
+    return ExpectNothingBeyondUpper(handle.id, contents.upper_times)
+
+
+TRIES = 5  # While others write, if what is stored must be looked at.
+
+
+@dataclass(frozen=True, slots=True)
+class WantedEvolution:
+    """What `Collection.evolve` is asked for; checked when it is applied to a schema."""
+
+    add: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    drop: Sequence[str]
+    rename: Mapping[str, str]
+    widen: Mapping[str, Any]
+    reorder: Sequence[str] | None
+    keyed: Any = None
+
+    @property
+    def changes_columns(self) -> bool:
+        """Whether anything is asked for but how events are resolved."""
+        return any((self.add, self.drop, self.rename, self.widen, self.reorder))
+
+
+def evolve(
+    handle: CollectionHandle,
+    wanted: WantedEvolution,
+    comments: Mapping[str, str] | None,
+    beside: Sequence[Step],
+) -> CollectionHandle:
+    """Commit the next version of a schema; return a handle with it. Errors as of `Collection.evolve`.
+
+    Args:
+        beside: steps of the same commit, such as notes.
+    """
+    handle.engine.writer("evolve")
+    _check_given(wanted, comments)
+    wanted = replace(wanted, add=_typed(wanted.add, "add"), widen=_typed(wanted.widen, "widen"))
+    for left in reversed(range(TRIES)):
+        try:
+            return _evolve(handle, wanted, comments or {}, beside)
+        except (Superseded, UpperMismatch):
+            if not left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _evolve(
+    handle: CollectionHandle, wanted: WantedEvolution, comments: Mapping[str, str], beside: Sequence[Step]
+) -> CollectionHandle:
+    contents = handle.contents()
+    if not wanted.changes_columns and wanted.keyed is None:
+        if not comments:
+            raise InvalidUsage(
+                "evolve() was asked for no change: give add=, drop=, rename=, widen=, reorder= or keyed="
+            )
+        ids_as_seen(handle, contents.schema, contents.schema.distinct("comments", [*comments]))
+        return _only_commented(handle, contents.schema, comments, beside)
+    # From what the user has seen: a name may be that of another column by now.
+    before = among_versions(handle.schema, contents)
+    after = _after(before, wanted, contents)
+    check_follows(contents, after, becomes_keyed=wanted.keyed is not None)
+    if wanted.keyed is None and replace(after, version=before.version) == before:
+        return _only_commented(handle, before, comments, beside)
+    _check_machine(handle, contents, after)
+    form = None if wanted.keyed is None else declared(wanted.keyed, after)
+    step = record_kinds.Evolve(handle.id, after.to_json(), form)
+    then = after_step(contents, step)  # What it may not do is said before anything is read.
+    steps: list[Step] = [step] if form is None else [checked(handle, contents, wanted.keyed, form), step]
+    if risky := [n for n, kind in wanted.widen.items() if may_overflow(before.arrow.field(n).type, kind)]:
+        _check_fits(handle, contents, before, {name: wanted.widen[name] for name in risky})
+        steps.insert(0, ExpectParts(handle.id, contents.next_number))
+    steps += _comment_steps(handle, after, comments)
+    handle.submit("evolve", [*steps, *beside]).result()
+    if wanted.keyed is not None and wanted.keyed.machine is not None:
+        handle.engine.writer("evolve").resolver.know(handle.id, wanted.keyed.machine)
+        handle = replace(handle, machine=wanted.keyed.machine)
+    return handle.as_in(then)  # What others have made of it since is not what this user has seen.
+
+
+def _only_commented(
+    handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str], beside: Sequence[Step]
+) -> CollectionHandle:
+    """Say what there is to say of columns, if anything; the schema stays what it is, and so does its version."""
+    steps: list[Step] = [*_comment_steps(handle, schema, comments)]
+    if steps or not all(isinstance(step, record_kinds.Note) for step in beside):
+        handle.submit("evolve", [*steps, *beside]).result()
+    return handle
+
+
+def _after(before: CollectionSchema, wanted: WantedEvolution, contents: CollectionState) -> CollectionSchema:
+    if not wanted.changes_columns:
+        return replace(before, version=before.version + 1, known=())
+    try:
+        return evolved(
+            replace(before, known=before.known or (before,)),
+            add=wanted.add,
+            defaults=wanted.defaults,
+            drop=wanted.drop,
+            rename=wanted.rename,
+            widen=wanted.widen,
+            reorder=wanted.reorder,
+        )
+    except SchemaMismatch as error:
+        if before.version == len(contents.earlier) + 1:
+            raise
+        # Perhaps it is meant for what others have made of the collection: the user is to look at that.
+        raise moved(contents, before.version, [str(error)]) from error
+
+
+def _check_machine(handle: CollectionHandle, contents: CollectionState, after: CollectionSchema) -> None:
+    """Raise SchemaMismatch if the machine of a keyed collection cannot go on with another schema."""
+    if contents.keyed is None:
+        return
+    machine = machine_of(contents.keyed, handle.machine, handle.name)
+    if machine is not None and contents.keyed.fields is None and machine.event_fields(after) != after.value.fields:
+        raise SchemaMismatch(
+            f"the events of {handle.name!r} would not have the columns of its schema any more, because of its machine "
+            f"{machine.name!r}: write changes() into a plain collection, which can evolve"
+        )
+
+
+def _check_given(wanted: WantedEvolution, comments: Mapping[str, str] | None) -> None:
+    for what in ("add", "defaults", "rename", "widen"):
+        if not isinstance(given := getattr(wanted, what), Mapping):
+            raise InvalidUsage(f"{what}={given!r:.100} is no dict by name of column")
+    if not isinstance(comments or {}, Mapping) or not all(map(is_text, (comments or {}).values())):
+        raise InvalidUsage(f"comments={comments!r:.100} is no dict of texts by name of column")
+    if not all(isinstance(name, str) for name in wanted.rename.values()):
+        raise InvalidUsage(f"rename={dict(wanted.rename)!r:.200} is no dict of old names to new ones")
+
+
+def _typed(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType]:
+    """Return Arrow types for whatever `create_or_load` takes for types."""
+    types = {}
+    for name, kind, nullable in field_types(given, "value") if given else ():
+        if not nullable:
+            raise SchemaMismatch(
+                f"{what}= gives column {name!r} as not null, and whether a column may hold NULL stays what it is; one "
+                "that is added may, because older records have none. Give its type alone"
+            )
+        types[name] = kind
+    return types
+
+
+def _comment_steps(
+    handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str]
+) -> list[record_kinds.Describe]:
+    names = schema.distinct("comments", [*comments])
+    ids = dict(zip(schema.names, schema.ids, strict=True))
+    said = {str(ids[name]): Words(comments[name]) for name in names}
+    return [record_kinds.Describe(handle.id, columns=said)] if said else []
+
+
+def _check_fits(
+    handle: CollectionHandle, contents: CollectionState, schema: CollectionSchema, kinds: Mapping[str, pa.DataType]
+) -> None:
+    """Raise SchemaMismatch if a time that is stored has no place in a finer unit. Cost: reading these columns."""
+    reader = handle.engine.reader()
+    scan = Scan(schema, contents.history_parts, 0, TIME_MAX + 1, tuple(kinds))
+    base = tuple(part for keyframe in contents.keyframes for part in contents.parts_of(keyframe.parts))
+    waiting = _waiting_rows(reader, contents, schema, [*kinds])
+    for table in (*scan.base_rows(reader, [*kinds], base), *scan.updates(reader, [*kinds]), *waiting):
+        for name, kind in kinds.items():
+            try:
+                widened_column(table[name], kind)
+            except pa.ArrowException as error:
+                raise SchemaMismatch(
+                    f"column {name!r} holds times that {kind} cannot hold: {error}. Keep its unit, or correct these "
+                    "times first."
+                ) from error
+
+
+def _waiting_rows(
+    reader: PartReader, contents: CollectionState, schema: CollectionSchema, columns: list[str]
+) -> Iterator[pa.Table]:
+    """Yield value columns of the events that wait to be resolved: under another schema, each must still be readable."""
+    if contents.keyed is None or not contents.pending:
+        return
+    events = events_schema(schema, event_fields(schema, contents.keyed))
+    yield from Scan(events, (*contents.pending.values(),), 0, TIME_MAX + 1, tuple(columns)).updates(reader, columns)

@@ -1,0 +1,141 @@
+"""Why a collection came no further: the last failure of what fills it, or of a sink, in what it says of itself.
+
+A refresh or a source that fails writes one record with the property `failed` of the collections that it fills: when, in
+which process, and what the error was. A sink writes `failed.<its hold>` of the first of its collections. The next
+success takes it back. So nothing is written or asked while all goes well, and whoever opens the location can see why a
+process that is gone came no further.
+
+- The same failure is told again after `RETOLD_S` at the earliest: a process that is started again and again does not
+  fill the log.
+- Nothing is told of conflicts with others, nor of the store of the location itself, which could not take it.
+- The text is short. Passwords, what is in quotation marks, and the numbers that a function or another library speaks
+  of, are left out of it, because they may be values of rows. Names of collections and columns stay.
+"""
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+from persist.core.errors import (
+    ClientClosed,
+    CollectionNotFound,
+    Conflict,
+    Indeterminate,
+    OperatorFailed,
+    PersistError,
+    ReadOnly,
+    Unavailable,
+)
+from persist.core.rendering import plain, without_secrets
+from persist.core.state.contents import CollectionState
+from persist.engine.collection.descriptions import describe_step
+from persist.engine.location.collection_handle import CollectionHandle
+
+logger = logging.getLogger(__name__)
+FAILED = "failed"  # A property of collections; of a sink, a point and the name of its hold follow.
+RETOLD_S = 300.0
+TEXT_MAX = 400
+NOT_TOLD = (Conflict, Unavailable, Indeterminate, ClientClosed, CollectionNotFound, ReadOnly)
+_QUOTED = re.compile(r"(?<!\w)(['\"])(.*?)(?:\1(?!\w)|$)")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\w.,:+-]*")
+_ASKED = re.compile(r"(\w+://[^\s?'\"]+)\?[^\s'\"]*")
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The last failure: when, by the clock of the process that failed, which one that was, and what the error was."""
+
+    at_ms: int
+    by: str
+    error: str
+
+
+def failures_of(contents: CollectionState) -> dict[str, Failure]:
+    """Return the last failure of each sink, by its hold, and of what fills the collection, by ""; none that is over.
+
+    A property that a user wrote under such a name is left out.
+    """
+    failures = {}
+    for name, told in contents.about.properties.items():
+        if is_of_failures(name):
+            with suppress(msgspec.MsgspecError):
+                failures[name.removeprefix(FAILED)[1:]] = msgspec.json.decode(told, type=Failure)
+    return failures
+
+
+def is_of_failures(name: str) -> bool:
+    """Return whether a property of that name tells of a failure."""
+    return name == FAILED or name.startswith(FAILED + ".")
+
+
+@contextmanager
+def failures_told(handles: Sequence[CollectionHandle], sink: str = "") -> Iterator[None]:
+    """Let collections tell of the failure of what is done in the block, or that it succeeds again.
+
+    Args:
+        sink: the hold of the sink that fails, or "" if it is what fills them.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, NOT_TOLD):
+            tell_failure(handles, error, sink)
+        raise
+    tell_success(handles, sink)
+
+
+def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: str = "") -> None:
+    """Let collections tell of a failure. If that fails, too, it is logged, and no error."""
+    if not handles:
+        return
+    engine = handles[0].engine
+    now_ms = engine.clock.wall_ms()
+    try:
+        columns = {name for handle in handles for name in handle.schema.names}
+        told = _text_of(error, {*engine.follower.state.names(), *columns})
+        failure = Failure(now_ms, engine.writer("tell_failure").name, told)
+        stale = [handle for handle in handles if _is_news(failures_of(handle.known()).get(sink), failure)]
+        _say(stale, sink, msgspec.json.encode(failure).decode())
+    except PersistError as problem:
+        logger.warning("the location could not be told of a failure: %s", problem)
+
+
+def tell_success(handles: Sequence[CollectionHandle], sink: str = "") -> None:
+    """Remove the failure from those collections that tell of one. Cost: nothing if none does."""
+    try:
+        _say([handle for handle in handles if sink in failures_of(handle.known())], sink, None)
+    except CollectionNotFound:
+        pass  # It says nothing any more.
+    except PersistError as problem:
+        logger.warning("the location could not be told of a success: %s", problem)
+
+
+def _is_news(before: Failure | None, now: Failure) -> bool:
+    return before is None or before.error != now.error or now.at_ms - before.at_ms >= RETOLD_S * 1000
+
+
+def _say(handles: Sequence[CollectionHandle], sink: str, text: str | None) -> None:
+    if handles:
+        name = f"{FAILED}.{sink}" if sink else FAILED
+        steps = [describe_step(handle, None, {name: text}, None, None) for handle in handles]
+        handles[0].engine.submit("failed", steps, {handle.id: handle.name for handle in handles}).result()
+
+
+def _text_of(error: Exception, names: set[str]) -> str:
+    """Return an error as a text that may be kept: one line, without what may be a secret or the value of a row."""
+    if isinstance(error, OperatorFailed):
+        text, is_ours = f"operator {error.operator} failed: {error.problem}", False
+    else:
+        text, is_ours = str(error), isinstance(error, PersistError)
+    text = _ASKED.sub(r"\1?…", without_secrets(" ".join(plain(text).split())))
+
+    def kept(quoted: re.Match[str]) -> str:
+        return quoted[0] if quoted[2] in names else f"{quoted[1]}…{quoted[1]}"
+
+    text = _QUOTED.sub(kept, text)
+    if not is_ours:
+        text = _NUMBER.sub("…", text)
+    text = f"{type(error).__name__}: {text}"
+    return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"

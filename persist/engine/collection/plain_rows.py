@@ -1,0 +1,560 @@
+"""Overwriting, deleting and restoring plain rows: the difference to what is there, as updates of one commit.
+
+History is never rewritten. What is there is what was sealed last; records that are there as often as they should be are
+not touched, others are retracted or inserted at the new time. The commit is alone: it is rejected if somebody else has
+sealed or added anything since, sealed or not, because then the difference would be to something else. It seals the new
+time, so that the next difference is to what this one left.
+
+New rows that fit in memory are compared as they are. More of them are stored as parts that no record names, so that a
+stream may be larger than memory, and are deleted when the difference is known; a crash leaves them to garbage
+collection. The difference is made slice by slice of the key space. Memory: the client's budget. Cost: reading what is
+there, writing the difference and, of new rows that do not fit, writing and reading them once.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.order.arrays import copied, int64_array
+from persist.codecs.order.digest import digest_of
+from persist.codecs.order.ordering import row_sorter
+from persist.codecs.order.search import SortedKeys
+from persist.codecs.order.sums import consolidate
+from persist.codecs.part.filters import with_both_zeros
+from persist.codecs.part.part import Part
+from persist.codecs.part.stream import PartStream
+from persist.codecs.types.schema import TIME
+from persist.codecs.updates.updates import Stamp, with_time
+from persist.core.antichain import Antichain
+from persist.core.errors import (
+    DuplicateKeys,
+    InvalidUsage,
+    Superseded,
+    UpdateNotBeyondUpper,
+    UpdatesBeyondUpper,
+    UpperMismatch,
+    with_timeline,
+)
+from persist.core.keyed.events import prepared, replaced
+from persist.core.keyed.form import Keyed, form_of
+from persist.core.keyed.intake import EventTable, to_events
+from persist.core.keyed.machine import DELETED, SEQ, Replacing
+from persist.core.log import kinds
+from persist.core.state.collection_rules import ExpectErasures, ExpectNothingBeyondUpper, ExpectUpper
+from persist.core.state.contents import CollectionState, unsealed
+from persist.core.state.erasures import erasure_number
+from persist.core.timeline import Moment
+from persist.engine.collection.keyed_events import (
+    AskedEvents,
+    KeyedChange,
+    PlainChange,
+    Rewritten,
+    Unchanged,
+    check_upserts,
+    deleting_events,
+    rows_in,
+    submit,
+)
+from persist.engine.collection.reads import changes, snapshot
+from persist.engine.follow.log_queries import say_whose
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.read.keyed.key_replacement import check_one_row_per_key, repeated_keys
+from persist.engine.read.lookups.lookup import Lookup, Wanted
+from persist.engine.read.lookups.requested_keys import wanted_keys
+from persist.engine.read.scanning.merging import NewRows, differences
+from persist.engine.read.scanning.plan import snapshot_scan
+from persist.engine.read.scanning.scan import Scan, negated
+from persist.engine.write.commit_future import CommitFuture
+from persist.engine.write.operations import (
+    Asked,
+    Step,
+    Write,
+    delete_digest,
+    filter_text,
+    overwrite_digest,
+    with_token,
+)
+from persist.engine.write.part_writer import PartWriter, group_bytes_max
+
+ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
+
+
+def overwrite(
+    handle: CollectionHandle,
+    rows: Any,
+    time: int | Moment | None,
+    where: pc.Expression | None,
+    token: str | None,
+    notes: Sequence[Step],
+    *,
+    multiset: bool = False,
+) -> CommitFuture:
+    """Commit what makes rows the contents; see `Collection.overwrite`."""
+    with ExitStack() as stack:
+        new = stack.enter_context(NewContents(handle, rows, time, token, multiset=multiset))
+        if handle.keyed is None:
+            return _committed(handle, "overwrite", time is None, token, notes, lambda: new.steps(where))
+        future = submit(handle, "overwrite", new.asked(where, notes))
+        needed = stack.pop_all()
+        future.add_done_callback(lambda _: needed.close())
+        return future
+
+
+def delete(
+    handle: CollectionHandle,
+    keys: Any,
+    where: pc.Expression | None,
+    time: int | Moment | None,
+    token: str | None,
+    notes: Sequence[Step],
+) -> CommitFuture:
+    """Commit what retracts records; see `Collection.delete`."""
+    check_either(keys, where)
+    if handle.keyed is not None:
+        return submit(handle, "delete", asked_to_delete(handle, keys, where, time, token, notes))
+    wanted = None if keys is None else wanted_keys(keys, handle.schema)
+    steps = partial(delete_steps, handle, wanted, where, time, token)
+    return _committed(handle, "delete", time is None, token, notes, steps)
+
+
+def upsert(
+    handle: CollectionHandle, events: EventTable, end: Antichain | None, token: str | None, notes: Sequence[Step]
+) -> CommitFuture:
+    """Commit what gives keys of a plain collection other rows, again if others come first; see `Collection.upsert`.
+
+    Args:
+        events: what `plain_events` has returned.
+        end: to seal to, just after the last of them if that is left out.
+    """
+    return _committed(handle, "upsert", True, token, notes, lambda: upsert_steps(handle, events, end, token))
+
+
+def restore(
+    handle: CollectionHandle,
+    as_of: int | Moment,
+    time: int | Moment | None,
+    token: str | None,
+    notes: Sequence[Step],
+) -> CommitFuture:
+    """Commit what makes the contents what they were, again if others come first; see `Collection.restore`."""
+    contents = handle.contents()
+    if contents.view is not None:
+        raise InvalidUsage(
+            f"{handle.name!r} is a view: it holds what its query gives of its inputs. Restore these, and refresh it"
+        )
+    then = handle.as_time("as_of", as_of)
+    handle.sealed(then, 0.0)
+    if handle.keyed is None:
+        steps = partial(restore_steps, handle, then, time, token)
+        return _committed(handle, "restore", time is None, token, notes, steps)
+    # Its updates are made of events, so an overwrite takes rows, of which each key has one.
+    with snapshot(handle, then) as held:
+        return overwrite(handle, held.to_batches(), time, None, token, notes)
+
+
+def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None, token: str | None) -> list[Step]:
+    """Return the steps that take back all that has changed since a sealed time. Cost: what has changed.
+
+    Raises: as `overwrite_steps`; AsOfCompacted, if what it was cannot be told any more.
+    """
+    contents, at = _settled(handle), None if time is None else handle.exact_time("time", time)
+    asked = Asked(handle.id, overwrite_digest(then, at, "what was there"))
+    if handle.remembers(contents, token):
+        return [asked, *_stamping(handle, at)]
+    _check_beginning(handle, contents, at)
+    writer = handle.engine.writer("restore").part_writer()
+    with ExitStack() as stack:
+        later = stack.enter_context(changes(handle, then + 1, contents.upper))
+        back = (with_time(negated(pa.Table.from_batches([rows])), at or 0, handle.schema) for rows in later)
+        new, _ = _held_or_stored(handle, back, None, (), writer, stack)
+        nothing = Scan(handle.schema, (), 0, 0, handle.schema.names)
+        return [asked, *_alone(handle, contents, at, _upload(handle, nothing, new, at or 0, writer))]
+
+
+def rewrite(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> CommitFuture:
+    """Commit what a function makes of the contents, and of no others: again if others come first.
+
+    They are those that were sealed last or, if the collection is keyed, those after all events up to the new time.
+
+    Args:
+        rewritten: takes the contents, as tables, and returns the rows that they are to be, or None to leave them.
+        time: of the difference; None for that of the commit.
+    """
+    if handle.keyed is not None:
+        return _rewrite_keyed(handle, rewritten, time)
+
+    def steps() -> list[Step]:
+        contents = _settled(handle)
+        with ExitStack() as stack:
+            rows = rewritten(rows_in(_present(handle, contents, None, stack), handle.engine.reader()))
+        if rows is None:
+            return []
+        settled = (
+            ExpectUpper(handle.id, contents.upper_times),
+            ExpectErasures(handle.id, erasure_number(contents)),
+        )
+        return [*settled, *overwrite_steps(handle, rows, time, None, multiset=True)]
+
+    return _committed(handle, "sql", time is None, None, (), steps)
+
+
+def _rewrite_keyed(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> CommitFuture:
+    check_upserts(handle, "a statement")
+    at = None if time is None else handle.exact_time("time", time)
+    change = KeyedChange(rewritten, at, None, 0)
+    end = None if at is None else Antichain(at + 1)
+    future = submit(handle, "sql", AskedEvents(None, end, change=change))
+    if isinstance(future.exception(), Unchanged):
+        return handle.submit("sql", [])
+    return future
+
+
+def _committed(
+    handle: CollectionHandle,
+    action: str,
+    is_again: bool,
+    token: str | None,
+    notes: Sequence[Step],
+    steps: Callable[[], list[Step]],
+) -> CommitFuture:
+    """Commit a difference. If is_again, that is waited for, and made anew as long as others come first."""
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        future = handle.submit(action, [*with_token(token, [handle.id], steps()), *notes])
+        if not is_again or not handle.engine.writer(action).committer.may_wait():
+            break
+        error = future.exception()
+        if not isinstance(error, UpperMismatch | UpdatesBeyondUpper | Superseded) or attempt == ATTEMPTS_MAX:
+            break
+    return future
+
+
+def overwrite_steps(
+    handle: CollectionHandle,
+    rows: Any,
+    time: int | Moment | None,
+    where: pc.Expression | None,
+    token: str | None = None,
+    *,
+    multiset: bool = False,
+) -> list[Step]:
+    """Return the steps that make rows the contents from a time on, or that part of them for which where is true.
+
+    With a token that was used before, only what was asked for is returned, for the commit to find out that it is done.
+
+    Args:
+        time: of the difference; None for that of the commit.
+        multiset: whether keys may have several rows.
+
+    Raises:
+        DuplicateKeys: rows repeat a key, and may not.
+        InvalidUsage: where is not true for some of the rows, or time is none.
+        UpdateNotBeyondUpper: the time is sealed.
+        UpdatesBeyondUpper: somebody has written what is not sealed.
+        SchemaMismatch, InvalidUpdate: the rows do not fit.
+    """
+    handle.check_plain("overwrite")
+    with NewContents(handle, rows, time, token, multiset=multiset) as new:
+        return new.steps(where)
+
+
+class NewContents:
+    """The new rows of an overwrite, which are read once, for as many differences as it takes."""
+
+    def __init__(
+        self, handle: CollectionHandle, rows: Any, time: int | Moment | None, token: str | None, *, multiset: bool
+    ) -> None:
+        if handle.keyed is not None and multiset:
+            raise InvalidUsage(f"multiset=True: the keyed collection {handle.name!r} holds one value for each key")
+        check_upserts(handle, "overwrite")
+        self._handle = handle
+        self._given = rows
+        self._multiset = multiset
+        self._at = None if time is None else handle.exact_time("time", time)
+        self._token = token
+        self._writer = handle.engine.writer("overwrite").part_writer()
+        self._stack = ExitStack()
+        self._held: tuple[NewRows, int] | None = None
+
+    def __enter__(self) -> "NewContents":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stack.close()
+
+    def steps(self, where: pc.Expression | None) -> list[Step]:
+        """Return the difference to what is there now; see `overwrite_steps`."""
+        handle, contents = self._handle, _settled(self._handle)
+        text = None if where is None else filter_text(where)
+        if handle.remembers(contents, self._token):
+            return [Asked(handle.id, overwrite_digest(self._new()[1], self._at, text)), *_stamping(handle, self._at)]
+        _check_beginning(handle, contents, self._at)
+        with ExitStack() as stack:
+            present = _present(handle, contents, where, stack)
+            new, rows_digest = self._new()
+            asked = Asked(handle.id, overwrite_digest(rows_digest, self._at, text))
+            check = (lambda rows: None) if isinstance(new, pa.Table) else self._check
+            writes = _upload(handle, present, new, self._at or 0, self._writer, check)
+            return [asked, *_alone(handle, contents, self._at, writes)]
+
+    def change(self, where: pc.Expression | None) -> PlainChange:
+        """Return the change that makes them the contents in a commit; they are read now, and needed until then."""
+        new, digest = self._new()
+        if isinstance(new, pa.Table):
+            self._held = copied(new), digest  # It is looked at later, when the caller may use the buffers again.
+        return PlainChange(partial(self.steps, where), self._at is None)
+
+    def asked(self, where: pc.Expression | None, notes: Sequence[Step] = ()) -> AskedEvents:
+        """Return the request that makes them a keyed collection's contents; they are needed until it is committed."""
+        new, digest = self._new()
+        if isinstance(new, pa.Table):
+            new = copied(new)  # It is looked at later, when the caller may use the buffers again.
+        digest = overwrite_digest(digest, self._at, None if where is None else filter_text(where))
+        change = KeyedChange(new, self._at, where, digest)
+        end = None if self._at is None else Antichain(self._at + 1)
+        return AskedEvents(None, end, self._token, tuple(notes), change=change)
+
+    def _check(self, rows: pa.Table) -> None:
+        if not self._multiset:
+            action = "overwrite" if self._handle.keyed is None else "keyed"
+            check_one_row_per_key(rows, self._handle.schema, self._handle.name, action)
+
+    def _new(self) -> tuple[NewRows, int]:
+        if self._held is None:
+            by = () if self._token is None else self._handle.schema.names
+            stamp = Stamp(self._at, 1)
+            self._held = _held_or_stored(self._handle, self._given, stamp, by, self._writer, self._stack)
+            self._given = None
+            if isinstance(self._held[0], pa.Table):  # Others are looked at key by key when they are compared.
+                self._check(self._held[0])
+        return self._held
+
+
+def delete_steps(
+    handle: CollectionHandle,
+    wanted: Any,
+    where: pc.Expression | None,
+    time: int | Moment | None,
+    token: str | None = None,
+) -> list[Step]:
+    """Return the steps that retract all records with the keys wanted, or else those for which where is true.
+
+    They are retracted at a time, or at that of the commit.
+
+    Raises: as `overwrite_steps`; InvalidUsage, if these are no keys of the collection, or both are given, or none.
+    """
+    handle.check_plain("a plain delete")
+    check_either(wanted, where)
+    at, contents = None if time is None else handle.exact_time("time", time), _settled(handle)
+    writer = handle.engine.writer("delete")
+    keys = wanted_keys(wanted, handle.schema) if where is None else None
+    digest = 0
+    if keys is not None and token is not None:  # How often each was named does not matter.
+        once = keys.append_column("_diff", int64_array(np.ones(len(keys), np.int64)))
+        digest = digest_of(once, handle.schema.key_names)
+    asked = Asked(handle.id, delete_digest(digest, at, None if where is None else filter_text(where)))
+    if handle.remembers(contents, token):
+        return [asked, *_stamping(handle, at)]
+    _check_beginning(handle, contents, at)
+    with ExitStack() as stack:
+        present = _present(handle, contents, where, stack)
+        if keys is None:
+            writes = _upload(handle, present, (), at or 0, writer.part_writer())
+            return [asked, *_alone(handle, contents, at, writes)]
+        records = Lookup(present).contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
+        step = writer.write_step(handle.id, handle.schema, with_time(negated(records), at or 0, handle.schema))
+        return [asked, *_alone(handle, contents, at, [] if step is None else [step])]
+
+
+def deletion(handle: CollectionHandle, keys: Any, where: pc.Expression | None, token: str | None) -> PlainChange:
+    """Return the change that retracts records at the time of a commit, when that is made."""
+    check_either(keys, where)
+    wanted = None if keys is None else wanted_keys(keys, handle.schema)
+    return PlainChange(partial(delete_steps, handle, wanted, where, None, token), at_commit=True)
+
+
+def asked_to_delete(
+    handle: CollectionHandle,
+    keys: Any,
+    where: pc.Expression | None,
+    time: int | Moment | None,
+    token: str | None,
+    notes: Sequence[Step] = (),
+) -> AskedEvents:
+    """Return the request that deletes keys of a keyed collection, or what a condition is true for.
+
+    Keys are deleted by events, which wait for a seal. A condition is about what is there at a time, which it seals.
+    """
+    check_either(keys, where)
+    if where is None:
+        return AskedEvents(deleting_events(handle, keys, handle.stamp(time, None)), None, token, tuple(notes))
+    check_upserts(handle, "delete(where=…)")
+    at = None if time is None else handle.exact_time("time", time)
+    change = KeyedChange((), at, where, delete_digest(0, at, filter_text(where)))
+    return AskedEvents(None, None if at is None else Antichain(at + 1), token, tuple(notes), change=change)
+
+
+def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> EventTable:
+    """Return rows for keys of a plain collection, checked, in any form that `Collection.upsert` takes.
+
+    Raises:
+        DuplicateKeys: a key has several rows at one time.
+        InvalidUsage: the collection has no value columns, or no key.
+        SchemaMismatch, InvalidUpdate: the rows do not fit.
+    """
+    schema = handle.schema
+    if not schema.value_names:
+        raise InvalidUsage(
+            f"the collection {handle.name!r} has no value columns, so its keys have no values to be replaced: use "
+            "write() for keys that come, and delete() for those that go"
+        )
+    events = to_events(data, schema, form_of(Keyed(), schema), stamp, handle.timeline)
+    names = [*schema.key_names, DELETED, *schema.value_names, TIME]
+    once = consolidate(events.table.select([*names, "_diff"]), names)
+    order, starts = row_sorter(once, [*schema.key_names, TIME]).sort()
+    if not starts.all():
+        raise DuplicateKeys(handle.name, repeated_keys(once, schema.key_names, order[~starts]), "upsert")
+    return events
+
+
+def upsert_steps(
+    handle: CollectionHandle, events: EventTable, end: Antichain | None, token: str | None = None
+) -> list[Step]:
+    """Return the steps that give keys of a plain collection other rows, or none, in the place of what they hold.
+
+    Raises: as `overwrite_steps`, for the first of their times.
+    """
+    contents, schema = _settled(handle), handle.schema
+    handle.check_plain("a plain upsert")
+    digest = digest_of(events.table, [name for name in (*events.schema.names, TIME) if name != SEQ])
+    asked = Asked(handle.id, digest)
+    ends = pc.min_max(events.table[TIME]).as_py()
+    first, last = (None, None) if events.at_commit else (ends["min"], ends["max"])
+    if handle.remembers(contents, token):
+        return [asked, *([handle.at_commit()] if events.at_commit else [])]
+    _check_beginning(handle, contents, first)
+    if not len(events.table):
+        return [asked, *([] if end is None else [kinds.Seal(handle.id, end.elements)])]
+    with ExitStack() as stack:
+        present = _present(handle, contents, None, stack)
+        ready = prepared(schema, form_of(Keyed(), schema), events.table)
+        wanted = Wanted(len(ready.keys), SortedKeys(ready.keys))
+        held = Lookup(present).contents(wanted, "diff", handle.engine.reader())
+        updates = consolidate(replaced(ready, Replacing(), held), [*schema.names, TIME])
+        step = handle.engine.writer("upsert").write_step(handle.id, schema, updates)
+        steps = _alone(handle, contents, last, [] if step is None else [step])
+        return [asked, *steps, *([] if end is None else [kinds.Seal(handle.id, end.elements)])]
+
+
+def check_either(keys: Any, where: pc.Expression | None) -> None:
+    if (keys is None) == (where is None) or isinstance(keys, pc.Expression):
+        raise InvalidUsage(
+            "delete() takes keys, or where= with a condition, and not both: delete([1, 2]), or "
+            'delete(where="amount > 5")'
+        )
+
+
+def _settled(handle: CollectionHandle) -> CollectionState:
+    """Return the newest state, after all that was asked of this client before: the difference is to that."""
+    handle.engine.settle()
+    return handle.contents()
+
+
+def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: int | None) -> None:
+    """Refuse a time that is sealed, what is there and is not, and another schema than that of what is there."""
+    handle.current_schema(contents)
+    if at is not None and not contents.upper.has_beyond(at):
+        raise with_timeline(UpdateNotBeyondUpper(at, contents.upper), contents.timeline)
+    refused = refused_beside(handle, contents, handle.engine.writer("overwrite").committer.writer_name)
+    if refused is not None:
+        raise refused
+
+
+def refused_beside(handle: CollectionHandle, contents: CollectionState, own: str = "") -> UpdatesBeyondUpper | None:
+    """Return why nothing can be written as the difference to contents, saying whose they are; None if all is sealed.
+
+    Args:
+        own: the name of the client that is told.
+    """
+    hidden = unsealed(contents)
+    if hidden is None:
+        return None
+    first = hidden.first if hidden.is_exact else None
+    error = UpdatesBeyondUpper(contents.upper, hidden.last, first=first, updates=hidden.updates)
+    say_whose(error, handle.engine.blob, handle.engine.follower.state, handle.id, own)
+    return with_timeline(error, contents.timeline)
+
+
+def _alone(handle: CollectionHandle, contents: CollectionState, at: int | None, writes: Sequence[Write]) -> list[Step]:
+    return [
+        ExpectNothingBeyondUpper(contents.id, contents.upper_times),
+        ExpectErasures(contents.id, erasure_number(contents)),
+        *(replace(write, at_commit=True) if at is None else write for write in writes),
+        *(_stamping(handle, at) or [kinds.Seal(contents.id, Antichain((at or 0) + 1).elements)]),
+    ]
+
+
+def _stamping(handle: CollectionHandle, at: int | None) -> list[Step]:
+    return [handle.at_commit()] if at is None else []
+
+
+def _present(
+    handle: CollectionHandle, contents: CollectionState, filter: pc.Expression | None, stack: ExitStack
+) -> Scan:
+    """Return the plan of what is there; it can be read until the stack is left."""
+    schema = handle.schema
+    if not contents.upper.time:
+        return Scan(schema, (), 0, 0, schema.names, None if filter is None else with_both_zeros(filter))
+    as_of = contents.upper.time - 1
+    # A later state will do as well: what is sealed stays as it is.
+    newest, reading = handle.claim(as_of)
+    stack.callback(reading.close)
+    return snapshot_scan(newest, schema, as_of, None, filter)
+
+
+def _held_or_stored(
+    handle: CollectionHandle,
+    rows: Any,
+    stamp: Stamp | None,
+    by: Sequence[str],
+    writer: PartWriter,
+    stack: ExitStack,
+) -> tuple[NewRows, int]:
+    """Return plain rows, or updates, as a table, or as parts that are deleted when the stack is left; and their digest.
+
+    A digest is taken by some columns; there is none without any.
+    """
+    committer = handle.engine.writer("overwrite").committer
+    new, digest = committer.write_steps.held_or_stored(handle.id, handle.schema, rows, stamp, by=by)
+    if isinstance(new, tuple):
+        stack.callback(writer.discard, new)
+    return new, digest
+
+
+def _upload(
+    handle: CollectionHandle,
+    present: Scan,
+    new: NewRows,
+    at: int,
+    writer: PartWriter,
+    check: Callable[[pa.Table], object] = lambda rows: None,
+) -> list[Write]:
+    """Store the updates that turn what is present into the new rows; return what adds them to a commit."""
+    reader = handle.engine.reader()
+    stream = PartStream(handle.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, handle.schema))
+    stored: list[Part] = []
+    try:
+        for rows in differences(present, new, reader, check):
+            stored += (
+                writer.put(handle.id, data, part) for data, part in stream.add(with_time(rows, at, handle.schema))
+            )
+        stored += (writer.put(handle.id, data, part) for data, part in stream.finish())
+    except BaseException:
+        writer.discard(stored)
+        raise
+    return handle.part_steps(stored)

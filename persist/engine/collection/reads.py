@@ -1,0 +1,489 @@
+"""Reads of collections: as of a time, changes between times, and listens, several of them at one point of the log.
+
+An as-of join is a read, too: a frame with what a collection held at the time of each of its rows.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.codecs.errors import InvalidUpdate, did_you_mean
+from persist.codecs.order.sums import consolidate
+from persist.codecs.types.casts import cast_column, decoded_column
+from persist.codecs.types.python_types import stored_type
+from persist.codecs.types.schema import TIME_MAX
+from persist.codecs.updates.inputs import TableStream, as_table, opened
+from persist.core.antichain import Antichain
+from persist.core.errors import InvalidUsage, SchemaMismatch
+from persist.core.state.contents import CollectionState, check_changes_readable, check_readable, last_sealed
+from persist.core.state.keyed_rules import form_in
+from persist.core.state.schemas import among_versions
+from persist.core.timeline import Moment, Timeline, Times
+from persist.engine.collection.keyed_events import keyed_form
+from persist.engine.hold import WantedClaim
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.read.following.changes import (
+    Changes,
+    ChangesForm,
+    Transitions,
+    UpsertEvents,
+    Upserts,
+    check_changes_form,
+    joined_changes,
+    slices_by_time,
+    with_moments,
+)
+from persist.engine.read.following.listen import Listen, Piece
+from persist.engine.read.keyed.key_history import joined
+from persist.engine.read.lookups.lookup import Lookup
+from persist.engine.read.results.snapshot import Snapshot, checked_filter
+from persist.engine.read.scanning.merging import Form, snapshot_tables
+from persist.engine.read.scanning.plan import UnreadParts, changes_scan, snapshot_scan
+from persist.engine.read.scanning.reader import ClaimedRead
+from persist.engine.read.scanning.scan import Scan
+
+READ_TIMEOUT_S = 0.0  # Who reads what is not sealed hears so at once.
+
+
+def snapshot(
+    handle: CollectionHandle,
+    as_of: int | Moment | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    where: str | pc.Expression | None = None,
+    form: Form = "rows",
+    schema: int | None = None,
+    timeout_s: float | None = READ_TIMEOUT_S,
+) -> Snapshot:
+    """Return the contents as of a time; arguments and errors are those of `Collection.snapshot`."""
+    checked_filter(handle.reading_schema(schema), where, columns, form)
+    contents, time, reading = handle.sealed_and_claimed(as_of, timeout_s)
+    try:
+        read_as = handle.schema_in(contents, schema)
+        filter = checked_filter(read_as, where, columns, form)
+        scan = snapshot_scan(contents, read_as, time, columns, filter)
+        scan.check_columns()
+    except BaseException:
+        reading.close()
+        raise
+
+    return Snapshot(scan, form, reading, contents, handle.engine.reader().slice_bytes)
+
+
+def snapshots_together(
+    wanted: Sequence[tuple[CollectionHandle, int | Moment | None]], timeout_s: float | None = READ_TIMEOUT_S
+) -> list[Snapshot]:
+    """Return the contents of collections of one engine as of times, None for the latest in one state of the location.
+
+    All claims are made in one record first. So those that each snapshot makes for itself cost nothing.
+
+    Cost: one look at the log, and one commit. Errors are those of `snapshot`; then nothing stays claimed.
+    """
+    if not wanted:
+        return []
+    engine = wanted[0][0].engine
+    with engine.follower.looks.once(), ExitStack() as made, ExitStack() as claimed:
+        for handle, as_of in wanted:
+            if as_of is not None:
+                handle.sealed(as_of, timeout_s)
+        engine.settle()
+        engine.follower.refresh()
+        _, states = engine.follower.known_at_once([(handle.id, handle.name) for handle, _ in wanted])
+        times = [handle.time_in(state, as_of) for (handle, as_of), state in zip(wanted, states, strict=True)]
+        least: dict[str, WantedClaim] = {}
+        for (handle, _), state, time in zip(wanted, states, times, strict=True):
+            check_readable(state, time)
+            if handle.id not in least or time < least[handle.id].time:
+                least[handle.id] = WantedClaim(handle.id, handle.name, time)
+        for claim in engine.claim_all([*least.values()]):
+            claimed.callback(claim.release)
+        snapshots = [
+            made.enter_context(snapshot(handle, time)) for (handle, _), time in zip(wanted, times, strict=True)
+        ]
+        made.pop_all()
+    return snapshots
+
+
+def changes(
+    handle: CollectionHandle,
+    start: int | Moment | Antichain,
+    until: int | Moment | Antichain | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    where: str | pc.Expression | None = None,
+    form: ChangesForm = "updates",
+    times: Times = "int",
+    schema: int | None = None,
+    timeout_s: float | None = READ_TIMEOUT_S,
+    raw: bool = False,
+) -> Changes:
+    """Return the updates with `start <= time < until`; arguments and errors are those of `Collection.changes`.
+
+    Args:
+        raw: give tombstones, too.
+    """
+    check_changes_form(form)
+    lower, upper = handle.as_bound("start", start), None
+    if until is not None:
+        upper = handle.as_bound("until", until, most=TIME_MAX + 1)
+        if lower > upper:
+            raise InvalidUsage(
+                f"changes({lower}, {upper}) is backwards: the interval is [start, until), so start <= until"
+            )
+    checked_filter(handle.reading_schema(schema), where, columns)
+    moments = handle.moments(times)
+    handle.engine.settle()
+    contents = handle.contents()
+    if upper is None:
+        # What begins beyond upper is waited for, as far as that.
+        upper = max(lower, handle.as_bound("upper", contents.upper))
+        is_short = contents.upper < lower
+    else:
+        is_short = upper > lower
+    check_changes_readable(contents, lower)
+    if is_short and contents.upper.has_beyond(upper - 1):
+        contents, _ = handle.sealed(upper - 1, timeout_s, until=upper)
+        check_changes_readable(contents, lower)
+    contents, reading = handle.claim(max(0, lower - 1), end=upper)
+    try:
+        check_changes_readable(contents, lower)
+        read_as = handle.schema_in(contents, schema)
+        filter = checked_filter(read_as, where, columns)
+        scan = changes_scan(contents, read_as, lower, upper, columns, filter, raw=raw)
+        scan.check_columns()
+        return Changes(scan, reading, moments, Transitions.of_columns(read_as, columns) if form != "updates" else None)
+    except BaseException:
+        reading.close()
+        raise
+
+
+def difference(
+    handle: CollectionHandle,
+    first: int | Moment,
+    second: int | Moment,
+    columns: Sequence[str] | None = None,
+    where: str | pc.Expression | None = None,
+    timeout_s: float | None = 0.0,
+    schema: int | None = None,
+) -> pa.Table:
+    """Return what differs between the contents as of two times; see `Collection.diff`."""
+    read_as = handle.reading_schema(schema)
+    values = read_as.names if columns is None else read_as.distinct("columns", columns)
+    names = list(dict.fromkeys((*read_as.key_names, *values)))
+    transitions = Transitions.of_columns(read_as, names)
+    start, end = handle.as_time("first", first), handle.as_time("second", second)
+    lower = min(min(start, end) + 1, TIME_MAX)
+    upper = max(start, end) + 1 if start != end else lower
+    with changes(handle, lower, upper, columns=names, where=where, schema=schema, timeout_s=timeout_s) as updates:
+        table = consolidate(updates.to_arrow().drop_columns("_time"), names)
+    if start > end:
+        table = table.set_column(len(names), "_diff", pc.negate_checked(table["_diff"]))
+    times = pa.repeat(pa.scalar(end, pa.int64()), len(table))
+    return transitions.of(table.append_column("_time", times)).drop_columns("_time")
+
+
+def upserts(
+    handle: CollectionHandle,
+    start: int | Moment | Antichain,
+    until: int | Moment | Antichain | None = None,
+    *,
+    schema: int | None = None,
+    timeout_s: float | None = READ_TIMEOUT_S,
+) -> Upserts:
+    """Return the changes of a keyed collection as events; arguments and errors are those of `Collection.upserts`."""
+    keyed_form(handle)
+    updates = changes(handle, start, until, schema=schema, timeout_s=timeout_s, raw=True)
+    form = form_in(handle.known(), updates.scan.given, resolves=False)
+    return Upserts(updates, UpsertEvents(updates.scan.given, form))
+
+
+def listen_from(
+    handle: CollectionHandle,
+    lower: int,
+    reading: ClaimedRead,
+    first: Sequence[Piece],
+    moments: Timeline | None,
+    columns: Sequence[str] | None = None,
+    *,
+    whole_times: bool = False,
+) -> Listen:
+    """Return a listen that yields first, if that is something, and then the updates at times >= lower, or columns.
+
+    Args:
+        whole_times: never cut a time into several pieces, whatever memory it takes.
+    """
+    unread = UnreadParts()
+
+    def planned(contents: CollectionState, lower: int, upper: int) -> Scan:
+        if contents.keyed is not None:
+            return changes_scan(handle.folded(contents), handle.schema, lower, upper, columns)
+        parts = unread.at_or_after(contents, lower)
+        schema = among_versions(handle.schema, contents)
+        return Scan(schema, parts, lower, upper, tuple(columns or schema.columns)).with_newest_types().pruned()
+
+    def plan(reading: ClaimedRead, contents: CollectionState, lower: int, upper: Antichain) -> Sequence[Piece]:
+        scan = planned(contents, lower, TIME_MAX + 1 if upper.time is None else upper.time)
+        is_whole = whole_times or not {*scan.schema.key_names} <= {*scan.columns}
+        pieces: list[Piece] = []
+        for slices in slices_by_time(scan, reading().changes_slice_bytes):
+            start, end = slices[0].time_lower, slices[0].time_upper
+            after = upper if end == scan.time_upper else Antichain(end)
+            if is_whole or len(slices) == 1:
+                interval = replace(scan, time_lower=start, time_upper=end).pruned()
+                pieces.append(Piece(partial(read, interval), after, interval.updates_memory))
+                continue
+            uppers = [*[Antichain(start)] * (len(slices) - 1), after]
+            sized = zip(slices, uppers, strict=True)
+            pieces += [Piece(partial(read, part), upper, part.updates_memory) for part, upper in sized]
+        return pieces
+
+    def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
+        return with_moments(joined_changes(scan, reading), moments)
+
+    return Listen(handle.engine.follower, handle.id, handle.name, lower, reading, plan, first)
+
+
+def contents_as_of(
+    handle: CollectionHandle,
+    contents: CollectionState,
+    time: int,
+    reading: ClaimedRead,
+    moments: Timeline | None,
+    *,
+    whole_times: bool = False,
+) -> Sequence[Piece]:
+    """Return the contents of a collection as of a time, as the updates of that time that would make them.
+
+    They are one piece, or several within the budget, of which the last one completes that time.
+    """
+    scan = snapshot_scan(handle.folded(contents), handle.schema, time, None, None)
+    slices = [scan] if whole_times else scan.slices_within(reading().changes_slice_bytes)
+
+    def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
+        empty = scan.given_out(scan.empty([*scan.columns, "_diff"]))
+        rows = pa.concat_tables([empty, *snapshot_tables(scan, "diff", reading)])
+        column = pa.repeat(pa.scalar(time, pa.int64()), len(rows))
+        updates = rows.add_column(len(handle.schema.names), handle.schema.arrow.field("_time"), column)
+        return with_moments(updates, moments)
+
+    uppers = [*[Antichain(time)] * (len(slices) - 1), Antichain(time + 1)]
+    return [Piece(partial(read, part), upper, part.memory) for part, upper in zip(slices, uppers, strict=True)]
+
+
+def begun_listen(
+    handle: CollectionHandle,
+    as_of: int | Moment | None,
+    moments: Timeline | None,
+    consumer: str = "",
+    columns: Sequence[str] | None = None,
+) -> Listen:
+    """Return a listen of the updates after as_of, None for all; see `Collection.listen`, and `Engine.claim_all`.
+
+    With columns, only these are read, and whatever becomes of the others is not noticed.
+    """
+    lower = 0 if as_of is None else handle.as_time("as_of", as_of) + 1
+    check_changes_readable(handle.contents(), lower)
+    contents, reading = handle.claim(max(0, lower - 1), consumer)
+    try:
+        check_changes_readable(contents, lower)
+    except BaseException:
+        reading.close()
+        raise
+    return listen_from(handle, lower, reading, (), moments, columns, whole_times=bool(consumer))
+
+
+def begun_subscription(
+    handle: CollectionHandle,
+    as_of: int | Moment | None,
+    moments: Timeline | None,
+    timeout_s: float | None,
+    consumer: str = "",
+) -> Listen:
+    """Return a listen of the contents as of a time, then of what follows; see `Collection.subscribe`."""
+    contents, time, reading = handle.sealed_and_claimed(as_of, timeout_s, consumer)
+    try:
+        first = contents_as_of(handle, contents, time, reading, moments, whole_times=bool(consumer))
+    except BaseException:
+        reading.close()
+        raise
+    return listen_from(handle, time + 1, reading, first, moments, whole_times=bool(consumer))
+
+
+@dataclass(frozen=True, slots=True)
+class WantedListen:
+    """What is to be followed: a collection, after a time, with what turns its times into moments.
+
+    A time of None stands for all that ever was, or for the latest sealed time if contents come first.
+    """
+
+    handle: CollectionHandle
+    as_of: int | None
+    moments: Timeline | None
+
+
+def listens_together(wanted: Sequence[WantedListen], *, contents: bool) -> list[Listen]:
+    """Return a listen of each collection, begun at one point of the log. Cost: one commit for all claims.
+
+    Args:
+        wanted: collections of one engine, one at least.
+        contents: begin with the contents as of these times, which must be sealed.
+
+    Raises:
+        AsOfCompacted: since has passed one of the times; then nothing is claimed.
+    """
+    handles = [want.handle for want in wanted]
+    engine = handles[0].engine
+    engine.follower.refresh()
+    _, known = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles])
+    lowers = [_lower(state, want.as_of, contents=contents) for want, state in zip(wanted, known, strict=True)]
+    claims = engine.claim_all(
+        [WantedClaim(handle.id, handle.name, max(0, lower - 1)) for handle, lower in zip(handles, lowers, strict=True)]
+    )
+    readings = [ClaimedRead(engine.reader, claim, handle.needs) for claim, handle in zip(claims, handles, strict=True)]
+    try:
+        _, known = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles])
+        listens = []
+        for want, state, lower, reading in zip(wanted, known, lowers, readings, strict=True):
+            first: Sequence[Piece] = ()
+            if contents:
+                check_readable(state, lower - 1)
+                first = contents_as_of(want.handle, state, lower - 1, reading, want.moments)
+            else:
+                check_changes_readable(state, lower)
+            listens.append(listen_from(want.handle, lower, reading, first, want.moments))
+        return listens
+    except BaseException:
+        for reading in readings:
+            reading.close()
+        raise
+
+
+def _lower(state: CollectionState, as_of: int | None, *, contents: bool) -> int:
+    """Return the first time of what follows as_of, after checking that it can be read."""
+    if contents:
+        as_of = last_sealed(state) if as_of is None else as_of
+        check_readable(state, as_of)
+        return as_of + 1
+    lower = 0 if as_of is None else as_of + 1
+    check_changes_readable(state, lower)
+    return lower
+
+
+def as_of_join(
+    handle: CollectionHandle,
+    frame: Any,
+    time: str,
+    on: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    timeout_s: float | None,
+) -> pa.Table:
+    """Return a frame with what its keys held at its rows' times; see `Collection.as_of_join`."""
+    schema = handle.schema
+    table = _frame(frame)
+    wanted = schema.value_names if columns is None else schema.distinct("columns", columns)
+    keys, times = _keys(table, on, time, handle), _times(table, time, handle)
+    if clashing := [name for name in wanted if name in table.column_names]:
+        raise SchemaMismatch(
+            f"the frame has a column {clashing[0]!r}, as the collection has: rename it in the frame, or leave it "
+            "out of columns"
+        )
+    ends = pc.min_max(times).as_py()
+    if ends["min"] is None:  # No row has a time, so none has a record.
+        return joined(table, keys, times, schema.arrow.empty_table(), schema, wanted)
+    handle.sealed(ends["max"], timeout_s)
+    contents, reading = handle.claim(ends["min"])
+    try:
+        check_readable(contents, ends["min"])
+        with reading.explained():
+            before = Lookup(snapshot_scan(contents, schema, ends["min"], None))
+            records = before.contents(before.wanted(keys), "diff", reading())
+            first = records.append_column(schema.arrow.field("_time"), pa.array(np.full(len(records), ends["min"])))
+            changes = changes_scan(contents, schema, ends["min"] + 1, ends["max"] + 1, None)
+            after = Lookup(changes, keeps_time=True)
+            later = after.updates(after.wanted(keys), reading())
+    finally:
+        reading.close()
+    updates = pa.concat_tables([first.select(schema.arrow.names), later])
+    return joined(table, keys, times, updates, schema, wanted)
+
+
+def _frame(frame: Any) -> pa.Table:
+    data = opened(frame)
+    if isinstance(data, TableStream):
+        tables = [*data.tables(None)]
+        try:
+            table = pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+        except pa.ArrowException as error:
+            raise SchemaMismatch(
+                f"the pieces of the frame differ in their columns: {error}. Make them alike."
+            ) from error
+    else:
+        table = as_table(data, None)  # The frame's own columns are no columns of the collection.
+    if table is None:
+        raise InvalidUsage(
+            f"{frame!r:.80} is no frame: give anything Arrow, a frame, a dict of columns or rows as dicts"
+        )
+    for at, field in enumerate(table.schema):
+        if "_view" in str(field.type) and not pat.is_dictionary(field.type):  # Arrow takes no rows of views.
+            table = table.set_column(at, field.name, decoded_column(table.column(at)))
+    return table
+
+
+def _keys(table: pa.Table, on: Sequence[str] | None, time: str, handle: CollectionHandle) -> pa.Table:
+    """Return the columns of a frame that stand for the key fields, in their order and types."""
+    fields = handle.schema.key.fields
+    if not (on is None or isinstance(on, str | Sequence)) or not isinstance(time, str):
+        raise InvalidUsage(
+            f"on={on!r:.80} and time={time!r:.80} name columns of the frame: give a list of texts, and a text"
+        )
+    names = list(handle.schema.key_names) if on is None else [on] if isinstance(on, str) else [*on]
+    if len(names) != len(fields):
+        raise InvalidUsage(
+            f"on={names} names {len(names)} columns, and a key of {handle.name!r} has {len(fields)}: name one column "
+            f"of the frame for each of {list(handle.schema.key_names)}, in that order"
+        )
+    cast = [cast_column(_column(table, name), f.type, name) for name, f in zip(names, fields, strict=True)]
+    return pa.Table.from_arrays(cast, schema=pa.schema(list(fields)))
+
+
+def _times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.ChunkedArray:
+    """Return the time of each row, int64: of a moment, the last time that is not after it."""
+    column = _column(table, name)
+    if (plain := stored_type(column.type)) != column.type:
+        column = cast_column(column, plain, name)
+    if handle.timeline is not None and (pat.is_string(column.type) or pat.is_large_string(column.type)):
+        times = handle.timeline.column_of_last_times(column)
+    elif pat.is_integer(column.type) or pat.is_floating(column.type):  # pandas makes floats of integers with gaps.
+        try:
+            times = cast_column(column, pa.int64(), name)
+        except InvalidUpdate as error:
+            if pat.is_integer(column.type):
+                raise
+            raise SchemaMismatch(f"the time of a row is a whole number: {error}") from error
+    elif handle.timeline is not None and (pat.is_timestamp(column.type) or pat.is_date(column.type)):
+        unit = {"s": "second", "ms": "millisecond", "us": "microsecond", "ns": "nanosecond"}[handle.timeline.unit]
+        if pat.is_timestamp(column.type):
+            if column.type.tz is not None:  # Rounding is of local time, which there is twice when clocks are set back.
+                column = column.cast(pa.timestamp(column.type.unit, "UTC"))
+            column = pc.floor_temporal(column, unit=unit)
+        times = handle.timeline.column_of_times(column, name)
+    else:
+        what = "a whole number" if handle.timeline is None else "a whole number, a timestamp with a zone, or ISO text"
+        raise SchemaMismatch(f"column {name!r} has type {column.type}, and the time of a row is {what}")
+    if (least := pc.min(times).as_py()) is not None and least < 0:
+        raise InvalidUsage(f"column {name!r} holds {least}: times are not negative")
+    return times
+
+
+def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
+    if name not in table.column_names:
+        hint = did_you_mean(name, table.column_names) or ","
+        raise SchemaMismatch(f"the frame has no column {name!r}{hint} it has {table.column_names}")
+    return table.column(name)

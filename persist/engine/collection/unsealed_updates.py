@@ -1,0 +1,108 @@
+"""What a collection holds beyond its upper, for who works ahead of the seal.
+
+There are two kinds of pieces: parts of the history with times beyond the upper, and writes of this client that are
+under way, which are not durable yet. What is told is the difference to what was told before. So a write that fails, or
+a part that somebody erases or compacts, is taken back, and a write that becomes a part changes nothing. Nothing here is
+definite. Who is told must take all of it back for a time that is sealed, and read that time as everybody does.
+
+A write that gets its time from its commit is seen when it is durable: before that it has no time.
+"""
+
+from collections.abc import Hashable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.types.schema import TIME_MAX
+from persist.codecs.updates.small import SmallUpdates, gathered
+from persist.core.state.contents import CollectionState
+from persist.core.state.schemas import among_versions
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.read.following.changes import read_changes
+from persist.engine.read.scanning.plan import UnreadParts
+from persist.engine.read.scanning.scan import Scan, negated
+from persist.engine.write.commit_future import CommitFuture
+from persist.engine.write.operations import Write
+
+Pieces = dict[Hashable, "int | tuple[Write, CommitFuture]"]
+
+
+class UnsealedUpdates:
+    """The updates of one collection beyond a time, as they come and go. Memory: those that were told and not passed.
+
+    Args:
+        columns: those that are read.
+
+    Raises:
+        InvalidUsage: the collection is keyed, so what its events come to is known when they are sealed.
+    """
+
+    def __init__(self, handle: CollectionHandle, columns: Sequence[str]) -> None:
+        if handle.contents().keyed is not None:
+            raise InvalidUsage(
+                f"collection {handle.name!r} is keyed: what its events come to is known when their time is sealed, so "
+                "they cannot be read before. Leave unsealed=True out."
+            )
+        self._handle = handle
+        self._columns = tuple(columns)
+        self._unread = UnreadParts()
+        self._told: dict[Hashable, pa.Table] = {}
+        self._writes: dict[Hashable, CommitFuture] = {}  # Those that were told.
+
+    def have_changed(self, lower: int) -> bool:
+        """Return whether pieces have come or gone since `changes`."""
+        return self._pieces(lower)[1].keys() != self._told.keys()
+
+    def changes(self, lower: int) -> pa.Table | None:
+        """Return what came and went at times >= lower, as updates: columns, `_time`, `_diff`; None if nothing did."""
+        contents, pieces = self._pieces(lower)
+        come = {
+            key: self._of_part(contents, piece, lower) if isinstance(piece, int) else self._of_write(piece[0])
+            for key, piece in pieces.items()
+            if key not in self._told
+        }
+        # Nothing is forgotten before all has been read, because reading may fail and is repeated then.
+        gone = [negated(self._told.pop(key)) for key in self._told.keys() - pieces.keys()]
+        self._told |= come
+        futures = {key: piece[1] for key, piece in pieces.items() if not isinstance(piece, int)}
+        self._writes = {key: future for key, future in (self._writes | futures).items() if key in self._told}
+        return pa.concat_tables([*come.values(), *gone]) if come or gone else None
+
+    def pass_to(self, upper: int | None) -> pa.Table | None:
+        """Return the updates that take back all that was told of times before upper, None for all; forget it."""
+        passed = []
+        for key, table in self._told.items():
+            is_passed = pc.less(table["_time"], TIME_MAX + 1 if upper is None else upper)
+            passed.append(negated(table.filter(is_passed)))
+            self._told[key] = table.filter(pc.invert(is_passed))
+        return pa.concat_tables(passed) if passed else None
+
+    def _pieces(self, lower: int) -> tuple[CollectionState, Pieces]:
+        """Return a state of the collection, and the pieces that there are beyond lower."""
+        handle = self._handle
+        seqno, [contents] = handle.engine.follower.known_at_once([(handle.id, handle.name)])
+        pieces: Pieces = {number: number for number in self._unread.numbers_at_or_after(contents, lower)}
+        if handle.engine.mode != "read":
+            committer = handle.engine.writer("a source").committer
+            for write, future in committer.writes_under_way(handle.id):
+                if self._is_readable(write, lower):
+                    pieces[write] = write, future
+        for key, future in self._writes.items():
+            if future.durable_at is not None and future.durable_at > seqno:
+                pieces[key] = -1  # It is a part of a later state, so it is not gone.
+        return contents, pieces
+
+    def _is_readable(self, write: Write, lower: int) -> bool:
+        is_here = isinstance(write.data, pa.Table | SmallUpdates) and not write.at_commit and write.events is None
+        return is_here and write.time_min >= lower and write.schema.version == self._handle.schema.version
+
+    def _of_part(self, contents: CollectionState, number: int, lower: int) -> pa.Table:
+        schema = among_versions(self._handle.schema, contents)
+        scan = Scan(schema, (contents.numbered[number],), lower, TIME_MAX + 1, self._columns).with_newest_types()
+        return read_changes(scan.pruned(), self._handle.engine.reader())
+
+    def _of_write(self, write: Write) -> pa.Table:
+        data = gathered([write.data], write.schema) if isinstance(write.data, SmallUpdates) else write.data
+        assert isinstance(data, pa.Table)
+        return data.select([*self._columns, "_time", "_diff"])

@@ -1,0 +1,390 @@
+"""Compaction carried out: a part maker makes new parts out of old ones, and one record puts the result in place.
+
+Nothing is replaced before all of it has been written, and only if what it was made of is still there: the record says
+so, and loses otherwise (`persist.core.state.contents`). Any number of compactors may therefore run; a loser deletes
+what it made. A part found missing or damaged ends the compaction with an error that names it. Before the commit the
+sums of
+diffs are held against each other: a slice that was lost or read twice would show.
+
+After large work, and after each collection of garbage, memory goes back to the operating system (`give_back`).
+Allocators keep what was freed, for the next time: after a compaction that is often ten times what is still in use, and
+the next compaction may be hours away. What many small pieces of work leave behind is scattered over the heaps of all
+threads, and grows for months. Reads and writes do not give back: they follow each other, and to get the same pages
+again costs them more than it spares others.
+"""
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+import pyarrow as pa
+
+from persist.blob.errors import Indeterminate, MissingBlob
+from persist.codecs.errors import DiffOverflow
+from persist.codecs.part.key_range import ordered_keys
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import TIME_MAX
+from persist.core.errors import ClientClosed, CollectionNotFound, PersistError, Superseded, UploadExpired
+from persist.core.log import kinds
+from persist.core.log.fields import Keyframe, Numbers
+from persist.core.progress import task
+from persist.core.rendering import Shown, counted
+from persist.core.settings import Tuning
+from persist.core.state.collection_rules import ExpectErasures, ExpectRuns, after_step
+from persist.core.state.contents import CollectionState, with_replaced
+from persist.core.state.erasures import erasure_number
+from persist.engine.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, Work, next_work
+from persist.engine.compact.rewriter import WHOLE_FRACTION, MadeRun, PartMaker, Rewrite, RunPiece, keyframe_pieces
+from persist.engine.follow.follower import Follower
+from persist.engine.read.scanning.plan import snapshot_scan
+from persist.engine.read.scanning.scan import Scan
+from persist.engine.write.operations import Commit, Step
+
+
+@dataclass(frozen=True)
+class CompactionReport(Shown):
+    """What compaction did.
+
+    Attributes:
+        keyframes: those made, by their times.
+        forgotten: the time up to which history was dropped, None if none was.
+        runs_merged: runs of history that became fewer.
+        keyframes_dropped: those that were not needed any more, or too many.
+        parts_read, rows_read, bytes_read: what it read, of parts; rows and bytes of whole parts.
+        parts_written, rows_written, bytes_written: what it wrote.
+        parts_shared: parts of an earlier keyframe that a new one lists, too.
+        superseded: pieces of work that another compactor was faster to do.
+    """
+
+    keyframes: tuple[int, ...] = ()
+    forgotten: int | None = None
+    runs_merged: int = 0
+    keyframes_dropped: int = 0
+    parts_read: int = 0
+    rows_read: int = 0
+    bytes_read: int = 0
+    parts_written: int = 0
+    rows_written: int = 0
+    bytes_written: int = 0
+    parts_shared: int = 0
+    superseded: int = 0
+
+    def __str__(self) -> str:
+        return self.sentence()
+
+    def sentence(self, time: Callable[[int], str] = str) -> str:
+        """Return what was done as a person reads it, given how a time is told, such as with its moment."""
+        if self == CompactionReport():
+            return "nothing to do"
+        done = [f"keyframe as of {time(as_of)}" for as_of in self.keyframes]
+        done += [f"history up to {time(self.forgotten)} forgotten"] if self.forgotten is not None else []
+        done += [f"{counted(self.runs_merged, 'run')} merged"] if self.runs_merged else []
+        done += [f"{counted(self.keyframes_dropped, 'keyframe')} dropped"] if self.keyframes_dropped else []
+        done += [f"{counted(self.parts_shared, 'part')} shared"] if self.parts_shared else []
+        done += [f"{counted(self.superseded, 'time')} another compaction was faster"] if self.superseded else []
+        done.append(f"read {counted(self.parts_read, 'part')} ({self.bytes_read:,} bytes)")
+        done.append(f"wrote {counted(self.parts_written, 'part')} ({self.bytes_written:,} bytes)")
+        return ", ".join(done)
+
+    def __add__(self, other: "CompactionReport") -> "CompactionReport":
+        forgotten = max((time for time in (self.forgotten, other.forgotten) if time is not None), default=None)
+        added = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in self.__dataclass_fields__
+            if name != "forgotten"
+        }
+        return CompactionReport(forgotten=forgotten, **added)
+
+
+def with_read(parts: Sequence[Part], report: CompactionReport) -> CompactionReport:
+    """Return report with parts added to what it read."""
+    return report + CompactionReport(
+        parts_read=len(parts),
+        rows_read=sum(part.rows for part in parts),
+        bytes_read=sum(part.bytes for part in parts),
+    )
+
+
+def with_written(parts: Sequence[Part], report: CompactionReport) -> CompactionReport:
+    """Return report with parts added to what it wrote."""
+    return report + CompactionReport(
+        parts_written=len(parts),
+        rows_written=sum(part.rows for part in parts),
+        bytes_written=sum(part.bytes for part in parts),
+    )
+
+
+LARGE_BYTES = 32 << 20  # Of parts that were read; less work leaves little behind.
+
+
+def give_back() -> None:
+    """Let Arrow's allocator and that of the C library return what they keep and nobody uses.
+
+    Nothing that is in use is touched, whoever in the process uses it. Cost: milliseconds.
+    """
+    pa.default_memory_pool().release_unused()
+    if sys.platform == "linux":
+        # NumPy's arrays and encoded parts are glibc's. Other C libraries have no such function.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+ATTEMPTS = 3
+
+
+class Compactor:
+    """Compacts the collections of one location, for one client; from any thread, one collection at a time."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        commit: Commit,
+        tuning: Tuning,
+        maker: PartMaker,
+        stop: threading.Event,
+    ) -> None:
+        """Make one.
+
+        Args:
+            commit: submits steps for collections, by id and name.
+            maker: makes the parts.
+            stop: set by `close`; the part maker may know it, too.
+        """
+        self._follower = follower
+        self._commit = commit
+        self._tuning = tuning
+        self._maker = maker
+        self._one_at_a_time = threading.Lock()
+        self._stop = stop
+
+    def is_due(self, contents: CollectionState, *, destroy: bool = False) -> bool:
+        """Tell whether `compact` would find something to do. Cost: no request."""
+        return next_work(contents, self._tuning, destroy=destroy) is not None
+
+    def compact(
+        self, id_: str, name: str, *, full: bool = False, destroy: bool = False, move_out: bool = False
+    ) -> CompactionReport:
+        """Do all that is due in one collection; see `persist.engine.compact.planner.next_work`.
+
+        Raises:
+            CollectionNotFound: it was destroyed.
+            CorruptBlob: a part cannot be believed; nothing that it is part of was replaced.
+            DiffOverflow: a sum of diffs does not fit int64; that piece of work was not done, all else was.
+            Unavailable, Indeterminate: the store did not answer.
+            ClientClosed: the client was closed meanwhile.
+        """
+        report = CompactionReport()
+        failed: dict[Work, DiffOverflow] = {}
+        with self._one_at_a_time, task("compact", name, unit="pieces of work") as done:
+            while True:
+                contents = self._contents(id_, name)
+                work = next_work(
+                    contents,
+                    self._tuning,
+                    full=full,
+                    destroy=destroy,
+                    move_out=move_out,
+                    without=frozenset(failed),
+                )
+                if work is None:
+                    break
+                try:
+                    report += self._do(contents, work)
+                except Superseded:
+                    report += CompactionReport(superseded=1)
+                except DiffOverflow as error:
+                    failed[work] = error
+                done(1)
+        if report.bytes_read >= LARGE_BYTES:
+            give_back()
+        if failed:
+            raise next(iter(failed.values()))
+        return report
+
+    def close(self) -> None:
+        """Let what is under way end soon, with ClientClosed; idempotent."""
+        self._stop.set()
+
+    def _contents(self, id_: str, name: str) -> CollectionState:
+        if self._stop.is_set():
+            raise ClientClosed("compaction")
+        return self._follower.current(id_, name)
+
+    def _do(self, contents: CollectionState, work: Work) -> CompactionReport:
+        attempt = _Attempt(contents)
+        if isinstance(work, Thin):
+            self._put(contents, kinds.Replace(contents.id, removed_keyframes=work.keyframes), attempt)
+            return CompactionReport(keyframes_dropped=len(work.keyframes))
+        try:
+            if isinstance(work, MakeKeyframe):
+                step, report = self._keyframe(contents, work.as_of, attempt)
+            elif isinstance(work, MergeRuns):
+                step, report = self._merge(contents, work.runs, attempt)
+            else:
+                step, report = self._forget(contents, work, attempt)
+            self._put(contents, msgspec.structs.replace(step, parts=tuple(attempt.parts)), attempt)
+        except BaseException as error:
+            if attempt.may_be_committed:
+                raise
+            self._maker.discard(attempt.parts)
+            if isinstance(error, MissingBlob) and not self._needs(contents, error.key):
+                raise Superseded("what this compaction read has been replaced and deleted meanwhile") from error
+            raise
+        return with_written(attempt.parts, report)
+
+    def _needs(self, contents: CollectionState, blob: str) -> bool:
+        try:
+            known = self._follower.current(contents.id, contents.name)
+        except CollectionNotFound:
+            return False
+        return any(part.blob == blob for part in known.stored_parts)
+
+    def _put(self, contents: CollectionState, step: kinds.Replace, attempt: "_Attempt") -> None:
+        """Commit step, which names what was made for it, as long as what it replaces is there."""
+        for tries in range(ATTEMPTS):
+            contents = self._contents(contents.id, contents.name)
+            conditions = attempt.conditions(step)
+            for condition in conditions:
+                after_step(contents, condition)
+            _, unused = with_replaced(contents, step)
+            steps: list[Step] = [*conditions, msgspec.structs.replace(step, unused=unused)]
+            # Until there is an answer that says no, the record may be there or come yet, whatever ends the wait for it.
+            attempt.may_be_committed = True
+            try:
+                self._commit(steps, {contents.id: contents.name}).result()
+                return
+            except PersistError as error:
+                attempt.may_be_committed = isinstance(error, Indeterminate)
+                if isinstance(error, UploadExpired):  # That it came too late is the better reason, if it did.
+                    with_replaced(self._contents(contents.id, contents.name), step)
+                if tries == ATTEMPTS - 1 or not isinstance(error, Superseded):
+                    raise
+
+    def _make(
+        self, contents: CollectionState, runs: Iterable[Iterable[RunPiece]], attempt: "_Attempt"
+    ) -> list[MadeRun]:
+        made_runs = self._maker.make(contents.id, runs, contents.parts)
+        for made in made_runs:
+            attempt.parts += made.new
+        return made_runs
+
+    def _keyframe(
+        self, contents: CollectionState, as_of: int, attempt: "_Attempt"
+    ) -> tuple[kinds.Replace, CompactionReport]:
+        scan = snapshot_scan(contents, contents.schema, as_of, None, raw=True)
+        numbers = {part.blob: number for number, part in contents.numbered.items()}
+        pieces = keyframe_pieces(scan, numbers, self._tuning.part_bytes, self._maker)
+        [made] = self._make(contents, [pieces], attempt)
+        listed = attempt.numbers(made)
+        shared = {number for number in listed if number >= 0}
+        rewritten = [part for part in scan.base if numbers[part.blob] not in shared]
+        attempt.check(listed, made.added + sum(part.diff_sum for part in scan.base))
+        step = kinds.Replace(contents.id, keyframes=(Keyframe(as_of, listed),))
+        report = CompactionReport(keyframes=(as_of,), parts_shared=len(shared))
+        return step, with_read([*scan.parts, *rewritten], report)
+
+    def _merge(
+        self, contents: CollectionState, runs: Numbers, attempt: "_Attempt"
+    ) -> tuple[kinds.Replace, CompactionReport]:
+        numbers = [number for run in contents.history if run[0] in runs for number in run]
+        report = CompactionReport(runs_merged=len(runs))
+        if (order := self._disjoint(contents, numbers)) is not None:
+            return kinds.Replace(contents.id, removed_runs=runs, runs=(order,)), report
+        new = self._rewritten(contents, [numbers], 0, attempt)
+        return kinds.Replace(contents.id, removed_runs=runs, runs=new), with_read(contents.parts_of(numbers), report)
+
+    def _disjoint(self, contents: CollectionState, numbers: Sequence[int]) -> Numbers | None:
+        """Return parts in key order, if they may stay as they are: of fair size, and without a key in common."""
+        keyed = []
+        for number in numbers:
+            part = contents.numbered[number]
+            keys = ordered_keys(part, contents.schema)
+            if keys is None or part.inline or part.bytes < self._tuning.part_bytes // WHOLE_FRACTION:
+                return None
+            keyed.append((keys[0], keys[-1], number))
+        keyed.sort(key=lambda entry: entry[:2])
+        if any(one[1] >= other[0] for one, other in pairwise(keyed)):
+            return None
+        return tuple(number for _, _, number in keyed)
+
+    def _rewritten(
+        self, contents: CollectionState, runs: Sequence[Sequence[int]], lower: int, attempt: "_Attempt"
+    ) -> tuple[Numbers, ...]:
+        """Write the updates of some runs from time lower on; return the runs that they are now, if anything is left."""
+        schema = contents.schema
+        parts = [contents.parts_of(run) for run in runs]
+        scans = [Scan(schema, run_parts, lower, TIME_MAX + 1, schema.names).pruned() for run_parts in parts]
+        rewritten = []
+        for old, made in zip(parts, self._make(contents, [[Rewrite(scan)] for scan in scans], attempt), strict=True):
+            new = attempt.numbers(made)
+            attempt.check(new, made.added)
+            if lower == 0 and made.added != sum(part.diff_sum for part in old):
+                raise AssertionError("slices of a merge did not read every update once")
+            rewritten += [new] if new else []
+        return tuple(rewritten)
+
+    def _forget(
+        self, contents: CollectionState, work: Forget, attempt: "_Attempt"
+    ) -> tuple[kinds.Replace, CompactionReport]:
+        history_from = work.as_of + 1
+        removed = [run for run in contents.history if any(p.time_min < history_from for p in contents.parts_of(run))]
+        straddling = [run for run in removed if any(p.time_max >= history_from for p in contents.parts_of(run))]
+        old = tuple(keyframe.as_of for keyframe in contents.keyframes if keyframe.as_of < work.as_of)
+        step = kinds.Replace(
+            contents.id,
+            removed_runs=tuple(run[0] for run in removed),
+            runs=self._rewritten(contents, straddling, history_from, attempt),
+            removed_keyframes=old,
+            history_from=history_from,
+        )
+        read = [part for run in straddling for part in contents.parts_of(run)]
+        return step, with_read(read, CompactionReport(forgotten=work.as_of, keyframes_dropped=len(old)))
+
+
+class _Attempt:
+    """What was made for one piece of work, and how far it has come.
+
+    A part that was made is named by -1, -2, … in the order of parts.
+
+    Attributes:
+        parts: all that were made, and are stored.
+        may_be_committed: whether a record may name them, so that they must stay.
+    """
+
+    def __init__(self, contents: CollectionState) -> None:
+        self.parts: list[Part] = []
+        self.may_be_committed = False
+        self._contents = contents
+
+    def conditions(self, step: kinds.Replace) -> tuple[ExpectErasures, ExpectRuns]:
+        """Return the conditions of a step: nothing was erased, and what it removes has the parts that it had.
+
+        Others may have put a run together with more, under the name of its first part.
+        """
+        runs = tuple(run for run in self._contents.history if run[0] in step.removed_runs)
+        id_ = self._contents.id
+        return ExpectErasures(id_, erasure_number(self._contents)), ExpectRuns(id_, runs)
+
+    def numbers(self, made: MadeRun) -> Numbers:
+        """Return the numbers and names of the parts of a run that was made."""
+        names = {part.blob: -1 - at for at, part in enumerate(self.parts)}
+        return tuple(names[part.blob] if isinstance(part, Part) else part for part in made.parts)
+
+    def check(self, run: Numbers, diff_sum: int) -> None:
+        """Raise AssertionError unless the diffs of a run sum to this, and its parts are in order without common keys.
+
+        The sums of diffs do not show a slice that went beyond its keys: what it read too much is in both of them.
+        """
+        parts = [self._contents.numbered[n] if n >= 0 else self.parts[-1 - n] for n in run]
+        total = sum(part.diff_sum for part in parts)
+        if total != diff_sum:
+            raise AssertionError(f"the diffs of the result sum to {total}, and those of its sources to {diff_sum}")
+        schema = self._contents.schema
+        keyed = [keys for part in parts if (keys := ordered_keys(part, schema)) is not None]
+        if any(one[-1] >= other[0] for one, other in pairwise(keyed)):
+            raise AssertionError("the parts of the result overlap in key: slices of the key space did, too")

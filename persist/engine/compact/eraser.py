@@ -1,0 +1,341 @@
+"""Erasure worked out: which parts of a collection hold records that must go, and the parts that take their places.
+
+Erasure is a rewrite like compaction, made by the same part maker, with one difference: some rows are left out. What is
+to go is decided by key and value alone (`ErasedRecords`), so it does not matter in which part, at which time or with
+which diff a record stands. Each part is looked at by itself, by the columns that decide. If it holds such a record, it
+is written anew under the newest schema, and its neighbours stay as they are.
+
+In a keyed collection, a condition erases everything of each key that has a record, or a pending event, for which it is
+true. An event that only deletes is no record, so its NULLs match nothing. If one event of a key were erased alone, what
+the others give would depend on whether they have been resolved. If all are erased, the key holds nothing at any time.
+
+The work is proved like a merge: the diffs of a new part sum to those of the old one less those of the rows that were
+counted as erased.
+
+Writers go on meanwhile. Parts never change, so what was worked out of one holds as long as the collection names it. A
+`PartEraser` therefore keeps what it knows by part. Whoever commits (`persist.services.erase`) asks it again, for the
+parts that have come since, until no other record comes first.
+
+Memory: a slice, a row group, and a part in progress, as for compaction.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.order.search import SortedKeys
+from persist.codecs.order.sums import exact_sum
+from persist.codecs.part.filters import columns_of, parts_that_may_match, with_both_zeros
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.core.errors import InvalidUsage, Superseded
+from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.machine import DELETED
+from persist.core.log import kinds
+from persist.core.log.fields import Numbers
+from persist.core.state.contents import CollectionState
+from persist.core.state.erasures import left_by_erasure
+from persist.engine.compact.rewriter import LocalPartMaker, Rewrite
+from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.scanning.scan import Scan
+from persist.engine.write.part_writer import PartWriter
+
+
+@dataclass(frozen=True)
+class ErasedRecords:
+    """What is to be erased: the records of some keys, or those for which a condition is true.
+
+    Attributes:
+        keys: the key columns, sorted, each key once, as `persist.engine.read.lookups.requested_keys.wanted_keys` gives
+        them; or None.
+        where: instead of these.
+        ids: of the columns that where names, by name: those of relatives must be the same.
+    """
+
+    keys: pa.Table | None
+    where: pc.Expression | None
+    ids: tuple[int, ...] = ()
+
+    @classmethod
+    def matching(cls, where: pc.Expression, schema: CollectionSchema) -> "ErasedRecords":
+        """Return the records of a schema for which a condition is true."""
+        return cls(None, where, _ids_of(columns_of(where, schema.arrow), schema))
+
+    @cached_property
+    def _sorted(self) -> SortedKeys:
+        assert self.keys is not None
+        return SortedKeys(self.keys)
+
+    @cached_property
+    def filter(self) -> pc.Expression:
+        """What is true for all of these records, and maybe for others: so that parts need not be looked at."""
+        if self.where is not None:
+            return with_both_zeros(self.where)
+        assert self.keys is not None
+        condition = pc.scalar(True)
+        for name, values in zip(self.keys.column_names, self.keys.columns, strict=True):
+            if pa.types.is_nested(values.type) or values.null_count or pa.types.is_floating(values.type):
+                continue  # It narrows down less, and is right for all values.
+            condition = condition & pc.field(name).isin(values.combine_chunks())
+        return condition
+
+    def columns(self, schema: CollectionSchema) -> list[str]:
+        """Return the columns that decide."""
+        if self.keys is not None:
+            return [*self.keys.column_names]
+        assert self.where is not None
+        return columns_of(self.where, schema.arrow)
+
+    def split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Return the rows that go and those that stay, of rows that are in the order of keys."""
+        if self.keys is not None:
+            return self._sorted.split(rows)
+        goes = pc.coalesce(self.filter, pc.scalar(False))
+        return rows.filter(goes), rows.filter(~goes)
+
+    def of(self, schema: CollectionSchema) -> "ErasedRecords":
+        """Return the same of a relative: its key columns may have other names, and wider or narrower types.
+
+        Keys that do not fit its types are not there.
+        """
+        if self.keys is None:
+            return self
+        fields = [schema.arrow.field(name) for name in schema.key_names]
+        columns, fits = [], pa.chunked_array([pa.repeat(pa.scalar(True), len(self.keys))])
+        for values, field in zip(self.keys.columns, fields, strict=True):
+            cast = values if values.type == field.type else values.cast(field.type, safe=False)
+            if cast is not values and pa.types.is_integer(field.type):
+                fits = pc.and_(fits, pc.fill_null(pc.equal(cast.cast(values.type, safe=False), values), True))
+            columns.append(cast)
+        keys = pa.Table.from_arrays(columns, schema=pa.schema([pa.field(f.name, f.type) for f in fields]))
+        return ErasedRecords(keys.filter(fits), None)
+
+    def is_about(self, schema: CollectionSchema) -> bool:
+        """Whether rows of a schema have the columns that decide."""
+        try:
+            self.split(schema.arrow.empty_table())
+        except (pa.ArrowException, KeyError):
+            return False
+        return True
+
+    def kept(self, rows: pa.Table) -> pa.Table:
+        """Return the rows that stay."""
+        return self.split(rows)[1]
+
+    def check(self, schema: CollectionSchema, name: str) -> None:
+        """Raise InvalidUsage unless rows of a schema have the columns that decide, with fitting types.
+
+        A column of the same name that is another one decides nothing: in a clone, names may have been exchanged.
+        """
+        if self.where is not None and not (self.is_about(schema) and _ids_of(self.columns(schema), schema) == self.ids):
+            raise InvalidUsage(
+                f"what is to be erased cannot be told of the rows of {name}, whose columns are "
+                f"{list(schema.names)}, or were renamed: erase by keys instead"
+            )
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What is known of a part: how many rows go, and what takes its place; None if it stays as it is."""
+
+    rows: int
+    made: tuple[Part, ...] | None
+
+
+_Known = tuple[str, str, int, int]
+
+
+class PartEraser:
+    """Works out the erasure of some records of one collection, for as many states of it as it takes.
+
+    Args:
+        collection: its id.
+        maker, writer, reader: make parts, store small ones, and read them.
+    """
+
+    def __init__(
+        self,
+        collection: str,
+        records: ErasedRecords,
+        maker: LocalPartMaker,
+        writer: PartWriter,
+        reader: Callable[[], PartReader],
+    ) -> None:
+        self._collection = collection
+        self._wanted = self._records = records
+        self._seen: set[_Known] = set()
+        self._maker = maker
+        self._writer = writer
+        self._reader = reader
+        self._outcomes: dict[_Known, _Outcome] = {}
+        self._schema: CollectionSchema | None = None
+        self._reads_blobs = True
+        self._lock = threading.Lock()
+
+    def step(
+        self, contents: CollectionState, *, by: str, at_ms: int, reason: str, reads_blobs: bool = True
+    ) -> kinds.Erase | None:
+        """Return what erases the records from contents; None if there are none.
+
+        Cost: reading what decides, of the parts that it has not seen yet; then what must be written anew.
+
+        Raises:
+            Superseded: a part that it has not seen lies in a blob, and it reads none.
+            InvalidUsage: its events, or its rows, lack a column that decides.
+            CorruptBlob: a part is missing, or cannot be believed.
+        """
+        schema, self._reads_blobs = contents.schema, reads_blobs
+        if self._schema != schema:
+            self.discard()  # Parts are written with the newest columns.
+            self._seen.clear()
+            self._schema, self._records = schema, self._wanted.of(schema)
+        self._wanted.check(schema, repr(contents.name))
+        if contents.keyed is not None and self._wanted.where is not None:
+            self._find_keys(contents)
+        inline_bytes = contents.inline_bytes
+        parts: list[Part] = []
+        replaced: list[tuple[int, Numbers]] = []
+        updates = 0
+
+        def take(number: int, part: Part, outcome: _Outcome) -> None:
+            if outcome.made is not None:
+                replaced.append((number, tuple(-1 - len(parts) - n for n in range(len(outcome.made)))))
+                parts.extend(outcome.made)
+
+        counted = {n for run in contents.history for n in run}
+        if contents.history_from:  # Then what came before is in the first keyframe alone.
+            counted.update(contents.keyframes[0].parts)
+        for number, part, outcome in self._touched(contents.numbered, schema, inline_bytes):
+            take(number, part, outcome)
+            updates += outcome.rows if number in counted else 0
+        events = len(parts)
+        if contents.pending:
+            schema = events_of(contents)
+            for number, part, outcome in self._touched(contents.pending, schema, inline_bytes):
+                # Rows at times that are resolved do not count, and no part is pending for their sake.
+                is_waiting = [contents.resolved.has_beyond(made.time_max) for made in outcome.made or ()]
+                waiting = tuple(made for made, waits in zip(outcome.made or (), is_waiting, strict=True) if waits)
+                take(number, part, _Outcome(outcome.rows, waiting))
+                updates += outcome.rows
+        if not replaced:
+            return None
+        step = kinds.Erase(
+            contents.id,
+            updates,
+            by,
+            at_ms,
+            reason,
+            parts=tuple(parts),
+            events=len(parts) - events,
+            replaced=tuple(replaced),
+        )
+        return msgspec.structs.replace(step, unused=left_by_erasure(contents, step))
+
+    def _find_keys(self, contents: CollectionState) -> None:
+        """Let the records be those of all keys which have one for which the condition is true."""
+        names, key_tables = contents.schema.key_names, list[pa.Table]()
+        for parts, schema in ((contents.numbered, contents.schema), (contents.pending, events_of(contents))):
+            new = [part for part in parts.values() if _known(part) not in self._seen]
+            if new and self._wanted.is_about(schema):
+                may_match = parts_that_may_match(new, self._wanted.filter, schema)
+                self._check_read(*may_match)
+                is_deleting = [DELETED] if DELETED in schema.names else []
+                columns = list(dict.fromkeys([*names, *self._wanted.columns(schema), *is_deleting]))
+                tables = self._reader().tables(may_match, schema, columns)
+                rows = (without_deletions(table, contents) for _, table in tables)
+                key_tables += [self._wanted.split(table)[0].select(names) for table in rows]
+            self._seen.update(map(_known, new))
+        keys = pa.concat_tables([contents.schema.arrow.empty_table().select(names), *key_tables])
+        if self._records.keys is not None:
+            keys = pa.concat_tables([keys, self._records.keys])
+        distinct = pa.Table.from_batches([SortedKeys.of(keys, names).batch])
+        if self._records.keys is None or len(distinct) > len(self._records.keys):
+            self.discard()
+            self._records = ErasedRecords(distinct, None)
+
+    def committed(self, step: kinds.Erase | None) -> None:
+        """Note that a record names what was made for a step; delete what was made and is not in it."""
+        named = set() if step is None else {part.blob for part in step.parts}
+        self._discard(lambda part: part.blob not in named)
+
+    def discard(self) -> None:
+        """Delete what was made, which no record names."""
+        self._discard(lambda part: True)
+
+    def _discard(self, is_unwanted: Callable[[Part], bool]) -> None:
+        with self._lock:
+            made = [part for outcome in self._outcomes.values() for part in outcome.made or ()]
+            self._outcomes.clear()
+        self._writer.discard(part for part in made if is_unwanted(part))
+
+    def _touched(
+        self, parts: dict[int, Part], schema: CollectionSchema, inline_bytes: int
+    ) -> Iterator[tuple[int, Part, _Outcome]]:
+        """Yield the parts that hold records which go, with what is known of them."""
+        new = [part for part in parts.values() if _known(part) not in self._outcomes]
+        may_match = {_known(part) for part in parts_that_may_match(new, self._records.filter, schema)} if new else set()
+        for number, part in parts.items():
+            outcome = self._outcomes.get(_known(part))
+            if outcome is None:
+                outcome = self._look(part, schema, inline_bytes) if _known(part) in may_match else _Outcome(0, None)
+                self._outcomes[_known(part)] = outcome
+            if outcome.made is not None:
+                yield number, part, outcome
+
+    def _look(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> _Outcome:
+        self._check_read(part)
+        rows = diffs = 0
+        columns = [*self._records.columns(schema), "_diff"]
+        for _, table in self._reader().tables([part], schema, columns):
+            goes, _ = self._records.split(table)
+            rows += len(goes)
+            diffs += exact_sum(goes["_diff"].to_numpy())
+        if not rows:
+            return _Outcome(0, None)
+        made = self._written(part, schema, inline_bytes)
+        if sum(new_part.diff_sum for new_part in made) != part.diff_sum - diffs:
+            self._writer.discard(made)
+            raise AssertionError("the diffs of what is left of a part are not those of the part less what was erased")
+        return _Outcome(rows, made)
+
+    def _check_read(self, *parts: Part) -> None:
+        if not (self._reads_blobs or all(part.inline for part in parts)):
+            raise Superseded("a part has come that has not been looked at: try again")
+
+    def _written(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> tuple[Part, ...]:
+        """Return the parts that hold what stays of a part; none if that is nothing."""
+        if not part.inline:
+            scan = Scan(schema, (part,), 0, TIME_MAX + 1, schema.names).pruned()
+            (run,) = self._maker.make(self._collection, [[Rewrite(scan, keep=self._records.kept)]], [part])
+            return run.new
+        tables = [table for _, table in self._reader().tables([part], schema, [*schema.names, "_time", "_diff"])]
+        kept = self._records.kept(pa.concat_tables(tables))
+        return tuple(self._writer.stored_parts(self._collection, kept, schema, inline_bytes)) if len(kept) else ()
+
+
+def without_deletions(rows: pa.Table, contents: CollectionState) -> pa.Table:
+    """Return rows of a part without events that only delete: these are no records, and their NULLs no values."""
+    if DELETED not in rows.column_names or contents.keyed is None or contents.keyed.tombstone is not None:
+        return rows
+    return rows.filter(pc.invert(rows[DELETED]))
+
+
+def _ids_of(columns: list[str], schema: CollectionSchema) -> tuple[int, ...]:
+    ids = dict(zip(schema.names, schema.ids, strict=True))
+    return tuple(ids[name] for name in sorted(columns) if name in ids)
+
+
+def events_of(contents: CollectionState) -> CollectionSchema:
+    """Return the schema of the pending events of a keyed collection, under the newest version of its own."""
+    assert contents.keyed is not None, "it has events"
+    return events_schema(contents.schema, event_fields(contents.schema, contents.keyed))
+
+
+def _known(part: Part) -> _Known:
+    """Return the identity of a part in its collection: the same bytes may stand under two schemas."""
+    return part.blob, part.checksum, part.time_min, part.schema

@@ -1,0 +1,294 @@
+"""What compaction should do to a collection, decided from its state alone: no I/O happens here.
+
+Keyframes cut the history into *intervals* of time: after one keyframe, up to and including the next. Four kinds of
+work:
+
+| work | why | when |
+|---|---|---|
+| keyframe | reads near it cost a scan of their result | the history since the last one has grown past a share of it |
+| forget | drop history, and keyframes, that nobody may read any more | since has passed a keyframe |
+| merge | few runs to read and to look a key up in | an interval has many runs of similar size (size-tiered) |
+| thin | old keyframes must not outgrow the history they serve, nor the state | since stays behind for long |
+
+A merge never crosses a keyframe's time: a reader near a keyframe would decode what it must then drop. It puts together
+runs that follow each other in time, for the same reason. Levels are sizes: a run is of level n if it has at least
+`LEVEL_BYTES * merge_runs**n` bytes; `merge_runs` runs in a row of one level, and whatever smaller ones lie between
+them, become one run of the next; or of a later one at once, if very many small runs have piled up. So an update is
+rewritten at most once for each level (O'Neil et al., The log-structured merge-tree, 1996, in its size-tiered form), and
+there are at most `merge_runs` runs for each level and interval.
+
+Where no update retracts another, the history is the contents, and no keyframe is made.
+
+A new keyframe shares the parts whose keys no update has touched, so it costs what the other parts have. It is due when
+the history since the last one has `keyframe_fraction` of the rows of all parts. It is also due when the history has
+`HISTORY_TIMES` the rows of the parts that it touches, however large the rest is. So what changes often is written
+anew often: the latest contents of a small range of keys stay cheap to read in a large collection, and such keyframes
+add at most 1 / `HISTORY_TIMES` to what came in. Each of them names all parts, and planning a read looks at all that
+they name. So the names of all keyframes together are bounded by a multiple of the parts that there are (`NAMES_TIMES`).
+
+What was retracted must be destroyed once since has passed the retraction. A keyframe as of since then takes the place
+of all history before it, whatever little there is of it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+from persist.codecs.part.key_range import ordered_keys
+from persist.codecs.part.part import Part
+from persist.core.antichain import Antichain
+from persist.core.log.fields import Keyframe, Numbers
+from persist.core.settings import Tuning
+from persist.core.state.contents import CollectionState
+
+LEVEL_BYTES = 64 << 10
+SMALL_RUNS_MAX = 1000  # Merged at a time: of those in the log, or of small blobs.
+CROWDED = 2
+HISTORY_TIMES = 2  # Rows of history for each row of the parts that it touches, at which these are written anew.
+NAME_ROWS = 64  # What it costs to name a part: when history is forgotten, the descriptors of all are written again.
+NAMES_TIMES = 4  # Names of parts in keyframes, for each part.
+
+
+@dataclass(frozen=True)
+class MergeRuns:
+    """Put the runs with these first numbers together."""
+
+    runs: Numbers
+
+
+@dataclass(frozen=True)
+class MakeKeyframe:
+    """Write down the contents as of a time."""
+
+    as_of: int
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Drop the history up to the time of a keyframe, and the keyframes before it."""
+
+    as_of: int
+
+
+@dataclass(frozen=True)
+class Thin:
+    """Drop some keyframes that are not needed."""
+
+    keyframes: Numbers
+
+
+Work = MergeRuns | MakeKeyframe | Forget | Thin
+
+
+def next_work(
+    contents: CollectionState,
+    tuning: Tuning,
+    *,
+    full: bool = False,
+    destroy: bool = False,
+    move_out: bool = False,
+    without: "frozenset[Work]" = frozenset(),
+) -> Work | None:
+    """Return what should be done first, None if nothing is due.
+
+    Args:
+        full: all of the following, and a keyframe as of the last sealed time, however little has changed since.
+        destroy: what since has passed must be destroyed now.
+        move_out: what lives in the log must become parts now.
+        without: work that could not be done, and what it merges.
+    """
+    if (full or destroy) and (time := must_destroy(contents)) is not None:
+        made = any(keyframe.as_of == time for keyframe in contents.keyframes)
+        if made or MakeKeyframe(time) not in without:
+            return Forget(time) if made else MakeKeyframe(time)
+    if (time := _forgettable(contents)) is not None:
+        return Forget(time)
+    merged = frozenset(run for work in without if isinstance(work, MergeRuns) for run in work.runs)
+    runs = _merge_due(contents, tuning, merged, move_out=full or move_out)
+    time = _keyframe_due(contents, tuning, full=full)
+    if time is not None and MakeKeyframe(time) in without:
+        time = None
+    # A keyframe of very many runs would look into each of them for each slice of keys: merge them before.
+    if time is not None and (runs is None or len(contents.history) <= CROWDED * tuning.merge_runs):
+        return MakeKeyframe(time)
+    if runs is not None:
+        return MergeRuns(runs)
+    if thinned := _too_dense(contents, tuning):
+        return Thin(thinned)
+    return None
+
+
+def must_destroy(contents: CollectionState) -> int | None:
+    """Return the time up to which history must be dropped, because it holds what was retracted; None if it need not."""
+    last = last_readable(contents)
+    if last is None:
+        return None
+    passed = [part for part in contents.history_parts if part.time_min <= last]
+    # What follows a keyframe may also make up for a record that it has less than none of.
+    before = [keyframe for keyframe in contents.keyframes if keyframe.as_of <= last][-1:]
+    owing = contents.parts_of(before[0].parts) if before else ()
+    return last if passed and any(part.negatives for part in (*passed, *owing)) else None
+
+
+def last_readable(contents: CollectionState) -> int | None:
+    """Return the latest sealed time that since has reached, up to which times need not be told apart; None if none."""
+    since, sealed = contents.since, last_resolved(contents)
+    if since == Antichain(0) or sealed is None:
+        return None
+    return sealed if since.time is None else min(since.time, sealed)
+
+
+def last_resolved(contents: CollectionState) -> int | None:
+    """Return the last sealed time; of a collection that is complete for ever, the last one at which it changed.
+
+    If it is keyed, return the last resolved time, because only what is resolved is updates alone.
+    """
+    resolved = contents.resolved
+    if resolved.time is None:
+        times = [part.time_max for part in contents.numbered.values()]
+        return max([*times, *(keyframe.as_of for keyframe in contents.keyframes)], default=None)
+    return resolved.time - 1 if resolved.time > 0 else None
+
+
+def _keyframe_due(contents: CollectionState, tuning: Tuning, *, full: bool) -> int | None:
+    sealed = last_resolved(contents)
+    last = contents.keyframes[-1] if contents.keyframes else None
+    if sealed is None or (last is not None and last.as_of >= sealed):
+        return None
+    since_last = -1 if last is None else last.as_of
+    parts = [part for part in contents.history_parts if since_last < part.time_max and part.time_min <= sealed]
+    if not parts or (last is None and not any(part.negatives for part in parts)):
+        return None
+    if full:
+        return sealed
+    rows = sum(part.rows for part in parts)
+    if rows < tuning.keyframe_rows_min:
+        return None
+    base = () if last is None else contents.parts_of(last.parts)
+    if rows >= tuning.keyframe_fraction * sum(part.rows for part in base):
+        return sealed
+    # A part with few rows in this interval would be counted again for each keyframe, so it counts for nothing here.
+    inside = sum(part.rows for part in parts if since_last < part.time_min and part.time_max <= sealed)
+    if inside < max(tuning.keyframe_rows_min, HISTORY_TIMES * NAME_ROWS * len(base)):
+        return None
+    written = _touched_rows(contents, base, parts) + NAME_ROWS * len(base)
+    return sealed if inside >= HISTORY_TIMES * written else None
+
+
+def _touched_rows(contents: CollectionState, base: Sequence[Part], history: Sequence[Part]) -> int:
+    """Return how many rows those parts of a keyframe have in whose range of keys some history may be.
+
+    The range of a part ends where the next one begins, as in `persist.engine.compact.rewriter`. Cost: O(parts), and a
+    binary search for each part of the history.
+    """
+    schema = contents.schema
+    is_known = all(part.has_keys for part in base)
+
+    def number_of(key: Any) -> int:
+        return max(0, bisect_right(base, key, key=lambda part: (ordered_keys(part, schema) or [key])[0]) - 1)
+
+    changes = [0] * (len(base) + 1)  # Of how many parts of the history are in the range, from one part to the next.
+    for part in history:
+        keys = ordered_keys(part, schema) if is_known and base else None
+        first, last = (0, len(base) - 1) if keys is None else (number_of(keys[0]), number_of(keys[-1]))
+        changes[first] += 1
+        changes[last + 1] -= 1
+    return sum(part.rows for part, touching in zip(base, accumulate(changes), strict=False) if touching)
+
+
+def _forgettable(contents: CollectionState) -> int | None:
+    """Return the time of the newest keyframe that since has reached, if there is anything before it to drop."""
+    last = last_readable(contents)
+    reached = [keyframe.as_of for keyframe in contents.keyframes if last is not None and keyframe.as_of <= last]
+    return reached[-1] if reached and reached[-1] >= contents.history_from else None
+
+
+def _merge_due(contents: CollectionState, tuning: Tuning, without: frozenset[int], *, move_out: bool) -> Numbers | None:
+    runs = [run for run in contents.history if run[0] not in without]
+    inline = [run for run in runs if contents.numbered[run[0]].inline]
+    inline_bytes = sum(len(part.inline) for part in contents.numbered.values())  # Not of pending events.
+    is_many = inline_bytes >= tuning.inline_bytes or len(inline) >= tuning.inline_runs
+    if inline and (is_many or move_out):
+        # All that lives in the log, so that it becomes one part: but not across keyframes.
+        groups = _intervals(contents, inline)
+        return tuple(run[0] for run in max(groups, key=len)[:SMALL_RUNS_MAX])
+    for group in _intervals(contents, [run for run in runs if not contents.numbered[run[0]].inline]):
+        sizes = [sum(part.bytes for part in contents.parts_of(run)) for run in group]
+        if (similar := _similar(sizes, tuning.merge_runs, tuning.part_bytes)) is not None:
+            return tuple(run[0] for run in group[similar[0] : similar[1]])
+    return None
+
+
+def _intervals(contents: CollectionState, runs: list[Numbers]) -> list[list[Numbers]]:
+    """Return runs by the keyframes they lie between, in order of time; those that reach across one are alone."""
+    times = [keyframe.as_of for keyframe in contents.keyframes]
+    by_interval: dict[tuple[int, int], list[Numbers]] = {}
+    spans = {run: _span(contents, run) for run in runs}
+    for run in sorted(runs, key=spans.__getitem__):
+        first, last = spans[run]
+        interval = sum(as_of < first for as_of in times), sum(as_of < last for as_of in times)
+        by_interval.setdefault(interval, []).append(run)
+    return list(by_interval.values())
+
+
+def _span(contents: CollectionState, run: Numbers) -> tuple[int, int]:
+    parts = contents.parts_of(run)
+    return min(part.time_min for part in parts), max(part.time_max for part in parts)
+
+
+def _similar(sizes: list[int], merge_runs: int, bytes_max: int) -> tuple[int, int] | None:
+    """Return the interval of the first runs in a row to merge: merge_runs of one level, and smaller ones between.
+
+    There are at most twice as many, or as many as have bytes_max: what small runs have piled up is merged once, and not
+    once for each level.
+    """
+    levels = [_level(size, merge_runs) for size in sizes]
+    for level in sorted(set(levels)):
+        start = 0
+        for at, current in enumerate([*levels, level + 1]):
+            if current > level:
+                if levels[start:at].count(level) >= merge_runs:
+                    few = sum(size <= bytes_max for size in accumulate(sizes[start : start + SMALL_RUNS_MAX]))
+                    return start, min(at, start + max(few, 2 * merge_runs))
+                start = at + 1
+    return None
+
+
+def _level(size: int, merge_runs: int) -> int:
+    level = 0
+    while size >= LEVEL_BYTES * merge_runs:
+        size //= merge_runs
+        level += 1
+    return level
+
+
+def _too_dense(contents: CollectionState, tuning: Tuning) -> Numbers:
+    """Return which keyframes to drop: always the one whose neighbours have the least history between them."""
+    keyframes, history = [*contents.keyframes], contents.history_parts
+    if len(keyframes) < 2:
+        return ()
+    room = tuning.keyframe_space * sum(part.bytes for part in history)
+    times = sorted((part.time_max, part.rows) for part in history)
+    rows_until = [0, *accumulate(rows for _, rows in times)]
+    before = {k.as_of: rows_until[bisect_right(times, (k.as_of, 2**63))] for k in keyframes}
+    dropped: list[int] = []
+    names_max = NAMES_TIMES * len(contents.numbered)
+    while len(keyframes) > 2 and (
+        _older_bytes(contents, keyframes) > room or sum(len(keyframe.parts) for keyframe in keyframes) > names_max
+    ):
+        gaps = [
+            (before[after.as_of] - (before[keyframes[at - 1].as_of] if at else 0), at)
+            for at, (keyframe, after) in enumerate(pairwise(keyframes))
+            if keyframe.as_of != contents.history_from - 1
+        ]
+        dropped.append(keyframes.pop(min(gaps)[1]).as_of)
+    return tuple(sorted(dropped))
+
+
+def _older_bytes(contents: CollectionState, keyframes: Sequence[Keyframe]) -> int:
+    """Return how many bytes keyframes take that the newest of them does not."""
+    *older, newest = keyframes
+    numbers = {*chain.from_iterable(keyframe.parts for keyframe in older)}.difference(newest.parts)
+    return sum(part.bytes for part in contents.parts_of(numbers))

@@ -1,0 +1,337 @@
+"""Parts made anew out of parts: read, merged, encoded and stored, slice by slice of the key space.
+
+A run that is to be made is told as a sequence of *pieces* in key order:
+
+    a number    of a part that stays as it is
+    a Rewrite   the rows of a `Scan`, consolidated
+
+A `PartMaker` makes runs of them. What is to be made, and what becomes of it, is `persist.engine.compact.compactor`'s
+to say, so that one process (`LocalPartMaker`) and the tasks of a cluster (`persist.spark.compact`) do the same work by
+the same code.
+
+A new keyframe shares parts with the one before it (`keyframe_pieces`). It is made of the plan by which a reader would
+read its time. Where no history touches the keys of a part of the old one, the new one lists that very part. Small parts
+are rewritten with what is rewritten before them, if that is no less: so they do not become many, and work is at most
+doubled. Where history touches only a few of the keys of a large part, the others get parts of their own. They are
+written anew this once, and are shared from then on.
+
+Invariants of a run that was made: its parts are stored, have no key in common and are in key order. A part maker that
+fails leaves nothing behind that it could delete.
+"""
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from typing import Protocol
+
+import pyarrow as pa
+
+from persist.codecs.order.sums import consolidate, exact_sum
+from persist.codecs.part.key_range import KeyRange, ordered_keys, parts_within
+from persist.codecs.part.part import Part, sample_rows
+from persist.codecs.part.stream import PartStream
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.updates import with_time
+from persist.core.errors import ClientClosed
+from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.scanning.scan import Scan
+from persist.engine.write.part_writer import PartWriter, group_bytes_max
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """The rows of scan, consolidated.
+
+    Attributes:
+        as_of: the time that all of them get, None if they keep those they have.
+        is_quiet: no history touches them. No part has quiet rows and others.
+        keep: leaves out the rows that are to be erased, of a table of one part; None if all stay.
+    """
+
+    scan: Scan
+    as_of: int | None = None
+    is_quiet: bool = False
+    keep: Callable[[pa.Table], pa.Table] | None = None
+
+
+RunPiece = int | Rewrite
+
+
+@dataclass(frozen=True)
+class MadeRun:
+    """A run that was made.
+
+    Attributes:
+        parts: numbers of those that stayed, and the new ones, in key order.
+        added: the sum of the diffs of all updates that were read of the history.
+    """
+
+    parts: tuple[int | Part, ...]
+    added: int
+
+    @property
+    def new(self) -> tuple[Part, ...]:
+        """The parts that were stored for it."""
+        return tuple(part for part in self.parts if isinstance(part, Part))
+
+
+class PartMaker(Protocol):
+    """Where parts are made: in this process, or in the tasks of a cluster."""
+
+    def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
+        """Return a function that tells of each of some regions whether its history changes anything in it."""
+        ...
+
+    def make(self, collection: str, runs: Iterable[Iterable[RunPiece]], sources: Sequence[Part]) -> list[MadeRun]:
+        """Make runs of one collection.
+
+        Args:
+            collection: its id.
+            runs: of pieces, which may be asked for one by one, as the work goes on.
+            sources: parts that the rows come from, and maybe others; a hint (see `PartStream`).
+
+        Raises:
+            CorruptBlob: a part cannot be believed; it is a MissingBlob if it is not there.
+            DiffOverflow: a sum of diffs does not fit int64.
+            Unavailable: the store did not answer.
+            ClientClosed: it was told to stop.
+        """
+        ...
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """Delete parts that were made and are not wanted."""
+        ...
+
+
+class LocalPartMaker:
+    """The part maker that one process is: slices one after the other, while parts are uploaded.
+
+    Small parts join across slices, whatever pieces they come from. Memory is a slice, a row group and a part in
+    progress, and one that is uploaded, whatever the size of the collection.
+    """
+
+    def __init__(
+        self,
+        reader: PartReader,
+        writer: PartWriter,
+        executor: Executor,
+        part_bytes: int,
+        stop: threading.Event,
+    ) -> None:
+        """Make one.
+
+        Args:
+            executor: uploads parts.
+            part_bytes: encoded bytes at which the next key starts a new part.
+            stop: once it is set, work ends with ClientClosed.
+        """
+        self._reader = reader
+        self._writer = writer
+        self._executor = executor
+        self._part_bytes = part_bytes
+        self._stop = stop
+
+    def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
+        """See `PartMaker`; each region is looked at when it is asked about."""
+        return self.is_touched
+
+    def is_touched(self, region: Scan) -> bool:
+        """Tell whether the history of a region changes anything in it. Cost: reading it until something does."""
+        for slice_ in self._slices(region):
+            if len(self._consolidated(replace(slice_, base=()), region.schema.names, [])):
+                return True
+        return False
+
+    def make(self, collection: str, runs: Iterable[Iterable[RunPiece]], sources: Sequence[Part]) -> list[MadeRun]:
+        """See `PartMaker`."""
+        uploads = _Uploads(self._writer, self._executor, collection)
+        try:
+            return [self._run(run, sources, uploads) for run in runs]
+        except BaseException:
+            self.discard(uploads.stored())
+            raise
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """See `PartMaker`."""
+        self._writer.discard(parts)
+
+    def _run(self, run: Iterable[RunPiece], sources: Sequence[Part], uploads: "_Uploads") -> MadeRun:
+        made: list[int | Future[Part]] = []
+        stream: PartStream | None = None
+        added, is_quiet = 0, False
+        for piece in run:
+            if stream is not None and (isinstance(piece, int) or piece.is_quiet is not is_quiet):
+                made += uploads.begin(stream.finish())
+                stream = None
+            if isinstance(piece, int):
+                made.append(piece)
+                continue
+            is_quiet = piece.is_quiet
+            stream = stream or self._stream(piece.scan.schema, sources)
+            for slice_ in self._slices(piece.scan):
+                table, diffs = self._merged(slice_, piece)
+                added += diffs
+                made += uploads.begin(stream.add(table))
+                del table  # Before the next slice is read.
+        made += uploads.begin(stream.finish()) if stream is not None else []
+        return MadeRun(tuple(part.result() if isinstance(part, Future) else part for part in made), added)
+
+    def _stream(self, schema: CollectionSchema, sources: Sequence[Part]) -> PartStream:
+        return PartStream(
+            schema,
+            part_bytes_target=self._part_bytes,
+            row_group_bytes_max=group_bytes_max(self._reader.memory_budget, schema),
+            sources=sources,
+        )
+
+    def _slices(self, scan: Scan) -> Iterator[Scan]:
+        for slice_ in scan.slices_within(self._reader.rewrite_slice_bytes):
+            if self._stop.is_set():
+                raise ClientClosed("compaction")
+            yield slice_
+
+    def _merged(self, scan: Scan, piece: Rewrite) -> tuple[pa.Table, int]:
+        """Return what one slice of a piece amounts to, and the sum of the diffs of its history."""
+        names, sums = scan.schema.names, list[int]()
+        if piece.as_of is None:
+            return self._consolidated(scan, [*names, "_time"], sums, piece.keep), sum(sums)
+        return with_time(self._consolidated(scan, names, sums), piece.as_of, scan.schema), sum(sums)
+
+    def _consolidated(
+        self,
+        scan: Scan,
+        names: Sequence[str],
+        sums: list[int],
+        keep: Callable[[pa.Table], pa.Table] | None = None,
+    ) -> pa.Table:
+        # Nothing else keeps the rows, so that what copies them may have their memory.
+        return consolidate(self._rows(scan, [*names, "_diff"], sums, keep), names)
+
+    def _rows(
+        self, scan: Scan, columns: Sequence[str], sums: list[int], keep: Callable[[pa.Table], pa.Table] | None
+    ) -> pa.Table:
+        """Return all rows of one slice; add the diff sums of its updates to sums."""
+        tables = [scan.empty(columns), *scan.base_rows(self._reader, columns)]
+        for table in scan.updates(self._reader, columns):
+            table = table if keep is None else keep(table)
+            sums.append(exact_sum(table["_diff"].to_numpy()))
+            tables.append(table)
+        return pa.concat_tables(tables)
+
+
+class _Uploads:
+    """Parts of one collection under way to the store, one at a time, because each takes memory."""
+
+    def __init__(self, writer: PartWriter, executor: Executor, collection: str) -> None:
+        self._writer = writer
+        self._executor = executor
+        self._collection = collection
+        self._begun: list[Future[Part]] = []
+
+    def begin(self, encoded: list[tuple[bytes, Part]]) -> list[Future[Part]]:
+        """Upload what was encoded, while the caller goes on."""
+        begun = []
+        for data, part in encoded:
+            if self._begun:
+                self._begun[-1].exception()
+            self._begun.append(self._executor.submit(self._writer.put, self._collection, data, part))
+            begun.append(self._begun[-1])
+        return begun
+
+    def stored(self) -> list[Part]:
+        """Return all that was stored, once nothing is under way."""
+        return [upload.result() for upload in self._begun if upload.exception() is None]
+
+
+WHOLE_FRACTION = 4  # Parts at least this fraction of the target are left as they are where they can be.
+
+
+def keyframe_pieces(scan: Scan, numbers: Mapping[str, int], part_bytes: int, maker: PartMaker) -> Iterator[RunPiece]:
+    """Yield what the keyframe is made of that a plan of `snapshot_scan` tells, in key order.
+
+    Args:
+        numbers: of parts, by their blobs.
+        part_bytes: what a part should have.
+        maker: looks at what the history changes, where that has to be known.
+    """
+    regions, whole_bytes = _regions(scan), part_bytes // WHOLE_FRACTION
+    touches = maker.touched([region for region in regions if _is_in_doubt(region)])
+    rewritten = 0  # Bytes of neighbours before that are rewritten, and whose parts may go on.
+    for region in regions:
+        is_small = rewritten > 0 and _base_bytes(region) < min(whole_bytes, rewritten + 1)
+        is_touched = not _may_stay(region) or (
+            region.parts and (rewritten or not _is_in_doubt(region) or touches(region))
+        )
+        if not is_touched and not is_small:
+            rewritten = 0
+            yield from (numbers[part.blob] for part in region.base)
+            continue
+        for piece in _stretches(region, whole_bytes):
+            yield piece
+            rewritten = 0 if piece.is_quiet else rewritten + max(1, _base_bytes(piece.scan))
+
+
+def _stretches(region: Scan, quiet_bytes: int) -> list[Rewrite]:
+    """Cut a region where so many bytes of its part of the keyframe lie between keys that the history touches.
+
+    Only the sampled keys of the part say where, so a stretch that is touched has up to two thirty-seconds of it more.
+    """
+    sampled = [ordered_keys(part, region.schema) for part in region.all_parts]
+    if len(region.base) != 1 or region.base[0].bytes < quiet_bytes or any(keys is None for keys in sampled):
+        return [Rewrite(region, region.as_of)]
+    [part], [samples, *touching] = region.base, [keys for keys in sampled if keys is not None]
+    is_touched = [False] * len(samples)  # From each of the samples on, before the next one.
+    for keys in touching:
+        first, last = (max(0, bisect_right(samples, key) - 1) for key in (keys[0], keys[-1]))
+        is_touched[first : last + 1] = [True] * (last + 1 - first)
+    row_bytes, rows = part.bytes / part.rows, [*sample_rows(part.rows, len(samples)), part.rows]
+    starts, ends, end = set[int](), set[int](), 0  # Of quiet stretches, as numbers of samples.
+    for touched, stretch in groupby(is_touched):
+        start, end = end, end + len([*stretch])
+        if not touched and (rows[end] - rows[start]) * row_bytes >= quiet_bytes:
+            starts.add(start)
+            ends.add(end)
+    cuts = sorted((starts | ends) - {0, len(samples)})
+    bounds = [region.keys.lower, *((part.keys or [])[cut] for cut in cuts), region.keys.upper]
+    return [
+        Rewrite(replace(region, keys=KeyRange(*within)).pruned(), region.as_of, is_quiet=start in starts)
+        for start, within in zip([0, *cuts], pairwise(bounds), strict=True)
+    ]
+
+
+def _base_bytes(scan: Scan) -> int:
+    """Return about how many bytes the parts of the keyframe have in a slice of the key space."""
+    return sum(part.bytes * scan.rows_within(part) // part.rows for part in scan.base)
+
+
+def _regions(scan: Scan) -> list[Scan]:
+    """Cut a plan where the parts of its keyframe begin."""
+    keys = [ordered_keys(part, scan.schema) for part in scan.base]
+    bounds = [part.keys for part in scan.base]
+    if len(scan.base) < 2 or any(ends is None for ends in keys) or any(ends is None for ends in bounds):
+        return [scan]
+    cuts = [bound[0] for bound in bounds[1:] if bound is not None]
+    ranges = [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
+    pruned = scan.pruned()
+    history = parts_within(
+        pruned.parts, scan.schema, ranges, [ordered_keys(part, scan.schema) for part in pruned.parts]
+    )
+    return [
+        replace(pruned, keys=within, base=(part,), parts=tuple(parts))
+        for within, part, parts in zip(ranges, scan.base, history, strict=True)
+    ]
+
+
+def _may_stay(region: Scan) -> bool:
+    """Tell whether an earlier keyframe may list the parts of a region: rows of a later one say a later time."""
+    return all(part.time_max <= region.as_of for part in region.base)
+
+
+def _is_in_doubt(region: Scan) -> bool:
+    """Tell whether to look if history changes anything in a region costs far less than to write it anew."""
+    if not region.base or not region.parts or not _may_stay(region):
+        return False
+    return sum(region.rows_within(part) for part in region.parts) <= region.base[0].rows // 4

@@ -1,0 +1,505 @@
+"""Checkpoints: the directory of a location at one seqno, so that opening need not replay the log from its start.
+
+    checkpoint/<10^20 - 1 - seqno, 20 digits>-<seqno, 20 digits>.json     frame "checkpoint"
+    state/<collection>/<seqno, 20 digits>-<xxh3_128 of the object>.json   frame "state"
+
+The first half of a checkpoint's name makes the newest one the first in a listing: opening takes one page however many
+there are. Of each collection, the directory says the pointers to its state objects and the mutations since
+(`persist.core.state.state.CollectionEntry` without its contents). Only when those have grown past `STORED_PENDING_MAX`
+or `STORED_PENDING_BYTES_MAX` is a new state object written. A checkpoint holds that of the collections that changed
+lately, and points to where the rest is said (`persist.engine.follow.directory`), so it costs one PUT and a fraction of
+one per collection changed, however many there are. It can therefore be made every `INTERVAL` records, which bounds the
+GETs of opening.
+
+A checkpoint is made of the newest one that `LocationState.taken_over` allows and the records after it, not of what its
+maker has in memory: so all clients refer to the same state and directory objects, and one that the newest checkpoints
+do not refer to stays unused for good and can be collected (`persist.engine.upkeep.garbage` says why, however late its
+maker is). If none is left that is allowed, everything is written anew. What a maker may remember is what such objects
+hold.
+
+Checkpoints and state objects hold nothing that the log does not (as long as it has not been truncated); they are never
+changed, and any client that is able to write may make them. Rejected: one state object per collection and
+checkpoint, which costs 200 PUTs each time when 200 collections are sealed together.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from msgspec import UNSET, UnsetType
+
+from persist.blob.errors import Conflict, CorruptBlob, Corruption, IncompatibleVersion, InvalidUsage, MissingBlob
+from persist.blob.protocol import Blob, get_at_most, is_remote
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.antichain import Antichain, as_time
+from persist.core.log import kinds
+from persist.core.log.fields import CollectionMutation, Seqno
+from persist.core.log.framing import FORMAT_MIN, BlobRef, Framed, decode_framed, encode_framed, pointer_to
+from persist.core.log.keys import (
+    LOG,
+    check_parts,
+    checkpoint_key,
+    checkpoint_seqno,
+    is_upload,
+    listed_checkpoints,
+    record_key,
+)
+from persist.core.log.kinds import BringsParts
+from persist.core.log.records import LogPage, Record, as_read, read_commit_id, read_record
+from persist.core.names import is_id
+from persist.core.state.collection_rules import check_contents
+from persist.core.state.contents import CollectionState
+from persist.core.state.location import LocationState, TakenOver
+from persist.core.state.state import CollectionEntry, DoesNotFollow, State, apply
+from persist.engine.follow.directory import (
+    EMPTY,
+    OBJECT_BYTES_MAX,
+    Directory,
+    DirectoryEntry,
+    KnownLevels,
+    Level,
+    NewDirectory,
+    check_leases,
+    check_pointers,
+    new_directory,
+    taken_over,
+)
+from persist.engine.follow.state_objects import LEVELS, WHOLE_BYTES_MAX, new_levels
+
+INTERVAL = 16
+CHECKPOINT_BYTES_MAX = 1 << 30  # Of those larger none is made, and none is read.
+STORED_PENDING_MAX = 32  # Mutations, and bytes of parts inside them, that a checkpoint keeps beside a base.
+STORED_PENDING_BYTES_MAX = 64 * 1024
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
+    """The directory of a location after the record at seqno, whose commit id is commit.
+
+    It is that of the objects in directory, with what changed since.
+    """
+
+    location: str
+    seqno: Seqno
+    commit: str
+    control: LocationState
+    directory: tuple[BlobRef, ...] = ()
+    collections: tuple[DirectoryEntry, ...]
+    gone: tuple[str, ...] = ()
+    freed: tuple[str, ...] | UnsetType = UNSET
+
+
+def checkpoint_due(seqno: int) -> bool:
+    """Return whether the client that created the record at seqno should make a checkpoint: every `INTERVAL` records."""
+    return (seqno + 1) % INTERVAL == 0
+
+
+def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], known: KnownLevels | None = None) -> bool:
+    """Store a checkpoint of state, unless there is one already; return whether this call stored one.
+
+    Cost: two pages of LIST, two GETs and a PUT of at most `INLINE_BYTES_MAX` and what `LocationState` takes; now and
+    then a PUT of a directory object; a PUT (and perhaps a GET) for each collection whose pending mutations have
+    grown too many; a GET for each record since the newest checkpoint that is not in recent, and for each directory
+    object that is not known.
+
+    Raises:
+        CorruptBlob: the log between the newest checkpoint and state is not the one that recent comes from.
+    """
+    assert state.location is not None, "an empty log needs no checkpoint"
+    known = known or KnownLevels()
+    # A damaged one is passed over: the log says the same, and what is made here takes its place.
+    taken = state.control.taken_over
+    replayed, levels = _newest(blob, known, skip_damaged=True, until=state.seqno, taken=taken)
+    if replayed.seqno >= state.seqno:
+        return False
+    is_new = replayed.location is None and taken is not None  # Nothing may be taken over, and the log may begin later.
+    replayed = _vouched_for(blob, state) if is_new else _replayed(blob, replayed, state, recent)
+    before = levels[-1].directory if levels else EMPTY
+    rebased: dict[str, CollectionEntry | None] = {}
+    for id_, entry in replayed.entries.changes_since(before.entries).items():
+        if entry is not None:
+            entry = replace(entry, contents=state.entries[id_].contents)
+            rebased[id_] = _with_new_base(blob, replayed, entry, known, always=is_new)
+    directory = Directory(replayed.entries.with_changes(rebased), replayed.ids)
+    kept = taken_over(levels, replayed.control)
+    new = new_directory(blob, replayed, directory, levels, kept, blob.set)
+    data = encode_framed(checkpoint_of(replayed, new))
+    if len(data) > CHECKPOINT_BYTES_MAX:
+        raise InvalidUsage(f"a checkpoint would have {len(data):,} bytes, and {CHECKPOINT_BYTES_MAX:,} are read")
+    if not blob.create(checkpoint_key(state.seqno), data):
+        return False
+    known.keep(new.levels)
+    return True
+
+
+def _replayed(blob: Blob, replayed: State, state: State, recent: Mapping[int, Record]) -> State:
+    """Return state as the records after an earlier one give it."""
+    # Memory must not bridge what a roll-back of the location took away: all of them must be there, whoever wrote the
+    # first ones beyond the hole, and one of them is read although it is known, because another may be in its place.
+    _check_present(blob, replayed.seqno + 1, state.seqno)
+    probed = min(replayed.seqno + INTERVAL, state.seqno)
+    for seqno in range(replayed.seqno + 1, state.seqno + 1):
+        record = (recent.get(seqno) if seqno != probed else None) or read_record(blob, seqno)
+        if record is None:
+            raise MissingBlob(record_key(seqno), f"it is missing, and a checkpoint at {state.seqno} needs it")
+        try:
+            replayed = apply(replayed, record)
+        except DoesNotFollow as error:
+            raise CorruptBlob(record_key(seqno), f"it breaks a rule of the log: {error}") from error
+    if replayed.commit != state.commit:
+        raise CorruptBlob(
+            record_key(state.seqno), f"its commit is {replayed.commit}, and {state.commit} was read there"
+        )
+    return replayed
+
+
+def _vouched_for(blob: Blob, state: State) -> State:
+    """Return state, if the log still has its record."""
+    if (present := read_commit_id(blob, state.seqno)) != state.commit:
+        raise CorruptBlob(record_key(state.seqno), f"its commit is {present}, and {state.commit} was read there")
+    return state
+
+
+def _check_present(blob: Blob, first: int, last: int) -> None:
+    """Raise MissingBlob unless the log holds all records from first to last.
+
+    Cost: a LIST of them, mostly one page; where requests cost little, a GET of nothing for each, because a folder is
+    listed as a whole, however long the log is.
+    """
+    if is_remote(blob):
+        listed = blob.list(LOG, start_after=record_key(first - 1) if first else None)
+        present = {entry.key for entry in takewhile(lambda entry: entry.key <= record_key(last), listed)}
+    else:
+        keys = map(record_key, range(first, last + 1))
+        present = {key for key in keys if blob.get(key, range=(0, 0)) is not None}
+    for seqno in range(first, last + 1):
+        if record_key(seqno) not in present:
+            raise MissingBlob(record_key(seqno), f"it is missing, and a checkpoint at {last} needs it")
+
+
+def checkpoint_of(state: State, directory: NewDirectory) -> Checkpoint:
+    """Return the checkpoint that says this; the directory objects that it names are stored before it."""
+    assert state.location is not None, "a record was applied"
+    assert state.commit is not None, "as above"
+    return Checkpoint(
+        format=state.format,
+        location=state.location,
+        seqno=state.seqno,
+        commit=state.commit,
+        control=state.control,
+        directory=tuple(level.pointer for level in directory.levels),
+        collections=directory.collections,
+        gone=directory.gone,
+        freed=directory.freed,
+    )
+
+
+def read_newest_checkpoint(
+    blob: Blob, known: KnownLevels | None = None, page_of: Callable[[int], LogPage] | None = None
+) -> State:
+    """Return the state of the newest checkpoint, or the empty one.
+
+    Cost: one page of LIST, a GET, and one for each directory object that is not known.
+
+    Args:
+        page_of: is asked for the log from the newest checkpoint on (-1 without one), before that is read.
+
+    Raises:
+        CorruptBlob: it is damaged; or there is none and the log does not begin at 0.
+    """
+    return _newest(blob, known, skip_damaged=False, page_of=page_of)[0]
+
+
+def beyond_the_log(blob: Blob) -> list[int]:
+    """Return the seqnos of the newest checkpoints that were made after records which are not in the log, newest first.
+
+    A client whose location was rolled back while it made a checkpoint leaves such a one, and perhaps records after it.
+    None counts if the log does not tell its state without them. Cost: a page of LIST and three GETs, if there is
+    none.
+    """
+
+    def is_there(seqno: int) -> bool:
+        if blob.get(record_key(seqno), range=(0, 0)) is None:
+            return False
+        with suppress(Corruption):  # What is damaged is for others to say.
+            checkpoint, commit = read_checkpoint(blob, checkpoint_key(seqno)), read_commit_id(blob, seqno)
+            return checkpoint is None or commit is None or checkpoint.commit == commit
+        return True
+
+    while True:
+        beyond: list[int] = []
+        for seqno, _ in listed_checkpoints(blob):
+            if is_there(seqno):
+                break
+            beyond.append(seqno)
+        else:
+            beyond = beyond if blob.get(record_key(0), range=(0, 0)) is not None else []
+        # If there is a newer one by now, the log may have been truncated beyond those that were listed.
+        if not beyond or beyond[0] == next((seqno for seqno, _ in listed_checkpoints(blob)), None):
+            return beyond
+
+
+def read_newest_control(blob: Blob) -> LocationState:
+    """Return what the newest checkpoint says of the location itself. Cost: one page of LIST and one GET."""
+    return next((stored.checkpoint.control for stored in stored_checkpoints(blob)), LocationState())
+
+
+def _newest(
+    blob: Blob,
+    known: KnownLevels | None,
+    *,
+    skip_damaged: bool,
+    until: int | None = None,
+    taken: TakenOver | None = None,
+    page_of: Callable[[int], LogPage] | None = None,
+) -> tuple[State, tuple[Level, ...]]:
+    """Return the state of the newest checkpoint, and its levels; the empty state if there is none.
+
+    Args:
+        until, taken: of the checkpoints before this seqno, only those count that are allowed.
+    """
+    for stored in stored_checkpoints(blob, skip_damaged=skip_damaged, page_of=page_of):
+        checkpoint, pointer = stored.checkpoint, stored.pointer
+        if taken is not None and until is not None and checkpoint.seqno < until and not taken.allows(pointer):
+            continue
+        try:
+            return _with_levels(blob, checkpoint, known)
+        except Corruption as error:
+            if isinstance(error, MissingBlob) and blob.get(pointer.blob, range=(0, 0)) is None:
+                # It was collected meanwhile, and its directory after it.
+                return _newest(blob, known, skip_damaged=skip_damaged, until=until, taken=taken, page_of=page_of)
+            if isinstance(error, MissingBlob) and not skip_damaged:
+                # The checkpoint may be what is wrong: it may have come from another location.
+                raise MissingBlob(error.key, f"{error.reason} by what {pointer.blob} says", error.advice) from error
+            if not skip_damaged or isinstance(error, IncompatibleVersion):
+                raise
+            logger.warning("skipping a damaged checkpoint: %s", error)
+    return State(), ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A checkpoint that has been read, and the pointer to what was read."""
+
+    checkpoint: Checkpoint
+    pointer: BlobRef
+
+
+def stored_checkpoints(
+    blob: Blob, *, skip_damaged: bool = False, page_of: Callable[[int], LogPage] | None = None
+) -> Iterator[StoredCheckpoint]:
+    """Yield the checkpoints that there are, the newest first; page_of is that of `read_newest_checkpoint`.
+
+    One that has gone since it was listed was collected, because there are newer ones: then all are listed again. So
+    the first that is yielded was the newest one of all at some time after this was called.
+
+    Raises:
+        MissingBlob: none could be read, and the log does not begin at 0.
+        CorruptBlob: one is damaged, unless those are to be skipped.
+    """
+    gone: set[str] = set()
+    is_any = is_whole = False
+    while not is_whole:
+        is_whole, page = True, None
+        for seqno, entry in listed_checkpoints(blob):
+            if entry.key in gone:
+                continue
+            if page is None and page_of is not None:
+                page = page_of(seqno)
+            try:
+                stored = stored_checkpoint(blob, entry.key)
+            except Corruption as error:
+                if not skip_damaged or isinstance(error, IncompatibleVersion):
+                    raise
+                logger.warning("skipping a damaged checkpoint: %s", error)
+                continue
+            if stored is None:
+                gone.add(entry.key)  # A store that goes on listing it is not asked for it again.
+                is_whole = False
+                break
+            is_any = True
+            yield stored
+    if is_any:
+        return
+    page = LogPage(blob, -1, None) if page_of is None else page_of(-1)
+    if page.seqnos and page.seqnos[0] != 0:
+        first = record_key(page.seqnos[0])
+        why = f"it is missing, no checkpoint can be read, and the log begins at {first}"
+        advice = "If a copy to here was interrupted, give that command again. Otherwise restore it from a copy"
+        raise MissingBlob(record_key(0), why, advice)
+
+
+def stored_checkpoint(blob: Blob, key: str) -> StoredCheckpoint | None:
+    """Return the checkpoint at key, or None if there is none (any more); raises CorruptBlob if it is damaged."""
+    data = get_at_most(blob, key, CHECKPOINT_BYTES_MAX)
+    if data is None:
+        return None
+    checkpoint = decode_framed(data, Checkpoint, key)
+    if key != checkpoint_key(checkpoint.seqno):
+        raise CorruptBlob(key, f"it holds the checkpoint of seqno {checkpoint.seqno}, so blobs were exchanged")
+    try:
+        _check(checkpoint)
+    except ValueError as error:
+        raise CorruptBlob(key, f"it is not one that a writer would make: {error}") from error
+    return StoredCheckpoint(checkpoint, pointer_to(key, data))
+
+
+def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
+    """Return what `stored_checkpoint` does, without the pointer."""
+    stored = stored_checkpoint(blob, key)
+    return None if stored is None else stored.checkpoint
+
+
+def _check(checkpoint: Checkpoint) -> None:
+    """Check all that is relied on later: above all what becomes part of keys, or decides what is deleted."""
+    control, seqno = checkpoint.control, checkpoint.seqno
+    if not is_id(checkpoint.location):
+        raise ValueError(f"the location {checkpoint.location[:200]!r} is not 32 hex digits")
+    if not is_id(checkpoint.commit):
+        raise ValueError(f"the commit {checkpoint.commit[:200]!r} is not 32 hex digits")
+    check_pointers(checkpoint.directory, seqno)
+    if any(pointer.bytes > OBJECT_BYTES_MAX for pointer in checkpoint.directory):
+        raise ValueError("a directory object of it is larger than any writer makes it")
+    for dropped in control.dropped:
+        if not is_id(dropped.collection) or dropped.seqno > seqno:
+            raise ValueError(f"the destroyed collection {dropped.collection[:200]!r} is not one")
+        if not all(map(is_id, dropped.folders)):
+            raise ValueError(f"{dropped.folders!r:.200} are not all ids of collections")
+        if not all(is_upload(key, dropped.collection, *dropped.folders) for key in dropped.blobs):
+            raise ValueError(f"a dropped blob is no upload of collection {dropped.collection}")
+    floors = (control.log_floor, control.upload_floor, control.erased, *(at for at, _ in control.erasures))
+    if not all(0 <= floor <= seqno + 1 for floor in floors):
+        raise ValueError(f"the floors {floors} are beyond seqno {seqno}")
+    taken = control.taken_over
+    if taken is not None and not (checkpoint_seqno(taken.checkpoint.blob) or seqno) < taken.seqno <= seqno:
+        raise ValueError(f"checkpoints are made of {taken.checkpoint.blob[:200]!r} from seqno {taken.seqno} on")
+
+
+def checkpoint_state(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None = None) -> State:
+    """Return the state that a checkpoint stands for, without contents. Cost: a GET for each level that is not known.
+
+    Raises:
+        MissingBlob, CorruptBlob: a directory object is missing, or cannot be believed.
+    """
+    return _with_levels(blob, checkpoint, known)[0]
+
+
+def directory_blobs(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None = None) -> set[str]:
+    """Return the keys of all objects of a checkpoint's directory; costs and raises what `checkpoint_state` does."""
+    levels = (known or KnownLevels()).read(blob, checkpoint.location, checkpoint.directory)
+    return {key for level in levels for key in level.blobs}
+
+
+def _with_levels(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None) -> tuple[State, tuple[Level, ...]]:
+    levels = (known or KnownLevels()).read(blob, checkpoint.location, checkpoint.directory)
+    before = levels[-1].directory if levels else EMPTY
+    control = checkpoint.control
+    try:
+        directory = before.with_changes(checkpoint.collections, checkpoint.gone, checkpoint.freed)
+        check_leases(directory, control.leases)
+        for dropped in control.dropped if directory.entries.is_all_in_memory else ():
+            if dropped.is_destroyed and dropped.collection in directory.entries:
+                raise ValueError(f"the destroyed collection {dropped.collection} exists")
+    except ValueError as error:
+        key = checkpoint_key(checkpoint.seqno)
+        raise CorruptBlob(key, f"it is not one that a writer would make: {error}") from error
+    number = max(checkpoint.format, FORMAT_MIN)
+    at = (checkpoint.location, checkpoint.seqno)
+    return State(*at, directory.entries, directory.ids, control, checkpoint.commit, number), levels
+
+
+def load_contents(
+    blob: Blob, location: str, entry: CollectionEntry, known: KnownLevels | None = None
+) -> CollectionEntry:
+    """Return entry with its contents. Cost: nothing if it has them, else that of `load_base`, and a GET for each part
+    list.
+    """
+    if entry.contents is not None:
+        return entry
+    base = load_base(blob, location, entry, known)
+    pending = tuple(as_read(blob, location, mutation) for mutation in entry.pending)
+    for mutation in pending:
+        if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
+            try:
+                check_parts(entry.id, mutation.parts, entry.folders if isinstance(mutation, kinds.Clone) else ())
+            except ValueError as error:
+                raise CorruptBlob(mutation.parts_in.blob, str(error)) from error
+    try:
+        loaded = replace(entry, pending=pending).with_contents(base)
+    except (ValueError, Conflict) as error:
+        raise CorruptBlob(LOG, f"what it says of the collection {entry.name!r} breaks a rule: {error}") from error
+    assert loaded.contents is not None
+    if loaded.contents.name != entry.name:
+        raise CorruptBlob(LOG, f"what it says of the collection {entry.name!r} is of {loaded.contents.name!r}")
+    return loaded
+
+
+def load_base(
+    blob: Blob, location: str, entry: CollectionEntry, known: KnownLevels | None = None
+) -> CollectionState | None:
+    """Return what an entry's base points to, None if it points to none. Cost: a GET for each state object, at once."""
+    if not entry.stored:
+        return None
+    base = (known or KnownLevels()).contents.read(blob, location, entry)[-1].contents
+    # What it was called before it was renamed, the entry does not say.
+    is_renamed = any(isinstance(mutation, kinds.Rename) for mutation in entry.pending)
+    if base.name != entry.name and not is_renamed:
+        raise CorruptBlob(entry.stored[-1].blob, "it belongs to another collection, so blobs were exchanged")
+    _check_contents(base, entry)
+    return base
+
+
+def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
+    try:
+        for times in (contents.since_times, contents.upper_times, contents.allowed_times):
+            Antichain(*times)
+        CollectionSchema.from_json(contents.schema_json)
+        for name, held in contents.holds.items():
+            as_time(f"the time of hold {name[:200]!r}", held.time)
+        for name, time in contents.tags.items():
+            as_time(f"the time of tag {name[:200]!r}", time)
+        check_parts(entry.id, contents.stored_parts, entry.folders)
+        check_contents(contents)
+    except ValueError as error:
+        raise CorruptBlob(entry.stored[-1].blob, f"it is not one that a writer would make: {error}") from error
+
+
+def _with_new_base(
+    blob: Blob, state: State, entry: CollectionEntry, known: KnownLevels, *, always: bool
+) -> CollectionEntry:
+    assert state.location is not None
+    inline = sum(len(p.inline) for m in entry.pending if isinstance(m, BringsParts) for p in m.parts)
+    # After a compaction, what it put elsewhere must not live on in what is pending.
+    is_compacted = any(isinstance(m, kinds.Replace | kinds.Erase | kinds.Resolve) for m in entry.pending)
+    is_stored = not isinstance(entry.base, CollectionState)
+    if (
+        is_stored
+        and not always
+        and not is_compacted
+        and len(entry.pending) <= STORED_PENDING_MAX
+        and inline <= STORED_PENDING_BYTES_MAX
+    ):
+        return replace(entry, contents=None)
+    contents = load_contents(blob, state.location, entry, known).contents
+    assert contents is not None
+    # And what was destroyed must not live on in objects that are taken over.
+    is_new = (
+        always
+        or state.format < LEVELS
+        or sum(p.bytes for p in entry.stored) <= WHOLE_BYTES_MAX
+        or any(map(_destroys, entry.pending))
+    )
+    before = () if is_new else known.contents.read(blob, state.location, entry)
+    levels, data = new_levels(state.location, state.seqno, contents, before, format=state.format)
+    blob.set(levels[-1].pointer.blob, data)
+    known.contents.keep(entry.id, levels)
+    base, *changes = (level.pointer for level in levels)
+    return replace(entry, base=base, levels=tuple(changes), pending=(), contents=None)
+
+
+def _destroys(mutation: CollectionMutation) -> bool:
+    is_forgetful = isinstance(mutation, kinds.Replace) and mutation.history_from is not None
+    return is_forgetful or isinstance(mutation, kinds.Erase)

@@ -1,0 +1,49 @@
+"""Whether a client's clock is years ahead: what it then dates and seals, it seals for ever, for all clients.
+
+The clock is compared with the date that the store gave the newest record, and if that is old, with the date of an
+object written now. Only a store with a clock of its own can tell: a folder has that of the machine, and what it held
+before tells only while it is younger than `AHEAD_S`.
+"""
+
+import threading
+from datetime import UTC, datetime
+
+from persist.blob.protocol import Blob
+from persist.blob.threads import Clock
+from persist.core.errors import ClockAhead
+from persist.core.log.keys import CLOCK_KEY, listed_records
+from persist.core.timeline import AHEAD_S
+
+
+class ClockCheck:
+    """Compares the clock of one client with the dates of its store; safe to use from threads."""
+
+    def __init__(self, blob: Blob, clock: Clock) -> None:
+        self._blob = blob
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._dated_s = float("-inf")  # The newest date that the store has given.
+
+    def error(self, seqno: int, *, may_write: bool = True) -> ClockAhead | None:
+        """Return what is wrong if the clock is more than a day ahead of the store's; None if it is not, or unknown.
+
+        Cost: nothing within a day of the last look; otherwise a LIST, and where the newest record is old, a PUT and
+        another LIST.
+
+        Args:
+            seqno: of the newest record.
+            may_write: whether the store may be asked for its time.
+        """
+        with self._lock:
+            now_s = self._clock.wall_ms() / 1000
+            if now_s - self._dated_s <= AHEAD_S:
+                return None
+            records = (entry.modified_s for _, entry in listed_records(self._blob, seqno - 1))
+            self._dated_s = max(self._dated_s, next(records, self._dated_s))
+            if now_s - self._dated_s <= AHEAD_S or not may_write:
+                return None
+            self._blob.set(CLOCK_KEY, b"now")
+            self._dated_s = max(entry.modified_s for entry in self._blob.list(CLOCK_KEY))
+            if now_s - self._dated_s <= AHEAD_S:
+                return None
+            return ClockAhead(*(datetime.fromtimestamp(at, UTC).isoformat() for at in (now_s, self._dated_s)))

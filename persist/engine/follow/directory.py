@@ -1,0 +1,450 @@
+"""The directory of a location on storage: what a checkpoint says of each collection, written once for each change.
+
+    checkpoint  =  [directory object, directory object, …]  +  the changes since the last of them, in the checkpoint
+                    oldest           changes to it                 at most INLINE_BYTES_MAX
+
+    directory/<seqno, 20 digits>-<xxh3_128 of the object>.json         frame "directory"
+
+Where several of these speak of a collection, the last one counts. A checkpoint takes over the directory objects of the
+one before it, and holds by itself what changed since. When that has grown past `INLINE_BYTES_MAX`, it becomes a
+directory object of its own, together with the objects before it that are less than `RATIO` times as large as what they
+are merged with. So each object is at least `RATIO` times as large as the next: a directory of n bytes is
+`log2(n / INLINE_BYTES_MAX)` objects at most, and what changes is written again about as often, however large the
+directory is. All of a small location is in its checkpoint, one object.
+
+An object of up to `WHOLE_BYTES_MAX` holds its entries, and is read when the location is opened. A larger one lists
+pages (`persist.engine.follow.directory_pages`), which are read when a collection is touched. So opening costs as much
+as what changed lately and a list of pages, and a client holds in memory what it touched. Two things follow:
+- a change to what lies in pages must say which names it frees, because nobody looks up what a collection was called;
+- what a reader checks of all entries at once, it checks of those in memory. `persist fsck` checks the others.
+
+A directory object may hold what later ones replace, such as the inline updates of a collection that was destroyed
+since. Nothing stays as it is that is older than the log that is kept (`log_floor`), so it lives no longer than there.
+Nothing stays either that is older than the last erasure, because nothing else would ever replace it. All is merged
+into one object then, which lists again those pages of which nothing was replaced.
+
+A location of a format before `PAGES` has no pages. Its objects are whole, of at most `OBJECT_BYTES_MAX`.
+
+Rejected: pages by ranges of ids, each rewritten when something in it changed. Sixteen records that touch sixteen of ten
+thousand collections would rewrite sixteen pages, hundreds of times as much as they changed.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from persist.blob.errors import CorruptBlob, InvalidUsage
+from persist.blob.protocol import Blob
+from persist.core.log import kinds
+from persist.core.log.fields import Seqno
+from persist.core.log.framing import BlobRef, Framed, decoder_of, encoded_object, fetched
+from persist.core.log.keys import (
+    check_keys,
+    check_unused,
+    directory_prefix,
+    directory_seqno,
+    shared_folders,
+    state_collection,
+)
+from persist.core.log.kinds import AnyCollectionMutation, BringsParts, LeavesUnused
+from persist.core.log.records import as_stored
+from persist.core.names import check_name, is_id
+from persist.core.state.contents import CollectionState
+from persist.core.state.frozen_map import FrozenMap, merged
+from persist.core.state.location import LocationState
+from persist.core.state.state import CollectionEntry, State
+from persist.engine.follow.directory_pages import Pages, Table, Writing, check_objects, rewritten
+from persist.engine.follow.state_objects import KnownContents
+
+INLINE_BYTES_MAX = 64 * 1024
+RATIO = 2
+LEVELS_MAX = 64
+SPARE_LEVELS = 8  # Fewer than these are left before all is written anew.
+WHOLE_BYTES_MAX = 4 << 20  # What is larger is written as pages.
+PAGES = 9  # The number of a location from which on it may have pages,
+OBJECT_BYTES_MAX = 1 << 30  # Of those larger none is made, and none is read.
+
+_key = itemgetter(0)
+
+
+class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`persist.core.state.state.CollectionEntry` as it is stored."""
+
+    id: str
+    name: str
+    base: BlobRef | None = None
+    pending: tuple[AnyCollectionMutation, ...] = ()
+    leased: tuple[tuple[str, str], ...] = ()
+    folders: tuple[str, ...] = ()
+    levels: tuple[BlobRef, ...] = ()
+
+
+class DirectoryObject(Framed, frozen=True, kw_only=True, tag="directory"):
+    """The collections that changed up to the record at seqno, since the objects before it, and ids of those gone.
+
+    They are in collections and gone, or in pages: entries by id, and ids by name; null for what is gone. If there are
+    pages in an object before it, freed are the names that collections had before and none has now.
+    """
+
+    location: str
+    seqno: Seqno
+    collections: tuple[DirectoryEntry, ...]
+    gone: tuple[str, ...] = ()
+    freed: tuple[str, ...] | UnsetType = UNSET
+    entries: tuple[Pages, ...] | UnsetType = UNSET
+    names: tuple[Pages, ...] | UnsetType = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """All collections, by id, and their ids by name."""
+
+    entries: FrozenMap[CollectionEntry]
+    ids: FrozenMap[str]
+
+    def with_changes(
+        self, collections: Iterable[DirectoryEntry], gone: Iterable[str], freed: Iterable[str] | UnsetType = UNSET
+    ) -> "Directory":
+        """Return the directory after changes that have been read; raise ValueError if no writer would make them."""
+        is_paged = not self.entries.is_all_in_memory
+        entries: dict[str, CollectionEntry | None] = {}
+        for stored in collections:
+            if stored.id in entries:
+                raise ValueError(f"it speaks twice of collection {stored.id}")
+            entries[stored.id] = _read_entry(stored)
+        for id_ in gone:
+            if id_ in entries or not (is_paged or id_ in self.entries):
+                raise ValueError(f"the collection {id_[:200]!r} is gone, and is there, or never was")
+            entries[id_] = None
+        if is_paged is isinstance(freed, UnsetType):
+            raise ValueError("it must say which names are free if there are pages before it, and only then")
+        if isinstance(freed, UnsetType):
+            freed = [self.entries[id_].name for id_ in entries if id_ in self.entries]
+        ids: dict[str, str | None] = dict.fromkeys(freed)
+        for entry in entries.values():
+            if entry is not None:
+                is_known = entry.name not in ids and not is_paged
+                if (self.ids.get(entry.name) if is_known else ids.get(entry.name)) is not None:
+                    raise ValueError("two collections have the same id or name")
+                ids[entry.name] = entry.id
+        return Directory(self.entries.with_changes(entries), self.ids.with_changes(ids))
+
+    def changes_since(self, before: "Directory") -> "Changes":
+        """Return the changes that turn another directory into this one."""
+        return Changes(self.entries.changes_since(before.entries), self.ids.changes_since(before.ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What differs between two directories: entries by id and ids by name, None for those that are gone."""
+
+    entries: dict[str, CollectionEntry | None]
+    ids: dict[str, str | None]
+
+    @property
+    def collections(self) -> tuple[DirectoryEntry, ...]:
+        """The entries that come, as they are stored."""
+        return tuple(_stored(entry) for entry in self.entries.values() if entry is not None)
+
+    @property
+    def gone(self) -> tuple[str, ...]:
+        """The ids of collections that are gone."""
+        return tuple(id_ for id_, entry in self.entries.items() if entry is None)
+
+    def freed_over(self, levels: "Sequence[Level]") -> tuple[str, ...] | UnsetType:
+        """The names that are free now, if these changes are written over levels of which some have pages."""
+        is_read = not levels or levels[-1].directory.entries.is_all_in_memory
+        return UNSET if is_read else tuple(name for name, id_ in self.ids.items() if id_ is None)
+
+    def encoded_entries(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the ids, ascending, and the JSON of the entries."""
+        for id_, entry in sorted(self.entries.items(), key=_key):
+            yield id_, msgspec.json.encode(None if entry is None else _stored(entry))
+
+    def encoded_names(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the names, ascending, and the JSON of the ids."""
+        for name, id_ in sorted(self.ids.items(), key=_key):
+            yield name, msgspec.json.encode(id_)
+
+
+EMPTY = Directory(FrozenMap(), FrozenMap())
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One directory object, and the directory that it makes with those before it; its pages, if it has any."""
+
+    pointer: BlobRef
+    directory: Directory
+    tables: tuple[Table[CollectionEntry], Table[str]] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """How much it says of entries."""
+        return self.pointer.bytes if self.tables is None else sum(pages.bytes for pages in self.tables[0].objects)
+
+    @property
+    def blobs(self) -> Iterator[str]:
+        """The keys of the object and of those with its pages."""
+        yield self.pointer.blob
+        yield from (pages.blob for table in self.tables or () for pages in table.objects)
+
+    @property
+    def seqno(self) -> int:
+        """The seqno of the checkpoint that it was made for."""
+        seqno = directory_seqno(self.pointer.blob)
+        assert seqno is not None, "pointers are checked when they are read"
+        return seqno
+
+
+class KnownLevels:
+    """The levels that a client saw last, so that it need not read them for each checkpoint that names them again.
+
+    In `contents` are the state objects that they point to.
+
+    They are immutable, and known by the checksum of their bytes. Safe to use from many threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._levels: tuple[Level, ...] = ()
+        self.contents = KnownContents()
+
+    def read(self, blob: Blob, location: str, pointers: Sequence[BlobRef]) -> tuple[Level, ...]:
+        """Return the levels that a checkpoint points to. Cost: a GET for each that this client has not seen, at once.
+
+        Raises:
+            MissingBlob, CorruptBlob: one is missing, or not what was stored there.
+        """
+        levels: list[Level] = []
+        for known, pointer in zip(self._levels, pointers, strict=False):
+            if known.pointer != pointer:
+                break
+            levels.append(known)
+        for pointer, stored in fetched(blob, pointers[len(levels) :], DirectoryObject):
+            levels.append(_level(blob, stored, location, pointer, levels))
+        return self.keep(levels)
+
+    def keep(self, levels: Iterable[Level]) -> tuple[Level, ...]:
+        """Remember the levels of a checkpoint, and forget those of others."""
+        with self._lock:
+            self._levels = tuple(levels)
+            return self._levels
+
+
+def taken_over(levels: tuple[Level, ...], control: LocationState) -> tuple[Level, ...]:
+    """Return the levels that a new checkpoint may name again as they are.
+
+    These are none if the oldest is older than the log that is kept, or than the last erasure.
+    """
+    last_erasure = control.erasures[-1][0] if control.erasures else 0
+    return () if levels and levels[0].seqno < max(control.log_floor, last_erasure) else levels
+
+
+@dataclass(frozen=True, slots=True)
+class NewDirectory:
+    """How a checkpoint is to say what the directory is.
+
+    Attributes:
+        levels: the directory objects that it points to, oldest first.
+        collections, gone: what has changed since.
+    """
+
+    levels: tuple[Level, ...]
+    collections: tuple[DirectoryEntry, ...] = ()
+    gone: tuple[str, ...] = ()
+    freed: tuple[str, ...] | UnsetType = UNSET
+
+
+def new_directory(
+    blob: Blob,
+    state: State,
+    directory: Directory,
+    levels: tuple[Level, ...],
+    kept: tuple[Level, ...],
+    store: Callable[[str, bytes], object],
+) -> NewDirectory:
+    """Return how a checkpoint of state says that its directory is this one, which was made of the last of levels.
+
+    All bases of entries that differ from the levels are stored. What it points to beyond the levels is given to store
+    first, one object at a time. Cost: O(what differs), and what of the levels is merged with that.
+
+    Args:
+        levels: those of the checkpoint that it is made of.
+        kept: those of them that may stay as they are, all or none.
+
+    Raises:
+        InvalidUsage: the location has a format without pages, and too many collections for that.
+    """
+    assert state.location is not None
+    changes = directory.changes_since(levels[-1].directory if levels else EMPTY)
+    size = _size(changes.collections)
+    if size <= INLINE_BYTES_MAX and len(kept) == len(levels):
+        return NewDirectory(kept, changes.collections, changes.gone, changes.freed_over(kept))
+    while kept and kept[-1].bytes < RATIO * size:
+        size += kept[-1].bytes
+        kept = kept[:-1]
+    if len(kept) + SPARE_LEVELS >= LEVELS_MAX:
+        kept = ()
+    is_paged = any(level.tables for level in levels[len(kept) :])
+    if not is_paged:
+        changes = directory.changes_since(kept[-1].directory if kept else EMPTY)
+        size = _size(changes.collections)
+        if not kept and size <= INLINE_BYTES_MAX:
+            return NewDirectory((), changes.collections, changes.gone)
+        is_paged, levels = size > WHOLE_BYTES_MAX and state.format >= PAGES, kept
+    stored = DirectoryObject(format=state.format, location=state.location, seqno=state.seqno, collections=())
+    if is_paged:
+        stored = _with_pages(stored, changes, levels, len(kept), store)
+    else:
+        stored = msgspec.structs.replace(
+            stored, collections=changes.collections, gone=changes.gone, freed=changes.freed_over(kept)
+        )
+    pointer, data = encoded_object(directory_prefix(state.seqno), stored)
+    if len(data) > OBJECT_BYTES_MAX:
+        raise InvalidUsage(
+            f"a directory of {len(changes.entries):,} collections takes {len(data):,} bytes, and in a location of "
+            f"format {state.format}, {OBJECT_BYTES_MAX:,} are read: give `persist upgrade {blob.url}`"
+        )
+    store(pointer.blob, data)
+    made = (*kept, _level(blob, stored, state.location, pointer, kept, directory))
+    return NewDirectory(made, freed=Changes({}, {}).freed_over(made))
+
+
+def _with_pages(
+    stored: DirectoryObject,
+    changes: Changes,
+    levels: Sequence[Level],
+    kept: int,
+    store: Callable[[str, bytes], object],
+) -> DirectoryObject:
+    """Return a directory object with pages, which it stores, of all levels but the first kept ones, and of changes."""
+    entries, names = changes.encoded_entries(), changes.encoded_names()
+    tables = None
+    for n in range(len(levels) - 1, kept - 1, -1):
+        tables = levels[n].tables
+        if tables is None:
+            older = levels[n].directory.changes_since(levels[n - 1].directory if n else EMPTY)
+            entries, names = merged(entries, older.encoded_entries()), merged(names, older.encoded_names())
+        elif n > kept:
+            entries, names = merged(entries, tables[0].raw()), merged(names, tables[1].raw())
+    oldest = tables or (None, None)
+    return msgspec.structs.replace(
+        stored,
+        entries=rewritten(Writing(stored.seqno, store), entries, oldest[0], keeps_gone=kept > 0),
+        names=rewritten(Writing(stored.seqno, store), names, oldest[1], keeps_gone=kept > 0),
+    )
+
+
+def _stored(entry: CollectionEntry) -> DirectoryEntry:
+    assert not isinstance(entry.base, CollectionState), "a base that is not stored has been stored before"
+    pending = tuple(map(as_stored, entry.pending))
+    return DirectoryEntry(entry.id, entry.name, entry.base, pending, entry.leased, entry.folders, entry.levels)
+
+
+def _size(collections: tuple[DirectoryEntry, ...]) -> int:
+    return len(msgspec.json.encode(collections))
+
+
+def _level(
+    blob: Blob,
+    stored: DirectoryObject,
+    location: str,
+    pointer: BlobRef,
+    levels: Sequence[Level],
+    known: Directory | None = None,
+) -> Level:
+    """Return what a directory object makes of the levels before it; known is the directory if that is known."""
+    if (stored.location, stored.seqno) != (location, directory_seqno(pointer.blob)):
+        raise CorruptBlob(pointer.blob, "it belongs to another location or checkpoint, so blobs were exchanged")
+    before = levels[-1].directory if levels else EMPTY
+    try:
+        if isinstance(stored.entries, UnsetType) or isinstance(stored.names, UnsetType):
+            if known is None or not known.entries.is_over_the_same_as(before.entries):
+                known = before.with_changes(stored.collections, stored.gone, stored.freed)
+            return Level(pointer, known)
+        if stored.collections or stored.gone or not isinstance(stored.freed, UnsetType):
+            raise ValueError("it has pages, and something else")
+        for objects in (stored.entries, stored.names):
+            check_objects(objects, stored.seqno)
+    except ValueError as error:
+        raise CorruptBlob(pointer.blob, f"it is not one that a writer would make: {error}") from error
+    entries = Table(blob, stored.entries, _entry_of, before.entries)
+    names = Table(blob, stored.names, _id_of, before.ids)
+    return Level(pointer, Directory(FrozenMap(below=entries), FrozenMap(below=names)), (entries, names))
+
+
+def _entry_of(id_: str, data: bytes) -> CollectionEntry:
+    entry = _read_entry(decoder_of(DirectoryEntry).decode(data))
+    if entry.id != id_:
+        raise ValueError(f"what it says of collection {id_[:200]} is of {entry.id}")
+    return entry
+
+
+def _id_of(name: str, data: bytes) -> str:
+    check_name(name)
+    id_ = decoder_of(str).decode(data)
+    if not is_id(id_):
+        raise ValueError(f"{id_[:200]!r} is not the id of a collection: 32 hex digits")
+    return id_
+
+
+def check_pointers(pointers: Sequence[BlobRef], seqno: int) -> None:
+    """Raise ValueError if these are not what a checkpoint at seqno may say of its directory objects."""
+    seqnos = [directory_seqno(pointer.blob) for pointer in pointers]
+    if len(seqnos) > LEVELS_MAX or any(number is None or number > seqno for number in seqnos):
+        raise ValueError("it points to too many directory objects, or to what is none of an earlier checkpoint")
+
+
+def _read_entry(entry: DirectoryEntry) -> CollectionEntry:
+    """Return an entry that was read; raise ValueError if no writer would make it."""
+    _check_entry(entry)
+    return CollectionEntry(
+        entry.id, entry.name, entry.base, entry.pending, None, entry.leased, entry.folders, entry.levels
+    )
+
+
+def _check_entry(entry: DirectoryEntry) -> None:
+    if not is_id(entry.id):
+        raise ValueError(f"{entry.id[:200]!r} is not the id of a collection: 32 hex digits")
+    check_name(entry.name)
+    for pointer in (entry.base, *entry.levels) if entry.base is not None or entry.levels else ():
+        if pointer is None or state_collection(pointer.blob) != entry.id:
+            raise ValueError(f"{pointer!r:.200} does not name a state object of collection {entry.id}")
+    if len(entry.levels) >= LEVELS_MAX:
+        raise ValueError(f"collection {entry.id} has {len(entry.levels)} state objects after the first")
+    renames = [mutation.name for mutation in entry.pending if isinstance(mutation, kinds.Rename)]
+    if renames and renames[-1] != entry.name:
+        raise ValueError(f"collection {entry.id} was renamed to another name than it has")
+    for n, mutation in enumerate(entry.pending):
+        makes = isinstance(mutation, kinds.Makes) and (bool(renames) or mutation.name == entry.name)
+        if (
+            mutation.collection != entry.id
+            or makes != (entry.base is None and n == 0)
+            or isinstance(mutation, kinds.Destroy)
+        ):
+            raise ValueError(f"mutation {n} of collection {entry.id} cannot stand there")
+        if isinstance(mutation, BringsParts):
+            check_keys(mutation)
+            if not set(entry.folders).issuperset(shared_folders(mutation)):
+                raise ValueError(f"the clone {entry.id} has parts of collections that are not named with it")
+        if isinstance(mutation, LeavesUnused):
+            check_unused(mutation, entry.folders)
+    if not all(map(is_id, entry.folders)) or [*entry.folders] != sorted({*entry.folders} - {entry.id}):
+        raise ValueError(f"the parts of collection {entry.id} lie with what is no other collection, or not in order")
+    if entry.base is None and not entry.pending:
+        raise ValueError(f"nothing says what collection {entry.id} holds")
+    holds = [hold for hold, _ in entry.leased]
+    if len(set(holds)) < len(holds) or not all(is_id(hold) and is_id(lease) for hold, lease in entry.leased):
+        raise ValueError(f"the leased holds of collection {entry.id} are none, or one of them is there twice")
+
+
+def check_leases(directory: Directory, leases: Mapping[str, object]) -> None:
+    """Raise ValueError if a hold of a collection in memory lives by a lease that is not there."""
+    for _, entry in directory.entries.in_memory():
+        if entry.leased and not all(lease in leases for _, lease in entry.leased):
+            raise ValueError(f"a hold of collection {entry.id} lives by a lease that does not exist")

@@ -1,0 +1,304 @@
+"""Pages of a large directory: what many keys stand for, in objects of which a reader fetches the pieces that it needs.
+
+    directory/<seqno, 20 digits>-<xxh3_128 of the object>.pages
+
+    pages  =  page page …                one object of at most some `OBJECT_BYTES_MAX`
+    page   =  {"key": value, …} LF       keys ascending; null for a key of an older object that is gone
+
+There are two tables of pages: entries of collections by id, and ids by name. Both lie in objects like this, which the
+directory object lists (`persist.engine.follow.directory`): of each page its first key, its length and its checksum. So
+who opens a location of a million collections reads that list, of a thousandth of all bytes, and then one page of each
+table for each collection that it touches.
+
+Invariants:
+- keys ascend over all pages of a table;
+- an object is taken over into a later table if nothing later speaks of a key in its range. So no object that a table
+  lists holds an entry that the same table replaces: what was destroyed does not live on beside what is idle;
+- entries that have holds which live by leases are listed with their object, so that the end of a lease reads no others.
+
+Rejected: a filter for each object that says which keys it has. A directory has few levels of pages, and a key that is
+not in one of them costs a page of it, once.
+"""
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, pairwise, takewhile
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import xxhash
+
+from persist.blob.errors import CorruptBlob, MissingBlob
+from persist.blob.protocol import Blob
+from persist.core.log.framing import MADE_AGAIN
+from persist.core.log.keys import pages_key, pages_seqno
+from persist.core.names import is_id
+from persist.core.state.frozen_map import FrozenMap, merged
+
+V = TypeVar("V")
+
+PAGE_BYTES = 64 * 1024
+OBJECT_BYTES_MAX = 256 * 1024  # And at most one value more. What is touched of it is written again as a whole.
+KNOWN_PAGES = 64  # That a table keeps in memory.
+_LEASED = b'"leased":['
+_NULL = b"null"
+_ABSENT: Any = object()
+
+Item = tuple[str, bytes]
+
+
+class Page(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a page is: its first key, its length, and the XXH3-64 of its bytes."""
+
+    first: str
+    bytes: int
+    checksum: str
+
+
+class Pages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One object of pages, in order, without gaps; and (lease, key) of entries with holds that live by a lease."""
+
+    blob: str
+    pages: tuple[Page, ...]
+    leased: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """The length of the object."""
+        return sum(page.bytes for page in self.pages)
+
+
+class _Leased(msgspec.Struct):
+    leased: tuple[tuple[str, str], ...] = ()
+
+
+class Table(Generic[V]):
+    """All pages of one table, over a map of what was before; it is what lies below another map.
+
+    Safe to use from many threads. Cost of a look-up: nothing, or a GET of a page, and then that of `before`.
+
+    Args:
+        decode: makes a value of a key and its JSON; raises ValueError if no writer would store that.
+    """
+
+    def __init__(
+        self, blob: Blob, objects: Sequence[Pages], decode: Callable[[str, bytes], V], before: FrozenMap[V]
+    ) -> None:
+        self.objects = objects
+        self._blob = blob
+        self._decode = decode
+        self._before = before
+        self._where = [(pages, n) for pages in objects for n in range(len(pages.pages))]
+        self._firsts = [pages.pages[n].first for pages, n in self._where]
+        self._lock = threading.Lock()
+        self._known: OrderedDict[int, dict[str, Any]] = OrderedDict()  # Values that were asked for are decoded.
+
+    def get(self, key: str) -> V | None:
+        """Return the value of key, None if there is none."""
+        at = bisect_right(self._firsts, key) - 1
+        page = self._page(at) if at >= 0 else {}
+        value = page.get(key, _ABSENT)
+        if value is _ABSENT:
+            return self._before.get(key)
+        if isinstance(value, msgspec.Raw):
+            value = page[key] = self._value(at, key, bytes(value))
+        return value  # type: ignore[no-any-return]
+
+    def starting_with(self, prefix: str) -> Iterator[tuple[str, V]]:
+        """Yield the keys that start with prefix, ascending, with their values."""
+        ours = ((key, value) for key, value in self._items(prefix))
+        return ((key, value) for key, value in merged(ours, self._before.starting_with(prefix)) if value is not None)
+
+    def marked(self, mark: str) -> Iterator[str]:
+        """Yield the ids of entries that may have a hold which lives by a lease."""
+        yield from (key for pages in self.objects for lease, key in pages.leased if lease == mark)
+        yield from (key for key, _ in self._before.marked(mark))
+
+    def _items(self, prefix: str) -> Iterator[tuple[str, V | None]]:
+        first = max(bisect_right(self._firsts, prefix) - 1, 0)
+        some = (item for at in range(first, len(self._where)) for item in self._read(*self._where[at]).items())
+        items = ((key, bytes(raw)) for key, raw in some) if prefix else self.raw()
+        for key, value in takewhile(lambda item: item[0] < prefix or item[0].startswith(prefix), items):
+            if key.startswith(prefix):
+                yield key, self._value(bisect_right(self._firsts, key) - 1, key, value)
+
+    def raw(self) -> Iterator[Item]:
+        """Yield all keys and their JSON, ascending. Cost: a GET for each object."""
+        return chain.from_iterable(map(self.raw_in, self.objects))
+
+    def raw_in(self, pages: Pages) -> Iterator[Item]:
+        """Yield the keys of one object and their JSON."""
+        data, start = _present(pages, self._blob.get(pages.blob)), 0
+        if len(data) != pages.bytes:
+            raise CorruptBlob(pages.blob, f"it has {len(data)} bytes, and {pages.bytes} belong there")
+        for n, page in enumerate(pages.pages):
+            yield from ((key, bytes(raw)) for key, raw in _checked(pages, n, data[start : start + page.bytes]).items())
+            start += page.bytes
+
+    def _page(self, at: int) -> dict[str, Any]:
+        with self._lock:
+            page = self._known.get(at)
+            if page is not None:
+                self._known.move_to_end(at)
+                return page
+        page = self._read(*self._where[at])
+        with self._lock:
+            page = self._known.setdefault(at, page)
+            while len(self._known) > KNOWN_PAGES:
+                self._known.popitem(last=False)
+        return page
+
+    def _read(self, pages: Pages, n: int) -> dict[str, Any]:
+        start = sum(page.bytes for page in pages.pages[:n])
+        data = self._blob.get(pages.blob, range=(start, start + pages.pages[n].bytes))
+        return _checked(pages, n, _present(pages, data))
+
+    def _value(self, at: int, key: str, data: bytes) -> V | None:
+        if data == _NULL:
+            return None
+        try:
+            return self._decode(key, data)
+        except (ValueError, msgspec.MsgspecError) as error:
+            blob = self._where[at][0].blob
+            raise CorruptBlob(blob, f"it is not one that a writer would make: {error}") from error
+
+
+class Writing:
+    """Makes the objects of a table of items that come by ascending keys.
+
+    Args:
+        seqno: of the checkpoint that they are made for.
+        store: is given the key and the bytes of each object.
+    """
+
+    def __init__(self, seqno: int, store: Callable[[str, bytes], object]) -> None:
+        self._seqno = seqno
+        self._store = store
+        self._made: list[Pages] = []
+        self._pages: list[Page] = []
+        self._object: list[bytes] = []
+        self._leased: list[tuple[str, str]] = []
+        self._page: list[bytes] = []
+        self._first = ""
+        self._page_bytes = self._object_bytes = 0
+
+    def add(self, key: str, raw: bytes) -> None:
+        """Add the JSON of one key."""
+        item = msgspec.json.encode(key) + b":" + raw
+        if self._page and self._page_bytes + len(item) > PAGE_BYTES:
+            self._end_page()
+        if not self._page:
+            self._first = key
+        self._page.append(item)
+        self._page_bytes += len(item) + 1
+        if _LEASED in raw:
+            self._leased += ((lease, key) for _, lease in msgspec.json.decode(raw, type=_Leased).leased)
+
+    def take_over(self, pages: Pages) -> None:
+        """Add what an object holds, all beyond what was added before."""
+        self._end_object()
+        self._made.append(pages)
+
+    def objects(self) -> tuple[Pages, ...]:
+        """Store what is left, and return all objects in order."""
+        self._end_object()
+        return tuple(self._made)
+
+    def _end_page(self) -> None:
+        if self._page:
+            data = b"{" + b",".join(self._page) + b"}\n"
+            self._pages.append(Page(self._first, len(data), xxhash.xxh3_64_hexdigest(data)))
+            self._object.append(data)
+            self._object_bytes += len(data)
+            self._page, self._page_bytes = [], 0
+        if self._object_bytes >= OBJECT_BYTES_MAX:
+            self._end_object()
+
+    def _end_object(self) -> None:
+        if self._page:
+            self._end_page()
+        if self._pages:
+            data = b"".join(self._object)
+            key = pages_key(self._seqno, data)
+            self._store(key, data)
+            self._made.append(Pages(key, tuple(self._pages), tuple(dict.fromkeys(self._leased))))
+            self._pages, self._object, self._leased, self._object_bytes = [], [], [], 0
+
+
+def rewritten(
+    writing: Writing, newer: Iterator[Item], oldest: Table[Any] | None, *, keeps_gone: bool
+) -> tuple[Pages, ...]:
+    """Return the objects of a table that holds what an oldest one held, with newer items, which come by ascending keys.
+
+    Objects of the oldest one are taken over where nothing newer has a key in their range. Cost: reading and writing the
+    others.
+
+    Args:
+        keeps_gone: whether older tables stay below this one, so that it must say which of their keys are gone.
+    """
+    waiting = next(newer, None)
+
+    def before(end: str | None) -> Iterator[Item]:
+        """Yield the newer items up to the key at which the next object begins."""
+        nonlocal waiting
+        while waiting is not None and (end is None or waiting[0] < end):
+            yield waiting
+            waiting = next(newer, None)
+
+    def add(items: Iterator[Item]) -> None:
+        for key, data in items:
+            if keeps_gone or data != _NULL:
+                writing.add(key, data)
+
+    objects = oldest.objects if oldest is not None else ()
+    for n, pages in enumerate(objects):
+        end = objects[n + 1].pages[0].first if n + 1 < len(objects) else None
+        is_touched = waiting is not None and (end is None or waiting[0] < end)
+        if not is_touched and pages.bytes * 4 >= OBJECT_BYTES_MAX:
+            writing.take_over(pages)
+        else:
+            assert oldest is not None
+            add(merged(before(end), oldest.raw_in(pages)))
+    add(before(None))
+    return writing.objects()
+
+
+def check_objects(objects: Sequence[Pages], seqno: int) -> None:
+    """Raise ValueError if this is no list of objects that a directory object made at a seqno may have."""
+    firsts = [page.first for pages in objects for page in pages.pages]
+    if any(first >= following for first, following in pairwise(firsts)):
+        raise ValueError("its pages are not in order")
+    for pages in objects:
+        made_at = pages_seqno(pages.blob)
+        if made_at is None or made_at > seqno or not pages.pages or any(page.bytes <= 0 for page in pages.pages):
+            raise ValueError(f"{pages.blob[:200]!r} is not the name of pages of an earlier checkpoint, or has none")
+        if not all(is_id(lease) for lease, _ in pages.leased):
+            raise ValueError(f"what is said of the leases in {pages.blob} is no id")
+
+
+def _present(pages: Pages, data: bytes | None) -> bytes:
+    if data is None:
+        raise MissingBlob(pages.blob, f"it is missing, and {pages.bytes} bytes belong there", MADE_AGAIN)
+    return data
+
+
+def _checked(pages: Pages, n: int, data: bytes) -> dict[str, Any]:
+    """Return what the bytes of a page hold."""
+    page = pages.pages[n]
+    checksum = xxhash.xxh3_64_hexdigest(data)
+    if len(data) != page.bytes or checksum != page.checksum:
+        raise CorruptBlob(
+            pages.blob,
+            f"page {n} of it has {len(data)} bytes with checksum {checksum}, and {page.bytes} bytes with checksum "
+            f"{page.checksum} belong there",
+        )
+    try:
+        items = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptBlob(pages.blob, f"page {n} of it is not valid: {error}") from error
+    keys = [*items]
+    if not keys or keys[0] != page.first or any(key >= following for key, following in pairwise(keys)):
+        raise CorruptBlob(pages.blob, f"the keys of page {n} of it are not in order")
+    return items

@@ -1,0 +1,185 @@
+"""Whether the log is still the one that a client has read.
+
+A location may be rolled back under an open client: a backup is restored in place. The client would go on where it
+was, beyond a hole, and be acknowledged for what nobody will ever read. Four things prevent that:
+
+- Each record names the commit before it, so no record that was made after the roll-back is taken for the next one.
+- Whoever makes a checkpoint first makes sure that all records that it adds up are there
+  (`persist.engine.follow.checkpoint.write_checkpoint`), so that memory bridges no hole.
+- Nothing is acknowledged before the client has seen that what it follows is still there, since it was asked for:
+  `fate_of` looks for the record before, and for those that were the last ones known when records of others were read.
+  One of these is the last that was taken away, if there is a hole. See `Settings.look_back`
+  and `persist.engine.write.store_checks`.
+- From time to time a client also asks, so that nobody writes beyond a hole in the first place, and that readers
+  hear of it: a writer before it creates a record, if it has not asked for `PROVE_AFTER_S`; a reader after it has read
+  on, if it has not for `PROVE_READS_AFTER_S`.
+
+Which records are asked for from time to time? After a pause, the newest one that is known: that is one GET. A client
+that never pauses asks for the newest one of the time when it last asked, and for the one after that; the newest one
+now may be beyond a hole already. A roll-back loses the last records, so it lost one of these two, unless the backup
+was made since the client last asked. docs/run/operations.md says what window stays open.
+"""
+
+from typing import Literal
+
+from persist.blob.errors import CorruptBlob, MissingBlob
+from persist.blob.protocol import Blob
+from persist.core.errors import LogInterrupted, LogReplaced
+from persist.core.log.keys import checkpoint_key, listed_records, record_key
+from persist.core.log.records import Record, begins_as, read_commit_id, read_record
+from persist.core.state.state import State
+from persist.engine.follow.checkpoint import beyond_the_log, read_newest_control
+
+PROVE_AFTER_S = 10.0
+PROVE_READS_AFTER_S = 60.0
+TOPS_MAX = 16  # Records that one look asks for; of more, the oldest ones are left out.
+
+Moment = tuple[float, float]  # Of the monotonic and of the wall clock, in seconds.
+Mark = tuple[int, str]  # A seqno, and the commit id of the record there.
+Gone = tuple[int, str, str | None]  # A mark, and the commit id that is there now.
+Fate = Gone | Literal["there", "truncated"]
+
+
+class Past:
+    """What one client knows of the log, and when it last asked. Used under the lock of its `Follower`."""
+
+    def __init__(self, blob: Blob, state: State, now: Moment) -> None:
+        self._blob = blob
+        self._asked = self._learned = now
+        # The newest record when that was last asked, and the one after it.
+        self._marks: list[Mark] = []
+        self._tops: list[Mark] = []  # The newest records when others were read after them, since the last look.
+        self._lost: tuple[int, str, str | None] | None = None
+        self._mark(state)
+
+    def learned(self, state: State, now: Moment) -> None:
+        """Note that the last record of state became known at that moment."""
+        self._learned = now
+        if len(self._marks) < 2:
+            self._mark(state)
+
+    def went_on_from(self, state: State) -> None:
+        """Note that a record after state was read, which somebody else may have written beyond a hole."""
+        if state.commit is not None:
+            self._tops = [*self._tops[1 - TOPS_MAX :], (state.seqno, state.commit)]
+
+    def tops(self, state: State) -> list[Mark]:
+        """Return the records that must be there, or have been truncated, if what follows state is to be read."""
+        newest = [] if state.commit is None else [(state.seqno, state.commit)]
+        return [*self._tops, *newest]
+
+    def saw(self, tops: list[Mark]) -> None:
+        """Note that all of these were there."""
+        self._tops = [top for top in self._tops if top not in tops]
+
+    def check(self, state: State, now: Moment, after_s: float) -> None:
+        """Ask whether the log still holds what is known, if that was not asked for after_s.
+
+        Raises:
+            LogReplaced: it does not, or did not before.
+        """
+        self.check_stopped()
+        if not _passed(self._asked, now, after_s):
+            return
+        if _passed(self._learned, now, after_s):
+            self._marks.clear()
+            self._mark(state)
+        self._ask(state, self._marks)
+        self._asked = now
+        self._marks.clear()
+        self._mark(state)
+
+    def check_now(self, state: State) -> None:
+        """Like `check`, and ask at once, but for one record only. What is asked for at the next time stays the same."""
+        self.check_stopped()
+        self._ask(state, self._marks[-1:])
+
+    def _mark(self, state: State) -> None:
+        if state.commit is not None:
+            self._marks.append((state.seqno, state.commit))
+
+    def _ask(self, state: State, marks: list[Mark]) -> None:
+        for seqno, commit in marks:
+            if seqno >= state.control.log_floor:
+                self.verify(seqno, commit)
+
+    def verify(self, seqno: int, commit: str) -> None:
+        """Raise LogReplaced, now and from now on, unless the record at seqno is that commit or has been truncated."""
+        fate = fate_of(self._blob, (seqno, commit))
+        if isinstance(fate, tuple):
+            raise self.stop(*fate)
+
+    def stop(self, seqno: int, known: str, present: str | None) -> LogReplaced:
+        """Stop for good, and return the error that says why."""
+        self._lost = self._lost or (seqno, known, present)
+        return LogReplaced(self._blob.url, *self._lost)
+
+    def check_stopped(self) -> None:
+        """Raise LogReplaced if it was found out before that the log is another one."""
+        if self._lost is not None:
+            raise LogReplaced(self._blob.url, *self._lost)
+
+
+def fate_of(blob: Blob, mark: Mark) -> Fate:
+    """Return whether a record is there or has been truncated, or what to stop with if neither is so.
+
+    Cost: a GET of a few bytes, if it is there. Needs no lock.
+    """
+    seqno, commit = mark
+    if begins_as(blob, seqno, commit):
+        return "there"
+    present = read_commit_id(blob, seqno)
+    if present == commit:
+        return "there"
+    return "truncated" if present is None and _is_truncated(blob, seqno) else (seqno, commit, present)
+
+
+def _is_truncated(blob: Blob, seqno: int) -> bool:
+    try:
+        return read_newest_control(blob).log_floor > seqno
+    except MissingBlob:  # There is no checkpoint, and the log does not begin at 0: the location was emptied.
+        return False
+
+
+def _passed(then: Moment, now: Moment, after_s: float) -> bool:
+    return any(later - before >= after_s for before, later in zip(then, now, strict=True))
+
+
+def record_of(blob: Blob, newest: State) -> Record | None:
+    """Return the record after which the newest checkpoint was made, or None if there is none any more.
+
+    Raises:
+        CorruptBlob: it is of another location, or another commit.
+        LogInterrupted: as `check_not_beyond`.
+    """
+    record = read_record(blob, newest.seqno)
+    if record is not None and record.location == newest.location and record.commit == newest.commit:
+        return record
+    if record is None or record.location == newest.location:
+        check_not_beyond(blob, newest)
+    if record is not None:
+        raise contradiction(record, newest)
+    return None
+
+
+def check_not_beyond(blob: Blob, newest: State) -> None:
+    """Raise LogInterrupted if the newest checkpoint lies beyond the end of the log."""
+    if newest.seqno in beyond_the_log(blob):
+        seqnos = [seqno for seqno, _ in listed_records(blob)]
+        end = max((seqno for seqno in seqnos if newest.seqno in seqnos or seqno < newest.seqno), default=-1)
+        raise LogInterrupted(blob.url, end, newest.seqno, newest.seqno, is_checkpoint=True)
+
+
+def contradiction(record: Record | None, state: State) -> CorruptBlob:
+    """Return the error for a record that is not of the state that it was found with; or for none, where one must be."""
+    checkpoint = checkpoint_key(state.seqno)
+    if record is None:
+        return MissingBlob(record_key(state.seqno), f"it is missing, and {checkpoint} was made after it")
+    if record.location != state.location:
+        reason = (
+            f"it belongs to location {record.location}, and what {record_key(state.seqno)} or {checkpoint} says to "
+            f"location {state.location}"
+        )
+    else:
+        reason = f"its commit is {record.commit}, and {checkpoint} was made after the commit {state.commit}"
+    return CorruptBlob(record_key(record.seqno), f"{reason}: one of these blobs lies where it does not belong")

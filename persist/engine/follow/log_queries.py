@@ -1,0 +1,227 @@
+"""What only the records of the log tell, because no state keeps it: who did what, and what became of an operation.
+
+- `log_table` gives the records as a table, for people. It begins where the log does, which is kept for a while and not
+  for ever (`Settings.log_retention_s`).
+- `say_whose` finds out who wrote the updates of a collection that are not sealed, for an error.
+- `Submissions` keeps which operations that clients had committed by others are in the log, as far as one reader of it
+  knows. A client that lets a server commit for it gives each operation its own id and a number
+  (`persist.engine.write.relay`), and a record that was made for others says whose operations it holds
+  (`persist.core.log.records.Submitted`). Both sides read that, and nothing else, to find out what became of an
+  operation:
+
+  - a client that lost the answer finds its number in the log. Otherwise it commits by itself, and also says in that
+    record that none of its operations up to a number will come any more;
+  - a server commits an operation only as long as no record since the client asked for it says that.
+
+  Both need the slot of the log that follows what they have read, so only one of the two can get it, and the other reads
+  what was decided. This needs no state in checkpoints, because only what followed a seqno is ever asked for: `knows`
+  tells whether all of that was read here.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from msgspec import UNSET
+
+from persist.blob.errors import InvalidUsage, PersistError
+from persist.blob.protocol import Blob
+from persist.core.errors import UnsealedWrites, UpdatesBeyondUpper
+from persist.core.log import kinds
+from persist.core.log.records import Record, read_record
+from persist.core.state.contents import CollectionState, unsealed
+from persist.core.state.state import State
+
+LAST = 1000
+
+COLUMNS = pa.schema(
+    [
+        pa.field("seqno", pa.int64()),
+        pa.field("moment", pa.timestamp("ms", "UTC")),
+        pa.field("writer", pa.string()),
+        pa.field("operations", pa.list_(pa.string())),
+        pa.field("collections", pa.list_(pa.string())),
+        pa.field("updates", pa.int64()),
+        pa.field("bytes", pa.int64()),
+        pa.field("message", pa.string()),
+        pa.field("metadata", pa.map_(pa.string(), pa.string())),
+    ]
+)
+
+Map = Callable[[Callable[[int], dict[str, Any] | None], Sequence[int]], Iterator[dict[str, Any] | None]]
+
+
+def log_table(blob: Blob, state: State, last: int | None, collection: str | None, map_all: Map) -> pa.Table:
+    """Return a row for each of the last records up to state, or for those among them that name a collection.
+
+    Cost: a GET for each record, and one for each long part list.
+
+    Args:
+        last: how many records are looked at; None for all that are kept.
+        map_all: calls a function for each of some items, perhaps several at a time, and gives the answers in order.
+
+    Raises:
+        InvalidUsage: last is no number of records.
+    """
+    if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
+        raise InvalidUsage(f"last={last!r:.100} is not a number of records: give 1 or more, or None for all")
+    first = state.control.log_floor if last is None else max(state.control.log_floor, state.seqno + 1 - last)
+
+    def row(seqno: int) -> dict[str, Any] | None:
+        record = read_record(blob, seqno)
+        # One that is gone was truncated meanwhile.
+        if record is None or (collection is not None and all(m.collection != collection for m in record.mutations)):
+            return None
+        return _row(record, state, collection)
+
+    rows = [cells for cells in map_all(row, range(first, state.seqno + 1)) if cells is not None]
+    return pa.Table.from_pylist(rows, schema=COLUMNS)
+
+
+def _row(record: Record, state: State, collection: str | None) -> dict[str, Any]:
+    mutations = [step for step in record.mutations if collection in (None, step.collection)]
+    parts = [part for step in mutations if isinstance(step, kinds.Append | kinds.Pend) for part in step.parts]
+    # A commit to several collections says the same with each of them.
+    notes = {(n.message, *sorted(n.metadata.items())): n for n in mutations if isinstance(n, kinds.Note)}.values()
+    ids = dict.fromkeys(step.collection for step in mutations if step.collection)
+    return {
+        "seqno": record.seqno,
+        "moment": datetime.fromtimestamp(record.written_ms / 1000, UTC),
+        "writer": record.writer,
+        "operations": [step.__struct_config__.tag for step in mutations if not isinstance(step, kinds.Note)],
+        "collections": [id_ if (entry := state.entries.get(id_)) is None else entry.name for id_ in ids],
+        "updates": sum(part.rows for part in parts),
+        "bytes": sum(part.bytes for part in parts),
+        "message": "\n".join(note.message for note in notes if note.message) or None,
+        "metadata": [item for note in notes for item in note.metadata.items()],
+    }
+
+
+RECORDS_MAX = 100  # That are looked at: who is refused should not wait long to hear why.
+
+
+def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: str, own: str = "") -> None:
+    """Let an error that a commit got in this state say whose the updates are that are not sealed.
+
+    Cost: a GET for each record since the first of theirs, `RECORDS_MAX` at most. What the store does not tell is left
+    out.
+
+    Args:
+        own: the name of the client that is told.
+    """
+    entry = state.entries.get(collection)
+    contents = None if entry is None else entry.contents
+    hidden = None if contents is None else unsealed(contents)
+    if contents is None or hidden is None or error.time is None:
+        return
+    by_writer: dict[tuple[str, int | None], UnsealedWrites] = {}
+    left = hidden.updates
+    for record in _backwards(blob, state):
+        writes = _of_record(record, contents, own)
+        if writes is not None:
+            later = by_writer.get((writes.writer, writes.epoch))
+            by_writer[writes.writer, writes.epoch] = writes if later is None else _both(later, writes)
+            left -= writes.updates
+        if left <= 0:
+            break
+    error.with_writes([*by_writer.values()])
+
+
+def last_moved(records: Mapping[int, Record], collection: str) -> int | None:
+    """Return when the last of some records that moved upper did, in ms since 1970 by its writer's clock; None if none.
+
+    Args:
+        records: those that a client has read lately (`Follower.recent`), by their seqnos.
+    """
+    for seqno in sorted(records, reverse=True):
+        mutations = records[seqno].mutations
+        if any(isinstance(m, kinds.Seal | kinds.Resolve) and m.collection == collection for m in mutations):
+            return records[seqno].written_ms
+    return None
+
+
+def _backwards(blob: Blob, state: State) -> Iterator[Record]:
+    first = max(state.control.log_floor, state.seqno + 1 - RECORDS_MAX)
+    for seqno in range(state.seqno, first - 1, -1):
+        try:
+            record = read_record(blob, seqno)
+        except PersistError:
+            return
+        if record is None:  # It was truncated meanwhile.
+            return
+        yield record
+
+
+def _of_record(record: Record, contents: CollectionState, own: str) -> UnsealedWrites | None:
+    upper = contents.upper.time
+    appends = [step for step in record.mutations if isinstance(step, kinds.Append) and step.collection == contents.id]
+    parts = [part for step in appends for part in step.parts if upper is not None and part.time_max >= upper]
+    if upper is None or not parts:
+        return None
+    marks = [m for step in record.mutations if isinstance(step, kinds.Tokens) for m in step.tokens]
+    return UnsealedWrites(
+        writer=record.writer,
+        is_own=record.writer == own,
+        epoch=record.epoch,
+        updates=sum(part.rows for part in parts),
+        first=max(min(part.time_min for part in parts), upper),
+        last=max(part.time_max for part in parts),
+        seqno=record.seqno,
+        written_ms=record.written_ms,
+        tokens=tuple(mark.token for mark in marks),
+    )
+
+
+def _both(later: UnsealedWrites, earlier: UnsealedWrites) -> UnsealedWrites:
+    return replace(
+        later,
+        updates=later.updates + earlier.updates,
+        first=min(later.first, earlier.first),
+        last=max(later.last, earlier.last),
+        tokens=(*later.tokens, *earlier.tokens),
+    )
+
+
+SUBMITTERS_MAX = 4096
+RANGES_MAX = 4096  # Of one submitter; all operations that it asks for at once have fewer numbers.
+
+
+class Submissions:
+    """What records since a seqno say; one thread adds to it at a time, and others may look meanwhile.
+
+    A look that comes between two records misses none that the looker's state holds: records are noted first.
+    """
+
+    def __init__(self, seqno: int) -> None:
+        self._since = seqno
+        self._ranges: dict[str, tuple[tuple[int, int, int], ...]] = {}  # (first, last, seqno), the newest last.
+
+    def note(self, record: Record) -> None:
+        """Take in a record, which follows the one before."""
+        if record.submitted is UNSET:
+            return
+        for submitted in record.submitted:
+            known = self._ranges.pop(submitted.submitter, ())
+            self._ranges[submitted.submitter] = (*known, (submitted.first, submitted.last, record.seqno))[-RANGES_MAX:]
+        while len(self._ranges) > SUBMITTERS_MAX:
+            oldest = next(iter(self._ranges))
+            self._since = max(self._since, self._ranges.pop(oldest)[-1][2])
+
+    def skip_to(self, seqno: int) -> None:
+        """Say that records up to seqno were not read, because a checkpoint stands for them."""
+        self._since = max(self._since, seqno)
+
+    def knows(self, after: int) -> bool:
+        """Whether all records after this one have been taken in."""
+        return self._since <= after
+
+    def seqno_of(self, submitter: str, number: int) -> int | None:
+        """Return the record that holds an operation; None if none does that was taken in."""
+        ranges = self._ranges.get(submitter, ())
+        return next((seqno for first, last, seqno in ranges if first <= number <= last), None)
+
+    def is_past(self, submitter: str, number: int) -> bool:
+        """Whether an operation that no record holds yet is in none that follows, either."""
+        return any(last >= number for _, last, _ in self._ranges.get(submitter, ()))

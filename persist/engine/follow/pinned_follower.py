@@ -1,0 +1,92 @@
+"""A client's view of one point of the log, which never moves: for reads of several collections that belong together.
+
+The state after a record is that of the newest checkpoint at or before it, and the records since. Checkpoints and
+records are kept for a while (`Settings.log_retention_s`, see `persist.engine.upkeep.garbage`); a point that lies
+further back is refused, never guessed at.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from persist.blob.errors import CorruptBlob, InvalidUsage, MissingBlob
+from persist.blob.protocol import Blob
+from persist.blob.threads import Clock
+from persist.core.log.keys import listed_checkpoints, record_key
+from persist.core.log.records import read_record
+from persist.core.state.contents import CollectionState
+from persist.core.state.state import DoesNotFollow, State, apply
+from persist.engine.follow.checkpoint import checkpoint_state, read_checkpoint
+from persist.engine.follow.follower import Follower
+
+T = TypeVar("T")
+
+
+class PinnedFollower(Follower):
+    """Answers what the state was after the record at a seqno.
+
+    Cost: a page of LIST, a GET of a checkpoint, and a GET for each record between it and the seqno.
+
+    Raises:
+        InvalidUsage: there is no such record yet, or what is needed of the log is not kept any more.
+        Corruption: what is there cannot be believed.
+    """
+
+    def __init__(self, blob: Blob, clock: Clock, seqno: int) -> None:
+        self._pinned: int | None = None  # First it looks at the whole log, like any other.
+        super().__init__(blob, clock)
+        if seqno > self._state.seqno:
+            raise InvalidUsage(
+                f"seqno={seqno} is not in the log of {blob.url} yet, whose last is {self._state.seqno}: pin that one, "
+                "or leave the option out to read the newest"
+            )
+        self._state = _state_at(blob, seqno)
+        self._pinned = seqno
+
+    def refresh(self) -> State:
+        """Return the state, which stays the same. Cost: nothing."""
+        return super().refresh() if self._pinned is None else self._state
+
+    def restart(self) -> State:
+        """Raise InvalidUsage: there is no other state to go on from."""
+        raise _gone(self._blob, self._state.seqno)
+
+    def load(self, id_: str) -> CollectionState | None:
+        with self._lock:
+            try:
+                return self._load(id_)
+            except MissingBlob as error:
+                raise _gone(self._blob, self._state.seqno) from error
+
+    def wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
+        """Return what look says now: no time would change it."""
+        self.check_open()
+        return look()
+
+
+def _state_at(blob: Blob, seqno: int) -> State:
+    state = State()
+    for at, entry in listed_checkpoints(blob):
+        if at <= seqno and (checkpoint := read_checkpoint(blob, entry.key)) is not None:
+            try:
+                state = checkpoint_state(blob, checkpoint)
+            except MissingBlob:
+                if blob.get(entry.key) is not None:
+                    raise
+                raise _gone(blob, seqno) from None  # It was collected meanwhile, and its directory after it.
+            break
+    while state.seqno < seqno:
+        record = read_record(blob, state.seqno + 1)
+        if record is None:
+            raise _gone(blob, seqno)
+        try:
+            state = apply(state, record)
+        except DoesNotFollow as error:
+            raise CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
+    return state
+
+
+def _gone(blob: Blob, seqno: int) -> InvalidUsage:
+    return InvalidUsage(
+        f"the state of {blob.url} as of seqno={seqno} cannot be read any more: that part of the log has been truncated "
+        "(Settings.log_retention_s says how long it is kept). Pin a later seqno, or read by as_of."
+    )

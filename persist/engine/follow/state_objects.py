@@ -1,0 +1,209 @@
+"""The contents of one collection on storage: what changed is written, and not all of it again.
+
+    contents  =  [state object, state object, …]  +  the mutations since, in its entry of the directory
+                  oldest, whole   changes to it
+
+    state/<collection>/<seqno, 20 digits>-<xxh3_128 of the object>.json    frame "state"
+
+A collection may consist of very many parts, each with a descriptor of some 900 bytes, of which a commit touches a few.
+So a state object either is whole, or says what changed since the ones before it: it has `gone` then. Its maps hold what
+came or changed, and `gone` the keys of what went; its other members are as they are now. Runs and keyframes are taken
+for maps, by the number of the first part and by time. What is gone leaves first; what changed then takes its place, and
+what is new comes last, in the order of the object. So all maps have the order of the contents.
+
+New changes are written together with those before them that are less than `RATIO` times as large, and the whole is
+written anew when it is less than that. So each object is at least `RATIO` times as large as the next, they are few, and
+each change is written again a few times for each of them, however many parts there are. The whole is also written
+anew when less than half as many parts are left as it has. What is smaller than `WHOLE_BYTES_MAX` is always written as a
+whole: most collections have one object.
+
+An older object may hold what later ones take away. Where data was destroyed, by a compaction that forgets history or by
+an erasure, nothing is taken over, so it lives on in none of them (`persist.engine.follow.checkpoint`).
+
+Rejected: to store the mutations themselves, since the fold of thousands of them takes seconds in a large collection.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from persist.blob.errors import CorruptBlob
+from persist.blob.protocol import Blob
+from persist.core.log.framing import BlobRef, Framed, encoded_object, fetched
+from persist.core.log.keys import state_prefix
+from persist.core.state.contents import CollectionState
+from persist.core.state.state import CollectionEntry
+
+LEVELS = 7  # The number of a location from which on its state objects need not be whole.
+RATIO = 4
+WHOLE_BYTES_MAX = 64 * 1024
+LEAST_BYTES = 8 * 1024  # Changes count as if they had so many bytes, so that there are no tiny objects.
+KNOWN_BYTES_MAX = 32 << 20  # Of state objects that one client remembers, of all collections but the last one.
+
+
+class Gone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What of the maps of a collection's state is not there any more."""
+
+    holds: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    queries: tuple[str, ...] = ()
+    numbered: tuple[int, ...] = msgspec.field(name="parts", default=())
+    history: tuple[int, ...] = ()
+    keyframes: tuple[int, ...] = ()
+    pending: tuple[int, ...] = ()
+    published: tuple[str, ...] = ()
+    kept: tuple[int, ...] = ()
+
+
+class StateObject(Framed, frozen=True, kw_only=True, tag="state"):
+    """The contents of one collection at some seqno, or what changed in them since the objects before it."""
+
+    location: str
+    collection: CollectionState
+    gone: Gone | UnsetType = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class StateLevel:
+    """One state object, and the contents that it makes with those before it."""
+
+    pointer: BlobRef
+    contents: CollectionState
+
+
+class KnownContents:
+    """The state objects of large collections that a client saw last, so that it need not read them to make the next.
+
+    They are immutable, and known by the checksums of their bytes. Safe to use from many threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._levels: OrderedDict[str, tuple[StateLevel, ...]] = OrderedDict()
+        self._bytes = 0
+
+    def read(self, blob: Blob, location: str, entry: CollectionEntry) -> tuple[StateLevel, ...]:
+        """Return the levels that an entry points to. Cost: a GET for each that this client has not seen, at once.
+
+        Raises:
+            MissingBlob, CorruptBlob: one is missing, or not what was stored there.
+        """
+        levels: list[StateLevel] = []
+        with self._lock:
+            known = self._levels.get(entry.id, ())
+        for level, pointer in zip(known, entry.stored, strict=False):
+            if level.pointer != pointer:
+                break
+            levels.append(level)
+        rest = entry.stored[len(levels) :]
+        for pointer, stored in fetched(blob, rest, StateObject):
+            if (stored.location, stored.collection.id) != (location, entry.id):
+                raise CorruptBlob(pointer.blob, "it belongs to another collection, so blobs were exchanged")
+            before = levels[-1].contents if levels else None
+            try:
+                levels.append(StateLevel(pointer, with_changes(before, stored)))
+            except ValueError as error:
+                raise CorruptBlob(pointer.blob, f"it is not one that a writer would make: {error}") from error
+        self.keep(entry.id, levels)
+        return tuple(levels)
+
+    def keep(self, collection: str, levels: Sequence[StateLevel]) -> None:
+        """Remember the levels of a collection, in place of what was known of it, unless they are small."""
+        size = sum(level.pointer.bytes for level in levels)
+        with self._lock:
+            self._bytes -= sum(level.pointer.bytes for level in self._levels.pop(collection, ()))
+            if size > WHOLE_BYTES_MAX:
+                self._levels[collection] = tuple(levels)
+                self._bytes += size
+            while self._bytes > KNOWN_BYTES_MAX and len(self._levels) > 1:
+                _, oldest = self._levels.popitem(last=False)
+                self._bytes -= sum(level.pointer.bytes for level in oldest)
+
+
+def new_levels(
+    location: str, seqno: int, contents: CollectionState, levels: Sequence[StateLevel], *, format: int
+) -> tuple[tuple[StateLevel, ...], bytes]:
+    """Return how a checkpoint at seqno says what the contents are, given the levels that it takes over.
+
+    The last one must be stored first; its bytes are the second result. Cost: O(parts) comparisons, and what differs is
+    encoded.
+    """
+    is_much_gone = bool(levels) and _size(contents) < _size(levels[0].contents) // 2
+    kept = [] if is_much_gone else [*levels]
+    while True:
+        stored = msgspec.structs.replace(
+            changes(location, contents, kept[-1].contents if kept else None), format=format
+        )
+        pointer, data = encoded_object(state_prefix(contents.id, seqno), stored)
+        if not kept or kept[-1].pointer.bytes >= RATIO * max(len(data), LEAST_BYTES):
+            return (*kept, StateLevel(pointer, contents)), data
+        kept.pop()
+
+
+def changes(location: str, contents: CollectionState, before: CollectionState | None) -> StateObject:
+    """Return the state object that makes contents of those before, or is whole if there are none."""
+    if before is None:
+        return StateObject(location=location, collection=contents)
+    came: dict[str, Any] = {}
+    gone: dict[str, Any] = {}
+    for name in _MAPS:
+        now, then = _map(contents, name), _map(before, name)
+        stays = _first_that_stay(now, then)
+        gone[name] = tuple(key for key in then if key not in stays)
+        changed = {key: v for key, v in now.items() if key not in stays or not (then[key] is v or then[key] == v)}
+        came[name] = tuple(changed.values()) if name in _LISTS else changed
+    changed_alone = msgspec.structs.replace(contents, **came)
+    return StateObject(location=location, collection=changed_alone, gone=Gone(**gone))
+
+
+def with_changes(before: CollectionState | None, stored: StateObject) -> CollectionState:
+    """Return the contents that a state object makes of those before; raise ValueError if it does not fit to them."""
+    if (stored.gone is UNSET) != (before is None):
+        raise ValueError("the first state object of a collection is whole, and others say what changed")
+    if before is None or isinstance(stored.gone, UnsetType):
+        return stored.collection
+    made: dict[str, Any] = {}
+    for name in _MAPS:
+        then, gone = _map(before, name), getattr(stored.gone, name)
+        if not (then.keys() >= set(gone) and len(set(gone)) == len(gone)):
+            raise ValueError(f"something is gone from its {name} that was not there")
+        now = {key: value for key, value in then.items() if key not in set(gone)} if gone else dict(then)
+        now.update(_map(stored.collection, name))
+        made[name] = tuple(now.values()) if name in _LISTS else now
+    return msgspec.structs.replace(stored.collection, **made)
+
+
+_MAPS = Gone.__struct_fields__
+_LISTS = ("history", "keyframes")
+
+
+def _size(contents: CollectionState) -> int:
+    return len(contents.numbered) + len(contents.pending) + len(contents.kept)
+
+
+def _map(contents: CollectionState, name: str) -> Mapping[Any, Any]:
+    if name == "history":
+        if not all(contents.history):
+            raise ValueError("a run is empty")
+        return {run[0]: run for run in contents.history}
+    if name == "keyframes":
+        return {keyframe.as_of: keyframe for keyframe in contents.keyframes}
+    held: Mapping[Any, Any] = getattr(contents, name)
+    return held
+
+
+def _first_that_stay(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> set[Any]:
+    """Return the keys with which a map begins in the order that they had; others are taken out and come last."""
+    order = iter(then)
+    stays: set[Any] = set()
+    for key in now:
+        if key not in then or not any(key == other for other in order):
+            break
+        stays.add(key)
+    return stays

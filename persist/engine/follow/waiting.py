@@ -1,0 +1,182 @@
+"""How threads wait for the log to move on: they look again when somebody says that it has, and at intervals.
+
+Invariants:
+- a hint need not be true, so it only makes those who wait look; nobody takes a state from it;
+- who waits looks again after each record that this client commits, and the longest pause later at the latest;
+- `close` ends each wait.
+
+Callers that wait for each other share the look of one of them, if it began after they asked. In `Looks.once`, only the
+first call of a thread looks. Who is about to commit may `put_off` that look: a record that is created at the next seqno
+shows that nothing else has come, just as a look would.
+"""
+
+import itertools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from persist.blob.threads import Clock
+from persist.core.state.state import State
+
+T = TypeVar("T")
+
+HINT_S = 1.0
+POLL_FIRST_S = 0.005
+TOLD_FIRST_S = 0.25  # A GET that is under way when a hint comes would only delay the one that finds the record.
+POLL_MAX_S = 1.0  # Where a request costs money and takes a while; elsewhere the first pause stays.
+
+
+class Looks:
+    """Of one client. `ticket`, `serve` and `served` belong to whoever looks, which holds a lock meanwhile."""
+
+    def __init__(self) -> None:
+        self._tickets = itertools.count(1)
+        self._issued = 0
+        self._served = 0
+        self._elsewhere = 0
+        self._here = threading.local()  # Of a thread in `once`: has_looked, and what elsewhere was then.
+
+    @contextmanager
+    def once(self) -> Iterator[None]:
+        """Look at the log once in this block, however much a thread asks for. This client's own commits are seen, and
+        what was in their way; who waits for a change looks again.
+        """
+        if hasattr(self._here, "has_looked"):
+            yield
+            return
+        self._here.has_looked = False
+        try:
+            yield
+        finally:
+            del self._here.has_looked
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether this thread is in `once`, and has looked."""
+        return getattr(self._here, "has_looked", False) and self._here.elsewhere == self._elsewhere
+
+    def noted(self) -> None:
+        """Note that this thread has looked."""
+        if hasattr(self._here, "has_looked"):
+            self._here.has_looked, self._here.elsewhere = True, self._elsewhere
+
+    def committed_elsewhere(self) -> None:
+        """Let every thread look again: somebody else has made a commit of this client, which has not read it."""
+        self._elsewhere += 1
+
+    def put_off(self) -> bool:
+        """In `once`, do as if this thread had looked, until `again`; return whether it had not."""
+        is_first = not getattr(self._here, "has_looked", True)
+        self.noted()
+        return is_first
+
+    def again(self) -> None:
+        """Let the next call look, in `once`, too."""
+        if hasattr(self._here, "has_looked"):
+            self._here.has_looked = False
+
+    def ticket(self) -> int:
+        """Return a number for a call that is about to look, unless one that begins from now on serves it."""
+        self._issued = next(self._tickets)
+        return self._issued
+
+    def serve(self, ticket: int) -> int | None:
+        """Return whom a look serves that begins now; None if the one with the ticket is served."""
+        return None if self._served >= ticket else self._issued
+
+    def served(self, issued: int) -> None:
+        """Note that a look is done."""
+        self._served = issued
+
+
+class AwaitedLog(ABC):
+    """What a view of the log has for those who wait for it.
+
+    Attributes:
+        is_told: whether somebody has promised to tell of each record.
+        longest_pause_s: the longest pause of who waits for a record; see `Settings.poll_s`.
+    """
+
+    _state: State
+
+    def __init__(self, clock: Clock, longest_pause_s: float) -> None:
+        self._clock = clock
+        self.longest_pause_s = longest_pause_s
+        self.is_told = False
+        self.looks = Looks()
+        self._lock = threading.RLock()
+        self._advanced = threading.Condition(self._lock)
+        self._is_closed = False
+        self._hints = 0
+        self._hinted, self._hinted_s = -1, 0.0
+
+    @abstractmethod
+    def check_open(self) -> None:
+        """Raise ClientClosed after `close`."""
+
+    @abstractmethod
+    def refresh(self) -> State:
+        """Return the newest state. Cost: a GET."""
+
+    @abstractmethod
+    def _read_hinted(self) -> None:
+        """Read up to the record that a hint spoke of."""
+
+    def hint(self, seqno: int) -> None:
+        """Let those who wait look now, because somebody says that there is a record at seqno.
+
+        It need not be true. While it is not, and for `HINT_S`, no other hint is taken: so a liar costs a look a second.
+        """
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            is_doubtful = self._hinted > self._state.seqno and now_s - self._hinted_s < HINT_S
+            if seqno > self._state.seqno and not is_doubtful:
+                self._hinted, self._hinted_s = seqno, now_s
+                self._hints += 1
+                self._advanced.notify_all()
+
+    def wake(self) -> None:
+        """Let those who wait look now, because something else than the log has changed that they look at."""
+        with self._lock:
+            self._hints += 1
+            self._advanced.notify_all()
+
+    @property
+    def first_pause_s(self) -> float:
+        """How long a thread waits after its first look that found nothing new."""
+        return min(TOLD_FIRST_S if self.is_told else POLL_FIRST_S, self.longest_pause_s)
+
+    def wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
+        """Return the first answer of look that is not None, or None when timeout_s has passed.
+
+        It looks after a refresh, whenever this client commits, upon a `hint`, and at intervals that double from
+        `first_pause_s` to the longest pause while the log stands still.
+
+        Raises:
+            ClientClosed: `close` was called; anything that look raises.
+        """
+        ends_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
+        pause_s, is_hinted = self.first_pause_s, False
+        seen: int | None = None
+        while True:
+            self.check_open()
+            if is_hinted:
+                self._read_hinted()
+                if (answer := look()) is not None:
+                    return answer
+            hints = self._hints
+            seqno = self.refresh().seqno
+            if (answer := look()) is not None:
+                return answer
+            left_s = None if ends_s is None else ends_s - self._clock.monotonic_s()
+            if left_s is not None and left_s <= 0:
+                return None
+            pause_s = self.first_pause_s if seqno != seen else min(pause_s * 2, self.longest_pause_s)
+            seen = seqno
+            self.looks.again()
+            with self._advanced:
+                if self._state.seqno == seqno and not self._is_closed and self._hints == hints:
+                    self._advanced.wait(pause_s if left_s is None else min(pause_s, left_s))
+            is_hinted = self._hints != hints

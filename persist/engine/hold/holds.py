@@ -1,0 +1,235 @@
+"""Claims of readers that have a name or a handle of their own: explicit holds, and the leases of consumers.
+
+A hold keeps since at or before a time. A leased hold lives as long as its client renews its lease. A named one is
+permanent: it belongs to whoever knows its name, such as a consumer that may be down for days, and is moved by
+compare-and-set, so that two processes that believe to be that consumer notice each other.
+
+What a client reads hangs on one lease, which nobody else may end before it has run out. A process that was killed would
+so keep history for ten minutes. A consumer that resumes by its name is known to be dead or replaced as soon as another
+one of that name appears. So each consumer has a lease of its own that carries its name, and begins by ending those of
+the same name, in the commit that grants it (`Leases`). One that is alive all the same, in this client or another, finds
+its lease gone with its next read, and gets `LeaseExpired`.
+"""
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from persist.codecs.types.schema import TIME_MAX
+from persist.core.antichain import Antichain
+from persist.core.closing import Closes
+from persist.core.errors import FrontierRegression, HoldMoved, Indeterminate, InvalidUsage, LeaseExpired
+from persist.core.timeline import Moment
+from persist.engine.hold.leases import Claim, Leases, WantedClaim
+
+ToTime = Callable[[str, Any], int]  # From what a caller gives; the text says in errors what it is.
+Shown = Callable[[int], str]  # A time as people read it.
+
+
+@dataclass(frozen=True, slots=True)
+class HoldInfo:
+    """A hold as the log knows it.
+
+    Attributes:
+        name: of a permanent hold; None for a leased one.
+        time: since stays at or before it.
+        holder: the client that has the lease.
+        expires_ms: when the lease may be ended, milliseconds since 1970.
+        is_tag: whether it is a tag: the name of a time (`Collection.tag`).
+    """
+
+    name: str | None
+    time: int
+    holder: str | None = None
+    expires_ms: int | None = None
+    is_tag: bool = False
+
+    @property
+    def kept(self) -> int | None:
+        """The time as people are told it: None where none is kept, because a view needs only that the view is there."""
+        return None if self.time == TIME_MAX else self.time
+
+
+class Hold(Closes):
+    """Keeps since at or before `time` until it is closed, advanced or released. Use it in a `with`."""
+
+    def __init__(self, time: int, to_time: ToTime, shown: Shown) -> None:
+        self._time = time
+        self._to_time = to_time
+        self._shown = shown
+
+    @property
+    def time(self) -> int:
+        """Where the hold is."""
+        return self._time
+
+    @abstractmethod
+    def advance(self, time: int | Moment) -> None:
+        """Move the hold forward, durably, to a time or, if the collection has a timeline, a moment.
+
+        Raises:
+            FrontierRegression: time is before the hold's.
+            LeaseExpired: the lease ended before.
+            HoldMoved: a named hold is not where this handle left it; nothing was moved.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give the hold up for good; idempotent.
+
+        Raises:
+            HoldMoved: a named hold is not where this handle left it; it stays.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release a leased hold; leave a named one where it is, for the next to load it."""
+
+    def _later(self, what: str, time: int | Moment) -> int:
+        time = self._to_time("hold time", time)
+        if time < self._time:
+            raise FrontierRegression(what, Antichain(time), Antichain(self._time))
+        return time
+
+
+class LeasedHold(Hold):
+    """A hold that lives by its client's lease."""
+
+    def __init__(
+        self, leases: Leases, collection: str, claim: Claim, time: int, to_time: ToTime, shown: Shown = str
+    ) -> None:
+        super().__init__(time, to_time, shown)
+        self._leases = leases
+        self._collection = collection
+        self._claim = claim
+        self._is_released = False
+
+    def advance(self, time: int | Moment) -> None:
+        time = self._later("this hold", time)
+        if self._is_released:
+            raise InvalidUsage("this hold was released; take a new one with hold(time)")
+        self._claim.check()
+        self._claim.move(time)
+        self._leases.settle(self._collection)
+        self._time = time
+
+    def release(self) -> None:
+        if not self._is_released:
+            self._is_released = True
+            self._claim.release()
+            with suppress(LeaseExpired):  # Then the hold went with its lease; other reads by it will hear.
+                self._leases.settle(self._collection)
+
+    def close(self) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<Hold at {self._shown(self._time)}{', released' if self._is_released else ''}>"
+
+
+class NamedHold(Hold):
+    """A permanent hold. `move` commits a new time, and `give_up` removes it, if it is at an expected time."""
+
+    def __init__(
+        self,
+        name: str,
+        time: int,
+        to_time: ToTime,
+        move: Callable[[int, int], object],
+        give_up: Callable[[int], object],
+        shown: Shown = str,
+    ) -> None:
+        super().__init__(time, to_time, shown)
+        self.name = name
+        self._move = move
+        self._give_up = give_up
+        self._maybe: int | None = None  # Where it may be, because a move got no answer.
+
+    def advance(self, time: int | Moment) -> None:
+        time = self._later(f"the hold {self.name!r}", time)
+        if time > self._time:
+            try:
+                self._change(lambda at: self._move(at, time))
+            except Indeterminate:
+                self._maybe = time
+                raise
+            self._time, self._maybe = time, None
+
+    def release(self) -> None:
+        self._change(self._give_up)
+
+    def _change(self, change: Callable[[int], object]) -> None:
+        try:
+            change(self._time)
+        except HoldMoved as error:
+            if self._maybe is None or error.actual != self._maybe:
+                raise
+            self._time, self._maybe = self._maybe, None
+            change(self._time)
+
+    def close(self) -> None:
+        """Leave the hold where it is."""
+
+    def __repr__(self) -> str:
+        return f"<Hold {self.name!r} at {self._shown(self._time)}>"
+
+
+class ConsumerLeases:
+    """The leases of the consumers of one client, by name. All methods may be called from any thread."""
+
+    def __init__(self, make: Callable[[str], Leases]) -> None:
+        """Begin without any; make returns those of a consumer."""
+        self._make = make
+        self._lock = threading.Lock()
+        self._by_name: dict[str, Leases] = {}
+        self._beginning: dict[str, threading.Lock] = {}
+
+    def claim_all(self, consumer: str, wanted: Sequence[WantedClaim]) -> list[Claim]:
+        """Begin a consumer, which takes the place of the one that has its name: claim what it reads, as `Leases` does.
+
+        Cost: one commit, which ends the lease of that one, too.
+        """
+        leases = self._make(consumer)
+        leases.check_may_wait()
+        with self._lock:
+            beginning = self._beginning.setdefault(consumer, threading.Lock())
+        with beginning:  # Of two that begin at once, one must know of the other's lease to end it.
+            claims = leases.claim_all(wanted)
+            with self._lock:
+                self._by_name[consumer] = leases
+        return claims
+
+    def each(self) -> list[Leases]:
+        """Return those of all consumers."""
+        with self._lock:
+            return [*self._by_name.values()]
+
+    def ids(self) -> frozenset[str]:
+        """Return the ids of their leases."""
+        return frozenset(leases.lease_id for leases in self.each())
+
+    def counts(self) -> dict[str, int]:
+        """Return what `Leases.counts` does, in all."""
+        total = dict.fromkeys(("granted", "holds", "reads"), 0)
+        for leases in self.each():
+            for what, count in leases.counts().items():
+                total[what] += count
+        return total
+
+    def tick(self) -> None:
+        """Do what is due, for each of them."""
+        for leases in self.each():
+            leases.tick()
+
+    def settle_soon(self, collection: str) -> None:
+        """Do what `Leases.settle_soon` does, for each of them."""
+        for leases in self.each():
+            leases.settle_soon(collection)
+
+    def close(self) -> None:
+        """End all these leases. Cost: a commit for each."""
+        for leases in self.each():
+            leases.close()

@@ -1,0 +1,547 @@
+"""What a client reads, and what keeps it there: one lease per client, at most one durable hold per collection.
+
+Every open read has a `Claim`: since must stay at or before its time. Commits are what holds cost, so the claims of one
+collection share a durable hold, which is at or before the least of them:
+
+    claims of a collection   {5, 9, 9}      in memory
+    its durable hold         3 <= 5         in the log, and it lives by the client's lease
+
+A new claim at or after the hold costs nothing. A hold that stands too far back, or that no claim needs any more, is
+moved or released only after `hold_linger_s` without a new claim, because the next read is likely to want it, and every
+tenth of a lease if there always are new ones; at once when this client itself allows compaction, closes an explicit
+hold, or is closed. The lease is granted with the first hold, renewed every third of its duration while there is any,
+and ended with the last.
+
+What is claimed together (`claim_all`), and what is moved or let go of because it is due, is one record, however many
+collections it concerns. What several threads claim while the store is busy shares the next record, like all commits.
+
+Whether a lease has expired is decided by the log: somebody whose clock is past the expiry and the declared skew writes
+so. Until then it can be renewed, however late. A reader that finds its lease gone gets `LeaseExpired`. So clocks that
+are wrong may cost a reader its lease, and never make it read something wrong: parts are immutable and verified.
+
+Each grant says of which seqno the oldest state is that an open read was planned on. What compaction left unused before
+that need not be kept for this client, however long it lives.
+
+Invariant: for every claim that was returned and neither released nor lost, the durable hold is at or before its time.
+Releases come from finalizers, which may run inside any other call of the same thread: they are queued, without a lock.
+"""
+
+import collections
+import itertools
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+
+from persist.blob.errors import StoreFull
+from persist.blob.threads import Clock
+from persist.core.errors import (
+    ClientClosed,
+    CollectionNotFound,
+    Conflict,
+    Indeterminate,
+    InvalidUsage,
+    LeaseExpired,
+    PersistError,
+)
+from persist.core.log import kinds
+from persist.core.settings import Settings
+from persist.engine.follow.follower import Follower
+from persist.engine.write.operations import Commit, Step
+
+SEQNO_MAX = 2**63 - 1
+
+logger = logging.getLogger(__name__)
+
+
+class OwnLease:
+    """This client's lease, as far as it knows."""
+
+    def __init__(self) -> None:
+        self.id = uuid.uuid4().hex
+        self.is_granted = False
+        self.granted_at = -1  # In which record, which this client may not have read yet, if a server made it.
+        self.is_doubtful = False  # Whether it may be in the log though no answer said so.
+        self.is_lost = False
+        self.expires_ms = 0
+        self.renewed_s = 0.0
+        self.lock = threading.Lock()
+
+
+@dataclass
+class _SharedHold:
+    """The durable hold of one collection and the claims it is for.
+
+    Attributes:
+        durable: where the hold certainly is, or None; `in_log` tells whether there may be one at all.
+        claims: by number, the time of each and the seqno of the oldest state that it may read from.
+        is_gone: the collection was destroyed, and its holds with it. Its blobs stay for the lease of who reads it, so
+            the claims keep the lease alive.
+        moving: held by whoever has a change of the hold under way.
+    """
+
+    name: str
+    hold: str
+    lease: OwnLease
+    durable: int | None = None
+    in_log: bool = False
+    is_gone: bool = False
+    claims: dict[int, tuple[int, int]] = field(default_factory=dict)
+    changed_s: float = 0.0
+    moved_s: float = 0.0
+    moving: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Claim:
+    """A read that since must wait for. Without `leases`, of a client that only reads: nothing is kept for it."""
+
+    def __init__(
+        self, leases: "Leases | None", collection: str, number: int = 0, lease: OwnLease | None = None
+    ) -> None:
+        self._leases = leases
+        self._collection = collection
+        self._number = number
+        self._lease = lease
+
+    def check(self) -> None:
+        """Raise LeaseExpired if what this relies on is not kept any more. Cost: nothing, or a late renewal."""
+        if self._leases is not None and self._lease is not None:
+            self._leases._check(self._lease)
+
+    def move(self, time: int, *, has_planned: bool = False) -> None:
+        """Let since advance up to a later time, soon; with has_planned, what is read next was planned before."""
+        if self._leases is not None:
+            # What is read from now on is of this state or a later one.
+            seqno = 0 if has_planned else self._leases._follower.state.seqno
+            self._leases._changes.append((self._collection, self._number, (time, seqno)))
+
+    def release(self) -> None:
+        """Let since advance, soon; idempotent, and safe to call from a finalizer."""
+        if self._leases is not None:
+            self._leases._changes.append((self._collection, self._number, None))
+
+
+@dataclass(frozen=True, slots=True)
+class WantedClaim:
+    """What is to be claimed: that since of a collection, which people call name, stays at or before time."""
+
+    collection: str
+    name: str
+    time: int
+
+
+class Leases:
+    """The claims of one client, or of one consumer in it. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        commit: Commit,
+        check_may_wait: Callable[[], object],
+        clock: Clock,
+        settings: Settings,
+        holder: str,
+        consumer: str = "",
+    ) -> None:
+        """Begin without any.
+
+        Args:
+            holder: what people call this client.
+            consumer: these are the claims of that consumer alone. Its lease is its own, and ends those of others who
+                had that name before, be they alive or not.
+        """
+        self._consumer = consumer
+        self._follower = follower
+        self._commit = commit
+        self.check_may_wait = check_may_wait  # Before each lock that is kept while a commit is waited for.
+        self._clock = clock
+        self._settings = settings
+        self._holder = holder
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._lease = OwnLease()
+        self._held: dict[str, _SharedHold] = {}
+        self._changes: collections.deque[tuple[str, int, tuple[int, int] | None]] = collections.deque()
+        self._is_closed = False
+
+    def counts(self) -> dict[str, int]:
+        """Return how many leases this client has (one or none), its holds, and the reads in progress."""
+        with self._lock:
+            self._drain()
+            held = self._held.values()
+            return {
+                "granted": int(self._lease.is_granted),
+                "holds": sum(hold.in_log for hold in held),
+                "reads": sum(len(hold.claims) for hold in held),
+            }
+
+    def claim(self, collection: str, name: str, time: int, *, reads: bool = True) -> Claim:
+        """Return a claim once it is durable; see `claim_all`."""
+        return self.claim_all([WantedClaim(collection, name, time)], reads=reads)[0]
+
+    def claim_all(self, wanted: Sequence[WantedClaim], *, reads: bool = True) -> list[Claim]:
+        """Return a claim for each of wanted once all are durable, or none. Cost: nothing, or one commit for all.
+
+        Args:
+            wanted: collections, each once.
+            reads: whether something will be read from the state as it is now; or else since is all that is kept back.
+
+        Raises:
+            AsOfCompacted: since has passed one of the times; a note says of which collection.
+            CollectionNotFound: a collection was destroyed.
+            Unavailable, Indeterminate: the store did not take it.
+        """
+        return self._claimed(wanted, self._follower.state.seqno if reads else SEQNO_MAX)[0]
+
+    def claim_unseen(self, wanted: WantedClaim) -> Claim | None:
+        """Return a claim if it takes a commit, whose record this client has read then: nothing before that is unknown.
+
+        Who claims so need not look at the log before. None if the claim would be free, or the record was not read.
+
+        Raises: as `claim_all`.
+        """
+        with self._lock:
+            self._drain()
+            held = self._held.get(wanted.collection)
+            if held is not None and held.durable is not None and held.durable <= wanted.time:
+                return None
+        (claim,), seqno = self._claimed([wanted], self._follower.state.seqno)
+        if 0 <= seqno <= self._follower.state.seqno:
+            return claim
+        claim.release()
+        return None
+
+    def _claimed(self, wanted: Sequence[WantedClaim], reads_from: int) -> tuple[list[Claim], int]:
+        """Return claims, and the seqno of the record that was made for them; -1 if none was."""
+        while True:
+            lease, claims, uncovered = self._noted(wanted, reads_from)
+            try:
+                seqno = -1
+                if uncovered:
+                    self.check_may_wait()
+                    seqno = self._settle(uncovered, eager=False)
+            except LeaseExpired:
+                self._lose(lease)
+            except BaseException:
+                for claim in claims:
+                    claim.release()
+                raise
+            if not lease.is_lost:  # Or else: nothing relied on it yet, so begin another one.
+                return claims, seqno
+
+    def _noted(
+        self, wanted: Sequence[WantedClaim], reads_from: int
+    ) -> tuple[OwnLease, list[Claim], dict[str, _SharedHold]]:
+        """Note claims; return the lease they are by, the claims, and the holds that must be moved to cover them."""
+        claims: list[Claim] = []
+        uncovered: dict[str, _SharedHold] = {}
+        with self._lock:
+            self._drain()
+            lease, now_s = self._live_lease(), self._clock.monotonic_s()
+            for want in wanted:
+                held = self._held.get(want.collection)
+                if held is None:
+                    held = self._held[want.collection] = _SharedHold(want.name, uuid.uuid4().hex, lease, moved_s=now_s)
+                number = next(self._numbers)
+                held.claims[number] = (want.time, reads_from)
+                held.changed_s = now_s
+                claims.append(Claim(self, want.collection, number, lease))
+                if held.durable is None or held.durable > want.time:
+                    uncovered[want.collection] = held
+        return lease, claims, uncovered
+
+    def settle(self, collection: str) -> None:
+        """Bring the durable hold of a collection to where its claims need it. Cost: nothing, or a commit."""
+        with self._lock:
+            held = self._held.get(collection)
+        if held is not None:
+            self.check_may_wait()
+            self._settle({collection: held}, eager=True)
+
+    def settle_soon(self, collection: str) -> None:
+        """Like `settle`, without waiting, before whatever this client asks for next."""
+        with self._lock:
+            held = self._held.get(collection)
+        if held is None or not held.moving.acquire(blocking=False):
+            return
+        steps = self._steps(collection, held, eager=True)
+        if not steps:
+            held.moving.release()
+            return
+
+        def settled(future: Future[int]) -> None:
+            try:
+                error = future.exception()
+                self._take_in_grant(held.lease, begins, future)
+                self._settled(collection, held, steps, error)
+            finally:
+                held.moving.release()
+
+        begins = self._beginning(held.lease, steps)
+        self._commit([*begins, *steps], {collection: held.name}).add_done_callback(settled)
+
+    def tick(self) -> None:
+        """Do what is due: let go of what lingered, renew the lease or end it."""
+        self.check_may_wait()
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            self._drain()
+            due = {
+                collection: held
+                for collection, held in self._held.items()
+                if now_s - held.changed_s >= self._settings.tuning.hold_linger_s
+                or now_s - held.moved_s >= self._settings.lease_s / 10
+            }
+        self._settle(due, eager=True)
+        lease = self._lease
+        if lease.is_granted or lease.is_doubtful:
+            if self._end_if_unused(lease):
+                return
+            if lease.is_granted and now_s - lease.renewed_s >= self._settings.lease_s / 3:
+                self._renew(lease)
+
+    @property
+    def lease_id(self) -> str:
+        """The id of the lease that these claims live by, or will."""
+        return self._lease.id
+
+    def end_expired(self, spared: Collection[str] = ()) -> None:
+        """End the leases of others that ran out, by this client's clock and the declared skew; not the spared ones."""
+        limit_ms = self._clock.wall_ms() - int(self._settings.clock_skew_s * 1000)
+        leases = self._follower.refresh().control.leases
+        own = {self._lease.id, *spared}  # However late, they are renewed rather than ended.
+        expired = [
+            kinds.EndLease(i, le.expires_ms) for i, le in leases.items() if i not in own and le.expires_ms < limit_ms
+        ]
+        futures = [self._commit([step], {}) for step in expired]
+        errors = [future.exception() for future in futures]  # Of all: what nobody looks at is raised by close.
+        for error in errors:
+            # After a conflict, it was renewed in the last moment.
+            if error is not None and not isinstance(error, Conflict):
+                raise error
+
+    def close(self) -> None:
+        """End the lease, and with it all holds. Cost: a commit, if there is any."""
+        lease = self._lease
+        with self._lock:
+            self._is_closed = True
+            self._held = {}
+            self._lease = OwnLease()
+        if (lease.is_granted or lease.is_doubtful) and not lease.is_lost:
+            try:
+                self._commit([kinds.EndLease(lease.id)], {}).result()
+            except PersistError as error:
+                logger.warning("a lease was not given back, and lasts until it expires: %s", error)
+
+    def _check(self, lease: OwnLease) -> None:
+        if self._is_closed:
+            raise ClientClosed("reading")
+        if lease.is_lost or self._has_ended(lease):
+            self._lose(lease)
+            name = self._consumer.partition("/")[2]
+            why = f"another one follows as {name!r} now, or its lease ran out" if name else "its lease has ended"
+            raise LeaseExpired(f"what this reads may have been compacted or deleted: {why}")
+        if self._is_overdue(lease):
+            with suppress(StoreFull):  # Then it goes on as a read without a lease does, until there is room.
+                self._renew(lease)
+
+    def _is_overdue(self, lease: OwnLease) -> bool:
+        late_s = self._clock.monotonic_s() - lease.renewed_s
+        return late_s >= self._settings.lease_s or self._clock.wall_ms() >= lease.expires_ms
+
+    def _renew(self, lease: OwnLease) -> None:
+        began_s = self._clock.monotonic_s()
+        self.check_may_wait()
+        with lease.lock:
+            if lease.renewed_s > began_s:
+                return  # Another thread did, meanwhile.
+            with self._lock:
+                self._drain()
+                grant = self._grant(lease, renews=True)
+            try:
+                self._commit([grant], {}).result()
+            except LeaseExpired:
+                self._lose(lease)
+                raise
+            lease.expires_ms, lease.renewed_s = grant.expires_ms, self._clock.monotonic_s()
+
+    def _end_if_unused(self, lease: OwnLease) -> bool:
+        with self._lock:
+            if self._held or self._lease is not lease:
+                return False
+            self._lease = OwnLease()  # From here on nobody takes a hold with the old one.
+        self._commit([kinds.EndLease(lease.id)], {}).result()
+        return True
+
+    def _live_lease(self) -> OwnLease:
+        if self._lease.is_lost or (self._lease.is_granted and self._has_ended(self._lease)):
+            self._forget(self._lease)
+        return self._lease
+
+    def _has_ended(self, lease: OwnLease) -> bool:
+        """Whether the log says so, as far as this client has read it."""
+        state = self._follower.state
+        return state.seqno >= lease.granted_at and lease.id not in state.control.leases
+
+    def _lose(self, lease: OwnLease) -> None:
+        with self._lock:
+            self._forget(lease)
+
+    def _forget(self, lease: OwnLease) -> None:
+        lease.is_lost = True
+        if self._lease is lease:
+            self._lease = OwnLease()
+            self._held = {}
+
+    def _grant(self, lease: OwnLease, *, renews: bool) -> kinds.GrantLease:
+        """Return what begins or prolongs the lease; the caller has the lock."""
+        expires_ms = self._clock.wall_ms() + int(self._settings.lease_s * 1000)
+        open_reads = [seqno for held in self._held.values() for _, seqno in held.claims.values()]
+        reads_from = min([*open_reads, max(0, self._follower.state.seqno)])
+        return kinds.GrantLease(lease.id, self._holder, expires_ms, renews, reads_from, self._consumer)
+
+    def _settle(self, holds: Mapping[str, _SharedHold], *, eager: bool) -> int:
+        """Commit what `_steps` says of holds, in one record; one that is refused keeps no other from its place.
+
+        Return the seqno of the record; -1 if there was nothing to commit.
+        """
+        with ExitStack() as moving:
+            for collection in sorted(holds):  # In an order that all threads keep, so that none waits for another.
+                moving.enter_context(holds[collection].moving)
+            planned = {collection: self._steps(collection, held, eager=eager) for collection, held in holds.items()}
+            errors, seqno = self._committed(holds, {id_: steps for id_, steps in planned.items() if steps})
+            for collection, error in errors.items():
+                held = holds[collection]
+                if held.claims and not (eager and held.is_gone):
+                    error.add_note(f"This is about the collection {held.name!r}.")
+                    raise error
+        return seqno
+
+    def _committed(
+        self, holds: Mapping[str, _SharedHold], planned: Mapping[str, list[Step]]
+    ) -> tuple[dict[str, BaseException], int]:
+        """Commit the steps of each collection, together if that is possible, and take the results in.
+
+        Return the errors by collection, and the seqno of the record; -1 unless all steps are in one.
+        """
+        if not planned:
+            return {}, -1
+        (together,) = self._outcomes(holds, planned, [[*planned]])
+        error = together.exception()
+        errors = dict.fromkeys(planned, error)
+        if len(planned) > 1 and isinstance(error, InvalidUsage | Conflict) and not isinstance(error, LeaseExpired):
+            # One of them was refused, and all with it: now each by itself, which is one record again.
+            alone = self._outcomes(holds, planned, [[collection] for collection in planned])
+            errors = {collection: future.exception() for collection, future in zip(planned, alone, strict=True)}
+        for collection, error in errors.items():
+            self._settled(collection, holds[collection], planned[collection], error)
+        failed = {collection: error for collection, error in errors.items() if error is not None}
+        return failed, -1 if together.exception() is not None else together.result()
+
+    def _outcomes(
+        self, holds: Mapping[str, _SharedHold], planned: Mapping[str, list[Step]], groups: Sequence[Sequence[str]]
+    ) -> list[Future[int]]:
+        """Ask for each group of collections at once, all or none of a group; return what became of each."""
+        lease = next(iter(holds.values())).lease
+        begins = self._beginning(lease, [step for steps in planned.values() for step in steps])
+        alone = self._commit(begins, {}) if begins and len(groups) > 1 else None
+        futures: list[Future[int]] = []
+        for group in groups:
+            steps = [*(begins if alone is None else []), *(step for id_ in group for step in planned[id_])]
+            futures.append(self._commit(steps, {id_: holds[id_].name for id_ in group}))
+        for future in futures:
+            future.exception()
+        self._take_in_grant(lease, begins, futures[0] if alone is None else alone)
+        return futures
+
+    def _steps(self, collection: str, held: _SharedHold, *, eager: bool) -> list[Step]:
+        """Return what brings the durable hold to the least claim, or only as far back as needed unless eager.
+
+        From here on no new claim relies on where the hold has been.
+        """
+        with self._lock:
+            self._drain()
+            wanted = min((time for time, _ in held.claims.values()), default=None)
+            if wanted is None:
+                if not eager:
+                    return []
+                held.durable = None
+                if held.in_log and not held.lease.is_lost:
+                    return [kinds.ReleaseHold(collection, held.hold)]
+                self._drop(collection, held)
+                return []
+            if held.lease.is_lost or held.is_gone or wanted == held.durable:
+                return []
+            if held.durable is not None and held.durable < wanted and not eager:
+                return []
+            held.durable = None
+            held.in_log = True
+            return [kinds.SetHold(collection, held.hold, wanted, held.lease.id)]
+
+    def _beginning(self, lease: OwnLease, steps: Sequence[Step]) -> list[Step]:
+        """Return what begins the lease if steps need it and nobody has begun it."""
+        if lease.is_granted or not any(isinstance(step, kinds.SetHold) for step in steps):
+            return []
+        with self._lock:
+            return [*self._predecessors(lease), self._grant(lease, renews=False)]
+
+    def _predecessors(self, lease: OwnLease) -> list[Step]:
+        """Return what ends the leases of those who had the name of this consumer before."""
+        if not self._consumer:
+            return []
+        leases = self._follower.state.control.leases
+        return [
+            kinds.EndLease(id_) for id_, other in leases.items() if other.consumer == self._consumer and id_ != lease.id
+        ]
+
+    def _take_in_grant(self, lease: OwnLease, steps: Sequence[Step], asked: Future[int]) -> None:
+        """Take in what became of a lease that was to begin with steps, if it was."""
+        error = asked.exception()
+        with self._lock:
+            for step in steps:
+                if isinstance(step, kinds.GrantLease) and error is None:
+                    lease.is_granted, lease.granted_at = True, asked.result()
+                    lease.expires_ms, lease.renewed_s = step.expires_ms, self._clock.monotonic_s()
+                elif isinstance(error, Indeterminate):
+                    lease.is_doubtful = True
+
+    def _settled(self, collection: str, held: _SharedHold, steps: list[Step], error: BaseException | None) -> None:
+        """Take in what became of steps."""
+        with self._lock:
+            if isinstance(error, CollectionNotFound):
+                held.is_gone, held.in_log = True, False
+                if not held.claims:
+                    self._drop(collection, held)
+            if error is not None:
+                return
+            for step in steps:
+                if isinstance(step, kinds.SetHold):
+                    held.durable, held.moved_s = step.time, self._clock.monotonic_s()
+                elif isinstance(step, kinds.ReleaseHold):
+                    held.in_log = False
+                    if not held.claims:
+                        self._drop(collection, held)
+
+    def _drop(self, collection: str, held: _SharedHold) -> None:
+        if self._held.get(collection) is held:
+            del self._held[collection]
+
+    def _drain(self) -> None:
+        """Take in what claims have asked for since; the caller has the lock."""
+        while self._changes:
+            collection, number, moved = self._changes.popleft()
+            held = self._held.get(collection)
+            if held is None or number not in held.claims:
+                continue
+            if moved is None:
+                del held.claims[number]
+            else:
+                held.claims[number] = (moved[0], max(moved[1], held.claims[number][1]))
+
+
+def no_claim(collection: str) -> Claim:
+    """Return the claim of a client that only reads."""
+    return Claim(None, collection)

@@ -1,0 +1,619 @@
+"""One collection of an engine: the operations that reads and writes of it are made of.
+
+It stands for that very collection, by id: after its destruction, it does not turn into a new one of the same name.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, cast, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.errors import SchemaMismatch
+from persist.codecs.evolution import changes_between
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.codecs.updates.updates import Stamp, plain_rows
+from persist.core.antichain import Antichain, as_time
+from persist.core.errors import (
+    AsOfNotSealed,
+    CollectionNotFound,
+    InvalidUsage,
+    KeyedCollection,
+    TagNotFound,
+    with_timeline,
+)
+from persist.core.keyed.form import machine_of
+from persist.core.keyed.intake import EventTable
+from persist.core.keyed.machine import Machine
+from persist.core.log import kinds
+from persist.core.log.fields import KeyedForm
+from persist.core.log.keys import check_parts
+from persist.core.state.collection_rules import ExpectUpper
+from persist.core.state.contents import CollectionState, check_readable, last_sealed, unsealed
+from persist.core.state.schemas import newest_like, version_of
+from persist.core.timeline import (
+    AHEAD_S,
+    NOW,
+    Moment,
+    Timeline,
+    Times,
+    begins_with_a_day,
+    is_moment,
+    is_tag,
+    shown_time,
+    timeline_of,
+)
+from persist.engine.follow.log_queries import last_moved
+from persist.engine.hold import Claim, WantedClaim, no_claim
+from persist.engine.location.engine import Engine
+from persist.engine.location.moments import MOMENTS, MomentMap
+from persist.engine.read.keyed.resolution import machine_needed
+from persist.engine.read.scanning.merging import snapshot_tables
+from persist.engine.read.scanning.plan import snapshot_scan
+from persist.engine.read.scanning.reader import ClaimedRead
+from persist.engine.write.commit_future import CommitFuture
+from persist.engine.write.operations import Asked, AtCommit, Step, Write
+
+LATEST = "latest"  # The last sealed time, wherever a time is given to read at.
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionHandle:
+    """A collection by id, with the schema that its user asked for.
+
+    Attributes:
+        engine: what it is read and written with.
+        id: unique in the location, for ever.
+        loaded_as: what it was called when it was loaded.
+        schema: its key and value columns.
+        keyed: how it resolves events, if it is keyed.
+        machine: which it does that with, if that is known here.
+        is_kept: whether reads claim nothing, because a permanent hold keeps what they read as long as they are of use.
+            Blobs outlive what refers to them by the grace period, so such a read is short.
+        allow_future: whether a clock that is far ahead may give writes their time.
+        create: what makes the collection, in the first commit, if there is none yet.
+    """
+
+    engine: Engine
+    id: str
+    loaded_as: str
+    schema: CollectionSchema
+    keyed: KeyedForm | None = None
+    machine: Machine | None = None
+    is_kept: bool = False
+    allow_future: bool = False
+    create: kinds.Create | None = None
+
+    def dating(self, *, allow_future: bool) -> "CollectionHandle":
+        """Return the same collection for writes whose time a clock that is far ahead may give, or not."""
+        return replace(self, allow_future=allow_future)
+
+    @property
+    def name(self) -> str:
+        """What it is called, as far as this client knows; of one that is gone, what it was loaded as."""
+        entry = self.engine.follower.entry(self.id)
+        return self.loaded_as if entry is None else entry.name
+
+    def contents(self) -> CollectionState:
+        """Return its newest state. Cost: one GET.
+
+        Raises:
+            CollectionNotFound: it was dropped.
+        """
+        self.engine.check_open("reading")
+        return self.engine.follower.current(self.id, self.loaded_as)
+
+    def known(self) -> CollectionState:
+        """Return its state as this client knows it, without asking the store.
+
+        Raises:
+            CollectionNotFound: it was dropped.
+        """
+        return self.engine.follower.known(self.id, self.loaded_as)
+
+    def remembers(self, contents: CollectionState, token: str | None) -> bool:
+        """Return whether contents remember a write with a token; cost and errors as of `TokenMemory.find`."""
+        return self.engine.follower.remembered(contents, token) is not None
+
+    def reading_schema(self, version: int | None = None) -> CollectionSchema:
+        """Return the newest schema, as far as this client knows, or a version of it, with the codecs of its user.
+
+        Raises:
+            SchemaMismatch: there is no such version.
+        """
+        return self.schema_in(self.known(), version)
+
+    def schema_in(self, contents: CollectionState, version: int | None) -> CollectionSchema:
+        """Return the newest schema of a state, or a version of it, with the codecs of its user."""
+        return newest_like(self.schema, contents) if version is None else version_of(contents, version)
+
+    def newest(self) -> "CollectionHandle":
+        """Return a handle on the same collection as it is now, with its newest schema."""
+        return self.as_in(self.known())
+
+    def as_in(self, contents: CollectionState) -> "CollectionHandle":
+        """Return a handle on the same collection as it is in some state, with the newest schema of that state."""
+        schema = newest_like(self.schema, contents)
+        if schema is self.schema and contents.keyed == self.keyed:
+            return self
+        machine = self.machine
+        if contents.keyed is not None:
+            machine = machine_of(contents.keyed, machine, contents.name)
+        return replace(self, schema=schema, keyed=contents.keyed, machine=machine)
+
+    def as_keyed(self) -> "CollectionHandle":
+        """Return the newest handle, if the collection is known to have become keyed since it was loaded."""
+        entry = None if self.keyed is not None else self.engine.follower.entry(self.id)
+        is_later = entry is not None and entry.contents is not None and entry.contents.keyed is not None
+        return self.newest() if is_later else self
+
+    def current_schema(self, contents: CollectionState) -> CollectionSchema:
+        """Return the schema that the user has, if it is the newest: for what writes the difference to what is there.
+
+        Raises:
+            SchemaMismatch: it is not.
+        """
+        if contents.keyed is not None and self.keyed is None:
+            raise KeyedCollection(self.name, "what this handle asks for")
+        if self.schema.version != len(contents.earlier) + 1:
+            newest = contents.schema
+            base = version_of(contents, self.schema.version)
+            raise SchemaMismatch(
+                f"collection {self.name!r} was loaded with version {base.version} of its schema, and has version "
+                f"{newest.version} by now: {'; '.join(changes_between(base, newest))}. What is written would be the "
+                "difference to something else: load it again."
+            )
+        return self.schema
+
+    def sealed(
+        self, as_of: int | Moment | None, timeout_s: float | None, *, until: int | None = None
+    ) -> tuple[CollectionState, int]:
+        """Return the state of a moment at which as_of is sealed, and the time to read; after all own writes (rule 3).
+
+        Args:
+            timeout_s: how long to wait for the seal; None without a limit.
+            as_of: None means the latest sealed time; if nothing is sealed, that is not waited for.
+            until: the upper bound of the changes that this is for; for the error.
+
+        Raises:
+            AsOfCompacted, AsOfNotSealed: as_of cannot be read, or not within timeout_s.
+        """
+        self.engine.check_open("reading")
+        self.engine.settle()
+        if as_of == LATEST:
+            as_of = None
+        _check_timeout(timeout_s)
+        if as_of is not None:
+            as_of = self._time_when_known(as_of, timeout_s)
+
+        def look() -> CollectionState | None:
+            contents = self.known()
+            if as_of is not None:
+                check_readable(contents, as_of)
+            return None if contents.upper.has_beyond(as_of or 0) else contents
+
+        timeout_s = 0.0 if as_of is None else timeout_s
+        contents = self.engine.follower.wait_for(look, timeout_s)
+        if contents is None:
+            contents = self.known()  # Of a moment later: the seal may just have come.
+        if contents.upper.has_beyond(as_of or 0):
+            hidden = unsealed(contents)
+            advice = hidden.advice if hidden else ""
+            moved_ms = last_moved(self.engine.follower.recent()[1], self.id)
+            view = "" if contents.view is None else self.name
+            error = AsOfNotSealed(as_of, contents.upper, timeout_s or 0.0, advice, until, moved_ms, view)
+            raise with_timeline(error, contents.timeline)
+        time = last_sealed(contents) if as_of is None else as_of
+        check_readable(contents, time)
+        return contents, time
+
+    def _time_when_known(self, as_of: int | Moment, timeout_s: float | None) -> int:
+        """Return the time of as_of; wait for moments that a source has not reached."""
+        if timeout_s == 0 or self.timeline is not None or not is_moment(as_of):
+            return self.as_time("as_of", as_of)
+
+        def look() -> int | None:
+            try:
+                return self.as_time("as_of", as_of)
+            except AsOfNotSealed:
+                return None
+
+        time = self.engine.follower.wait_for(look, timeout_s)
+        return self.as_time("as_of", as_of) if time is None else time
+
+    def claim(self, time: int, consumer: str = "", *, end: int | None = None) -> tuple[CollectionState, ClaimedRead]:
+        """Keep since at or before time; return the state of a moment after that, and what to read its parts with.
+
+        Args:
+            consumer: see `Engine.claim_all`.
+            end: see `folded`.
+
+        Raises:
+            AsOfCompacted: since has passed time.
+        """
+        claim = no_claim(self.id) if self.is_kept else self.engine.claim(self.id, self.name, time, consumer)
+        return self._reading_by(claim, time, end)
+
+    def _reading_by(self, claim: Claim, time: int, end: int | None) -> tuple[CollectionState, ClaimedRead]:
+        try:
+            # What a claim costs no commit for may be as old as the state; blobs outlive both by the grace period.
+            contents = self.known()
+            check_readable(contents, time)
+            contents = self.folded(contents, end=end)
+        except BaseException:
+            claim.release()
+            raise
+        return contents, ClaimedRead(self.engine.reader, claim, self.needs, self.name)
+
+    def folded(self, contents: CollectionState, *, end: int | None = None) -> CollectionState:
+        """Return contents as they are once all sealed events are resolved; as they are, if they are already.
+
+        Their updates are in parts that only this client has. Cost: reading the events and what their keys hold, the
+        first time.
+
+        Args:
+            end: only times before it are read; None for all. A machine that fails on later events fails nobody then.
+        """
+        if contents.keyed is None or contents.resolved_times is None:
+            return contents
+        return self.engine.folds.applied(contents, lambda: self.machine_in(contents), self.engine.reader, end)
+
+    def machine_in(self, contents: CollectionState) -> Machine:
+        """Return the machine that a keyed collection, in some state, resolves events with.
+
+        Raises:
+            SchemaMismatch: it is not known here.
+        """
+        assert contents.keyed is not None
+        return machine_needed(machine_of(contents.keyed, self.machine, self.name), contents.keyed, self.name)
+
+    def pend_step(self, events: EventTable) -> Write:
+        """Return the step that adds events, of which there are some, to a commit; start their upload."""
+        return self.engine.writer("upsert").committer.write_steps.of_events(self.id, events)
+
+    def sealed_and_claimed(
+        self, as_of: int | Moment | None, timeout_s: float | None, consumer: str = ""
+    ) -> tuple[CollectionState, int, ClaimedRead]:
+        """Do what `sealed` does, then `claim` the time it gives. Cost: a commit, or a look where a claim is free."""
+        _check_timeout(timeout_s)
+        early = None if consumer else self._claimed_unseen(as_of)
+        if early is not None:
+            return early
+        _, time = self.sealed(as_of, timeout_s)
+        contents, reading = self.claim(time, consumer, end=time + 1)
+        return contents, time, reading
+
+    def _claimed_unseen(self, as_of: int | Moment | None) -> tuple[CollectionState, int, ClaimedRead] | None:
+        """Do what `sealed_and_claimed` does for the latest time, or one that is known to be sealed, without a look.
+
+        None if only a look tells. The state that is read has the record of the claim, and so all that was committed
+        before it was asked for.
+        """
+        self.engine.check_open("reading")
+        given = as_of if type(as_of) is int and as_of >= 0 else None
+        if self.is_kept or not (as_of is None or as_of == LATEST or given is not None):
+            return None
+        self.engine.settle()
+
+        def sealed_time() -> int | None:
+            entry = self.engine.follower.entry(self.id)
+            contents = None if entry is None else entry.contents
+            if contents is None or contents.upper.has_beyond(given or 0):
+                return None
+            return last_sealed(contents) if given is None else given
+
+        time = sealed_time()
+        claim = None if time is None else self.engine.claim_unseen(WantedClaim(self.id, self.name, time))
+        if claim is None:
+            return None
+        if time is None or sealed_time() != time:
+            claim.release()
+            return None
+        contents, reading = self._reading_by(claim, time, end=time + 1)
+        self.engine.follower.looks.noted()
+        return contents, time, reading
+
+    def needs(self, blob: str) -> bool:
+        """Return whether the collection, in its newest state, refers to a blob. Cost: one GET."""
+        self.engine.follower.looks.again()
+        try:
+            contents = self.contents()
+        except CollectionNotFound:
+            return False
+        return any(part.blob == blob for part in contents.stored_parts)
+
+    def stamp(self, time: int | Moment | None, diff: int | None) -> Stamp | None:
+        """Return what plain rows lack, as far as it is given; None if nothing is, so that these may be updates.
+
+        Text that begins with a day is a moment, other text is the name of a column.
+        """
+        if time is None:
+            return None if diff is None else Stamp(None, diff)
+        if isinstance(time, str) and time != NOW and not begins_with_a_day(time):
+            return Stamp(time, diff)
+        return Stamp(self.exact_time("time", time), diff)
+
+    def write_steps(self, updates: Any, stamp: Stamp | None = None, *, token: str | None = None) -> list[Step]:
+        """Return the steps that add updates, or plain rows with a stamp, to a commit; start their upload.
+
+        They may be of any form that `Collection.write` takes. Plain rows without a time get that of the commit, which
+        seals after it. With a token, their digest is told, too.
+
+        Raises:
+            SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection.
+            ReadOnly, ClientClosed: this client cannot write.
+        """
+        self.check_plain("write")
+        by = () if token is None else (*self.schema.names, "_time")
+        if stamp is None or stamp.time is None:
+            updates, is_plain = plain_rows(updates, self.schema)
+            if is_plain:
+                stamp = stamp or Stamp(None)
+            elif stamp is not None:
+                raise InvalidUsage(f"diff={stamp.diff!r} is given for updates, which have times and diffs of their own")
+        step = self.engine.writer("write").write_step(self.id, self.schema, updates, stamp, digest_by=by)
+        if step is None:
+            return []
+        asked = [] if token is None else [Asked(self.id, step.digest)]
+        return [step, *([self.at_commit()] if step.at_commit else []), *asked]
+
+    def at_commit(self, time: int | None = None) -> AtCommit:
+        """Return the step that gives writes without a time that of their commit, or the one that it must have."""
+        return AtCommit(self.id, self.schema.timeline, time, self.allow_future)
+
+    def part_steps(self, parts: Sequence[Part], *, keep: bool = False) -> list[Write]:
+        """Return the steps that add parts to a commit that were stored with `PartWriter`.
+
+        Args:
+            keep: do not delete them if the commit is rejected.
+
+        Raises:
+            InvalidUsage: they are not parts of this collection.
+        """
+        try:
+            check_parts(self.id, parts)
+        except ValueError as error:
+            raise InvalidUsage(f"these parts cannot be committed: {error}. Upload them with PartWriter.") from error
+        self.check_plain("add_parts")
+        if not parts:
+            return []
+        uploaded: Future[tuple[Part, ...]] = Future()
+        uploaded.set_result(tuple(parts))
+        return [Write(self.id, self.schema, min(part.time_min for part in parts), 0, uploaded, keep)]
+
+    def expect_step(self, upper: int | Moment | Antichain) -> ExpectUpper:
+        """Return the step that rejects a commit unless the collection has this upper."""
+        return ExpectUpper(self.id, self.frontier("expected upper", upper).elements)
+
+    def seal_step(self, upper: int | Moment | Antichain) -> kinds.Seal:
+        """Return the step that seals the collection in a commit."""
+        return kinds.Seal(self.id, self.frontier("upper", upper).elements)
+
+    def submit(self, action: str, steps: Sequence[Step]) -> CommitFuture:
+        """Queue steps on this collection as one commit; see `Engine.submit`."""
+        created = [] if self.create is None else [self.create]
+        return self.engine.submit(action, [*created, *steps], {self.id: self.name})
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """What times are, if they are moments: it turns moments into times, and back."""
+        return timeline_of(self.schema)
+
+    def shown(self, time: int) -> str:
+        """Return a time for people: the number, and the moment that it is, if there is a timeline."""
+        return shown_time(time, self.timeline)
+
+    def moments(self, times: Times) -> Timeline | None:
+        """Return by what `_time` is given out as timestamps; None if it is as numbers.
+
+        Raises:
+            InvalidUsage: times is no form of a time, or the collection has no timeline.
+        """
+        if times not in get_args(Times):
+            raise InvalidUsage(f'times={times!r} is no form of a time: give "int" or "timestamp"')
+        if times == "timestamp" and self.timeline is None:
+            raise InvalidUsage(
+                f'times="timestamp" needs a timeline, and the collection {self.name!r} has none: its times are numbers '
+                'that only count. Ask for times="int", or create one with timeline="us".'
+            )
+        return self.timeline if times == "timestamp" else None
+
+    def as_time(self, what: str, given: int | Moment | Antichain) -> int:
+        """Return a number as it is, the time of a tag or of "latest", and of a moment the last time not after it.
+
+        Args:
+            what: says in errors what it is.
+
+        Raises:
+            InvalidUsage: it is none of these, or a moment and the collection has neither a timeline nor a map.
+            AsOfNotSealed: it is a moment up to which the collection's source was not read yet.
+        """
+        if isinstance(given, Antichain):
+            raise InvalidUsage(_frontier_for_time(what, given, self.shown))
+        if given == LATEST:
+            return self.sealed(None, 0.0)[1]
+        if is_tag(given):
+            return self.tagged(given)
+        if is_moment(given):
+            return (self._moment_map() or self._timeline_for(what, given)).time_of(given)
+        return as_time(what, given)
+
+    def time_in(self, contents: CollectionState, as_of: int | Moment | None) -> int:
+        """Return the time to read at; None and "latest" are the last one that is sealed in that state.
+
+        Raises:
+            AsOfNotSealed: nothing is sealed in it.
+        """
+        if as_of is not None and as_of != LATEST:
+            return self.as_time("as_of", as_of)
+        if contents.upper.has_beyond(0):
+            return self.sealed(None, 0.0)[1]  # Which says why there is none, or finds one by now.
+        return last_sealed(contents)
+
+    def as_bound(self, what: str, given: int | Moment | Antichain, *, most: int = TIME_MAX) -> int:
+        """Like `as_time`, with the first time that is not before a moment: the bound of an interval.
+
+        A frontier is a bound, too: its time, or the end of all times if it is empty. "latest" is upper.
+        """
+        if isinstance(given, str) and given == LATEST:
+            given = self.contents().upper
+        if isinstance(given, Antichain):
+            reach = Antichain.at(given).time
+            return TIME_MAX + 1 if reach is None else reach
+        if is_tag(given):
+            return self.tagged(given)
+        if is_moment(given):
+            return (self._moment_map() or self._timeline_for(what, given)).bound_of(given)
+        return as_time(what, given, most=most)
+
+    def tagged(self, name: str) -> int:
+        """Return the time that a tag names. Cost: one GET.
+
+        Raises:
+            TagNotFound: there is no such tag.
+        """
+        tags = self.contents().tags
+        if name not in tags:
+            raise TagNotFound(name, tuple(tags))
+        return tags[name]
+
+    def exact_time(self, what: str, given: int | Moment) -> int:
+        """Like `as_time`, for what is written: a moment between two times is an error, and "now" is the clock's."""
+        if given == NOW:
+            return self._timeline_for(what, NOW).now(self.engine.clock.wall_ms())
+        return self._timeline_for(what, given).exact_time_of(given) if is_moment(given) else as_time(what, given)
+
+    def frontier(self, what: str, given: int | Moment | Antichain) -> Antichain:
+        """Return a frontier from what callers give for one; that of a moment has all times before the moment behind."""
+        if given == NOW:
+            return Antichain(self.exact_time(what, NOW))
+        return Antichain(self.as_bound(what, given)) if is_moment(given) else Antichain.at(cast(int | Antichain, given))
+
+    def check_meant(self, what: str, given: Any, *, allow_future: bool) -> None:
+        """Refuse a time to write at, or an upper to seal to, that nobody is likely to mean, if there is a timeline.
+
+        A frontier is what a program computed, and passes.
+
+        Raises:
+            InvalidUsage: see `Timeline.check_meant`.
+        """
+        if given is None or self.timeline is None or isinstance(given, Antichain):
+            return
+        if isinstance(given, str) and given != NOW and not begins_with_a_day(given):
+            return  # It is the name of a column.
+        time = self.exact_time(what, given) if given == NOW else self.as_bound(what, given)
+        self._check_time(self.timeline, what, time, is_number=not is_moment(given), allow_future=allow_future)
+
+    def check_written(self, steps: Sequence[Step], *, allow_future: bool) -> None:
+        """Refuse writes whose first or last time nobody is likely to mean; of a stream only the first is known."""
+        for step in steps:
+            if isinstance(step, Write) and not step.at_commit:
+                try:
+                    ends = [step.time_min, *([] if step.time_max is None else [step.time_max])]
+                    self.check_times(ends, allow_future=allow_future)
+                except InvalidUsage:
+                    self.engine.abandon(steps)
+                    raise
+
+    def check_times(self, times: Iterable[int], *, allow_future: bool) -> None:
+        """Refuse times of updates that nobody is likely to mean, if there is a timeline; see `Timeline.check_meant`."""
+        if self.timeline is not None:
+            for time in times:
+                self._check_time(self.timeline, "the time", time, is_number=False, allow_future=allow_future)
+
+    def _check_time(self, timeline: Timeline, what: str, time: int, *, is_number: bool, allow_future: bool) -> None:
+        """Refuse a time that nobody is likely to mean, and one that only a clock far ahead allows."""
+        wall_ms = self.engine.clock.wall_ms()
+        timeline.check_meant(what, time, wall_ms, is_number=is_number, allow_future=allow_future)
+        if not allow_future and time > timeline.now(wall_ms) - AHEAD_S * timeline.per_second:
+            self.engine.check_clock()
+
+    def check_plain(self, action: str) -> None:
+        """Raise KeyedCollection if it takes events, and no plain updates."""
+        if self.keyed is not None:
+            raise KeyedCollection(self.name, action)
+
+    def _moment_map(self) -> MomentMap | None:
+        """Return the map from times that are positions of a source to moments; None if there is none.
+
+        Cost: one GET, and a few more when it is asked.
+        """
+        id_ = None if self.timeline is not None else self._map_of(self.contents())
+        if id_ is None:
+            return None
+        contents = self.engine.follower.load(id_)
+        if contents is None:
+            raise InvalidUsage(
+                f"the collection that told the moments of {self.name!r} was dropped: give times as numbers"
+            )
+        moments = CollectionHandle(self.engine, id_, contents.name, contents.schema)
+
+        def read(filter: pc.Expression) -> pa.Table:
+            contents, time, reading = moments.sealed_and_claimed(None, 0.0)
+            try:
+                scan = snapshot_scan(contents, moments.schema, time, None, filter)
+                return pa.concat_tables([scan.empty([*scan.columns]), *snapshot_tables(scan, "rows", reading)])
+            finally:
+                reading.close()
+
+        return MomentMap(self.name, contents.upper, read)
+
+    def _map_of(self, contents: CollectionState) -> str | None:
+        """Return the map of a collection: its own, or of a view the one that all its inputs have."""
+        own = contents.about.properties.get(MOMENTS)
+        if own is not None or contents.view is None:
+            return own
+        inputs = [self.engine.follower.load(id_) for id_ in contents.view["inputs"]]
+        maps = {None if input_ is None else self._map_of(input_) for input_ in inputs}
+        return maps.pop() if len(maps) == 1 else None
+
+    def read_until(self) -> datetime | None:
+        """Return the moment up to which the source of the collection was read; None if that is not known.
+
+        Cost: a few GETs.
+        """
+        moments = self._moment_map()
+        return None if moments is None or not moments.upper.time else moments.last()
+
+    def moment_of(self, time: int) -> datetime | None:
+        """Return the moment of a time; None if that is not known. Cost: a few GETs if times are positions."""
+        if self.timeline is not None:
+            return self.timeline.datetime_of(time)
+        moments = self._moment_map()
+        return None if moments is None else moments.at(time)
+
+    def _timeline_for(self, what: str, given: Moment) -> Timeline:
+        timeline = self.timeline
+        if timeline is None:
+            raise InvalidUsage(
+                f"{what} {given!r} is not an integer in [0, {TIME_MAX}], and the collection {self.name!r} has no "
+                'timeline by which a moment would be one. Give a number, or create one with timeline="us".'
+            )
+        return timeline
+
+
+def _check_timeout(timeout_s: float | None) -> None:
+    if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
+        raise InvalidUsage(f"timeout_s={timeout_s!r} is not a number of seconds; give 0 or more, or None for no limit")
+
+
+def _frontier_for_time(what: str, given: Antichain, shown: Callable[[int], str]) -> str:
+    last = f"or leave {what} out, where it may be, for the latest sealed time."
+    if given.time is None:
+        return (
+            f"{what} {given!r} is a frontier: as upper, it says that all times are sealed for ever, so no time is the "
+            f"last one before it. Give a number from 0 to {TIME_MAX}; {last}"
+        )
+    if not given.time:
+        return (
+            f"{what} {given!r} is a frontier: as upper, it says that nothing is sealed yet, so no time is "
+            "before it. Give a number, such as 0 for the first time, once that is sealed."
+        )
+    return (
+        f"{what} {given!r} is a frontier: as upper, it says that times before {shown(given.time)} are sealed, and "
+        f"{given.time} itself is not. Give {shown(given.time - 1)}, the last time before it; {last}"
+    )

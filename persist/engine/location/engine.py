@@ -1,0 +1,307 @@
+"""One location, open in one process: what a client owns, and the operations that everything else is made of.
+
+Who uses it opens it by `persist.open` and takes it from `Client.engine`. Its operations know collections by id; those
+that belong to one collection are in `CollectionHandle`.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Self
+
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage, ReadOnlyStore, StoreFull, StoreMisconfigured
+from persist.blob.protocol import is_remote
+from persist.blob.threads import Pool
+from persist.core.closing import close_after
+from persist.core.errors import ClientClosed, Conflict, LogInterrupted, ReadOnly
+from persist.core.metrics import Metrics, register
+from persist.core.names import OWN_PREFIX
+from persist.core.progress import commit_span
+from persist.core.settings import Storage
+from persist.engine.follow.follower import Follower
+from persist.engine.follow.log_queries import log_table
+from persist.engine.follow.pinned_follower import PinnedFollower
+from persist.engine.hold import Claim, WantedClaim, no_claim
+from persist.engine.location.writer import Mode, OpenOptions, Writer
+from persist.engine.read.keyed.resolution import Folds
+from persist.engine.read.scanning.caches import PartCaches, SpilledRows
+from persist.engine.read.scanning.reader import PartReader
+from persist.engine.write.commit_future import CommitFuture
+from persist.engine.write.operations import Renew, Step
+from persist.engine.write.unclosed_clients import Unclosed
+
+IO_THREADS, REMOTE_IO_THREADS = 4, 40  # Many where each request waits for a network; memory is bounded elsewhere.
+
+
+class Engine:
+    """Owns what one client works with, until `close`; safe to use from many threads, in the process that made it.
+
+    Attributes:
+        storage, blob: the store in its wrappers, and the outermost of these, which is the one to use.
+        mode, settings, clock: as the location was opened.
+        follower: the client's copy of the location's state.
+        pool: a few threads for requests and for encoding.
+        caches: what reads keep of parts.
+        spilled: what point reads have decoded, in the cache folder; None without one.
+        folds: what sealed events come to that are not resolved yet, as it was last worked out.
+    """
+
+    def __init__(self, storage: Storage, options: OpenOptions) -> None:
+        """Open a location. The storage belongs to the engine from here on, unless this raises.
+
+        Raises:
+            Locked: another client has the location exclusively, and this one wants it, too.
+            Corruption: the newest checkpoint or a record after it cannot be believed.
+        """
+        self.storage = storage
+        self.blob = blob = storage.blob
+        self._url = blob.url  # Each wrapper asks the one inside it, and every commit wants to know.
+        self.mode: Mode = options.mode
+        self.settings = options.settings
+        self.clock = clock = options.clock
+        self._is_closed = False
+        self._counted_also: dict[str, Callable[[], Mapping[str, float]]] = {}
+        self._pid = os.getpid()
+        poll_s = options.settings.poll_s
+        self.follower = (
+            Follower(blob, clock, poll_s) if options.seqno is None else PinnedFollower(blob, clock, options.seqno)
+        )
+        self.pool = Pool(REMOTE_IO_THREADS if is_remote(blob) else IO_THREADS, "persist-io")
+        budget = self.settings.memory_budget
+        self.caches = caches = options.caches or PartCaches.within(budget, clock)
+        folder = self.settings.cache_folder
+        self.spilled = spilled = (
+            None if folder is None else SpilledRows(folder, self.settings.cache_folder_bytes, blob.url, clock)
+        )
+        self.folds = Folds(budget // 4)
+        self.when_committed: Callable[[CommitFuture], object] | None = None  # Is told of each commit that is asked for.
+        pool = self.pool
+
+        def reader() -> PartReader:  # It does not refer to the engine, because threads have it.
+            return PartReader(blob, pool, caches, budget, spilled)
+
+        self._reader = reader
+        self._writer: Writer | None = None
+        if self.mode != "read":
+            try:
+                self._writer = Writer(blob, self.follower, pool, options, reader, storage.metered.counts)
+            except BaseException:
+                self.pool.shutdown(wait=True)
+                raise
+        committer = None if self._writer is None else self._writer.committer
+        self._unclosed = Unclosed(self, blob.url, committer, self.settings.exit_timeout_s)
+        self._unregister = register(self.metrics, {"location": blob.url})
+
+    @property
+    def url(self) -> str:
+        """Where the location is."""
+        return self._url
+
+    @cached_property
+    def place(self) -> str:
+        """Where the location is, the same however its folder was spelled: without links, `..` and the like."""
+        return os.path.realpath(self._url) if os.path.isabs(self._url) else self._url
+
+    @property
+    def seqno(self) -> int:
+        """The seqno of the last record of the log that is known here. Cost: one GET."""
+        self.check_open("seqno")
+        return self.follower.refresh().seqno
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Return the names of all collections that begin with a prefix, sorted; the library's own only if asked for.
+
+        Cost: one GET.
+        """
+        self.check_open("collections")
+        self.follower.refresh()
+        names = self.follower.over_all(lambda state: [name for name, _ in state.ids.starting_with(prefix)])
+        is_own = prefix.startswith(OWN_PREFIX)
+        return [name for name in names if is_own or not name.startswith(OWN_PREFIX)]
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    def check_open(self, action: str) -> None:
+        """Raise unless something can be read here.
+
+        Raises:
+            ClientClosed: `close` was called; the message names the action.
+            InvalidUsage: this is another process, which was forked off.
+        """
+        if self._is_closed:
+            raise ClientClosed(action)
+        if os.getpid() != self._pid:
+            raise InvalidUsage(
+                f"{action} came in process {os.getpid()}, and this client was opened in {self._pid}: its threads did "
+                "not come along with the fork. Open a new client in each process."
+            )
+
+    def writer(self, action: str) -> Writer:
+        """Return the part of the engine that writes.
+
+        Raises:
+            ReadOnly: the mode is "read"; the message names the action.
+            ClientClosed, InvalidUsage: as `check_open`.
+        """
+        self.check_open(action)
+        if self._writer is None:
+            raise ReadOnly(action)
+        return self._writer
+
+    def reader(self) -> PartReader:
+        """Return a reader of parts, with the caches of this client. Ask again for each read: it may be closed by then.
+
+        Raises:
+            ClientClosed, InvalidUsage: as `check_open`.
+        """
+        self.check_open("reading")
+        return self._reader()
+
+    def submit(
+        self, action: str, steps: Sequence[Step], names: dict[str, str], renew: Renew | None = None
+    ) -> CommitFuture:
+        """Queue steps as one commit, after all that was queued before; return at once, or as soon as there is room.
+
+        Args:
+            action: what errors call it.
+            names: of the collections in the steps, by id; for errors.
+            renew: makes the steps anew for each state that the record may follow, in the thread that commits.
+
+        Raises:
+            ReadOnly, ClientClosed, InvalidUsage: as `writer`. What was uploaded for the steps is deleted then.
+        """
+        try:
+            future = self.writer(action).submit(steps, names, renew)
+        except ClientClosed:
+            self.abandon(steps)
+            raise
+        commit_span(future, action, self.url, names)
+        if self.when_committed is not None:
+            self.when_committed(future)
+        return future
+
+    def settle(self) -> None:
+        """Wait until all that this client was asked to write by now is done: its reads begin after that (rule 3)."""
+        if self._writer is not None:
+            self._writer.settle()
+
+    def check_clock(self) -> None:
+        """Raise ClockAhead if this client's clock is more than a day ahead of the store's, as far as that is known."""
+        error = self.follower.clock_check.error(self.follower.state.seqno, may_write=self._writer is not None)
+        if error is not None:
+            raise error
+
+    def abandon(self, steps: Sequence[Step]) -> None:
+        """Delete what has been uploaded for steps that will not be submitted after all."""
+        if self._writer is not None:  # A client that only reads has uploaded nothing.
+            self._writer.committer.groups.abandon(steps)
+
+    def claim(self, collection: str, name: str, time: int, consumer: str = "") -> Claim:
+        """Keep the since of a collection at or before time for a read, and the blobs of the present state.
+
+        Who may only read the store, or opened the location to read, or finds no room for a commit, gets a claim that
+        keeps nothing. Cost: a commit for
+        the first claim on a collection, nothing for those that it covers.
+
+        Raises:
+            AsOfCompacted: since has passed time.
+            CollectionNotFound: the collection was dropped.
+        """
+        return self.claim_all([WantedClaim(collection, name, time)], consumer)[0]
+
+    def claim_unseen(self, wanted: WantedClaim) -> Claim | None:
+        """Claim as `claim` does without a look at the log before, where the claim's own record does for one.
+
+        None if it does not, or if the claim is refused as things are known here: look, and claim then.
+        """
+        if self._writer is None or self.follower.looks.is_enough or not self.follower.knows_end:
+            return None
+        with suppress(InvalidUsage, Conflict, ReadOnlyStore, StoreMisconfigured, StoreFull, LogInterrupted):
+            return self._writer.leases.claim_unseen(wanted)
+        return None
+
+    def claim_all(self, wanted: Sequence[WantedClaim], consumer: str = "") -> list[Claim]:
+        """Do what `claim` does for many collections, each at its own time: all or none, for one commit in all.
+
+        Args:
+            consumer: for that consumer alone, whose predecessors of the same name lose what they claimed.
+        """
+        self.check_open("reading")
+        if self._writer is not None:
+            try:
+                if consumer:
+                    return self._writer.consumers.claim_all(consumer, wanted)
+                return self._writer.leases.claim_all(wanted)
+            except (ReadOnlyStore, StoreMisconfigured, StoreFull, LogInterrupted):
+                pass
+        return [no_claim(claim.collection) for claim in wanted]
+
+    def history(self, last: int | None, collection: str | None = None) -> pa.Table:
+        """Return the last records of the log as a table; see `persist.engine.follow.log_queries`."""
+        self.check_open("history")
+        return log_table(self.blob, self.follower.refresh(), last, collection, self.pool.map)
+
+    def count_also(self, group: str, counts: Callable[[], Mapping[str, float]]) -> None:
+        """Let a group of `metrics` be what counts returns."""
+        self._counted_also[group] = counts
+
+    def metrics(self) -> Metrics:
+        """Return what this client did so far; also once it is closed."""
+        interrupted = self.follower.interrupted
+        beyond = 0 if interrupted is None else interrupted.last - interrupted.end
+        groups: dict[str, Mapping[str, float]] = {"log": {"seqno": self.follower.state.seqno, "beyond_end": beyond}}
+        if self._writer is not None:
+            groups |= {"commits": self._writer.committer.groups.counts(), "leases": self._lease_counts(self._writer)}
+        if self.spilled is not None:
+            groups["spilled"] = self.spilled.counts()
+        groups |= {name: counts() for name, counts in self._counted_also.items()}
+        storage = self.storage
+        return Metrics(
+            store=storage.metered.counts(),
+            retries=storage.retried.counts(),
+            requests_per_s_max=storage.retried.requests_per_s_max,
+            cache=storage.cached.counts(),
+            groups=groups,
+        )
+
+    @staticmethod
+    def _lease_counts(writer: Writer) -> dict[str, int]:
+        own, consumers = writer.leases.counts(), writer.consumers.counts()
+        return {what: count + consumers[what] for what, count in own.items()}
+
+    def close(self) -> None:
+        """Finish what was asked for, free threads and sockets, and raise errors that nobody looked at; idempotent.
+
+        In a process that was forked off, it does nothing: all of that is the other process's.
+        """
+        if self._is_closed:
+            return
+        is_own = os.getpid() == self._pid
+        if self._writer is not None and is_own:
+            self._writer.keyed.close()  # What is queued there asks this engine, which must not refuse it.
+        self._is_closed = True
+        if not is_own:
+            return
+        self._unregister()
+        self._unclosed.closed()
+        if self._writer is not None:
+            self._writer.close()
+        self.follower.close()
+        self.pool.shutdown(wait=True)
+        self.storage.close()
+        if self.spilled is not None:
+            self.spilled.close()
+        if self._writer is not None:
+            self._writer.committer.unobserved.raise_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        close_after(error, self.close)

@@ -1,0 +1,117 @@
+"""Moments of collections whose times are positions of a source: another collection says which time was when.
+
+The property `MOMENTS` of a collection holds the id of that other one, its map. A map has a row for each time of the
+source: its `moment` and the `time`, its key. What fills a map keeps these promises, so no answer ever changes:
+
+- the collection and its map are sealed by the same commits, to the same upper;
+- moments never go back as times grow, those of a later commit are later, and no row is ever removed;
+- the last row is the last sealed time.
+
+A moment between two rows means the earlier one. A moment after the last row is not sealed, because a time that comes
+next may be at that moment or before it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.core.antichain import Antichain
+from persist.core.errors import AsOfNotSealed, InvalidUsage
+from persist.core.timeline import Moment, Timeline
+
+MOMENTS = "ingest.moments"
+MOMENT, TIME = "moment", "time"
+UNIT = Timeline("us")
+MOMENT_TYPE = UNIT.type
+# How far before a moment the last row is looked for: rows are dense as a rule, so most of the map is not read.
+_SPANS_US = (60_000_000, 3_600_000_000, 30 * 86_400_000_000, None)
+
+
+@dataclass(frozen=True, slots=True)
+class MomentMap:
+    """What turns moments into times of a collection.
+
+    Attributes:
+        name: of the collection whose times they are.
+        upper: of the map.
+        read: returns the rows of the map that pass a filter.
+    """
+
+    name: str
+    upper: Antichain
+    read: Callable[[pc.Expression], pa.Table]
+
+    def time_of(self, moment: Moment) -> int:
+        """Return the last time that is not after a moment.
+
+        Raises:
+            InvalidUsage: it is no moment, or before the first one.
+            AsOfNotSealed: it is after the last one.
+        """
+        at = UNIT.time_of(moment)
+        last = self._last_us()
+        if at > last:
+            raise self._not_sealed(last)
+        time = self._last_row(at)
+        if time is None:
+            raise self._too_early(moment)
+        return time
+
+    def bound_of(self, moment: Moment) -> int:
+        """Return the first time that is not before a moment; otherwise as `time_of`."""
+        at = UNIT.bound_of(moment)
+        last = self._last_us()
+        if at > last + 1:
+            raise self._not_sealed(last)
+        before = self._last_row(at - 1)
+        if before is not None:
+            return before + 1
+        same = self.read(pc.field(MOMENT) == _scalar(at))
+        if not len(same):
+            raise self._too_early(moment)
+        return int(pc.min(same[TIME]).as_py())
+
+    def last(self) -> datetime:
+        """Return the last moment; at later ones, more may come."""
+        return UNIT.datetime_of(self._last_us())
+
+    def at(self, time: int) -> datetime | None:
+        """Return the moment of a time; None if it has none of its own."""
+        rows = self.read(pc.field(TIME) == time)
+        return UNIT.datetime_of(int(pc.max(rows[MOMENT].cast(pa.int64())).as_py())) if len(rows) else None
+
+    def _last_us(self) -> int:
+        upper = self.upper.time
+        if upper == 0:
+            raise AsOfNotSealed(None, self.upper, 0.0)
+        rows = self.read(pc.scalar(True) if upper is None else pc.field(TIME) >= upper - 1)
+        return int(pc.max(rows[MOMENT].cast(pa.int64())).as_py())
+
+    def _last_row(self, at: int) -> int | None:
+        """Return the time of the last row that is not after a moment."""
+        for span in _SPANS_US:
+            wanted = pc.field(MOMENT) <= _scalar(at)
+            if span is not None:
+                wanted &= pc.field(MOMENT) > _scalar(max(0, at - span))
+            rows = self.read(wanted)
+            if len(rows):
+                return int(pc.max(rows[TIME]).as_py())
+        return None
+
+    def _not_sealed(self, last: int) -> AsOfNotSealed:
+        beyond = f"moments after {UNIT.text_of(last)}, up to which the source was read"
+        return AsOfNotSealed(self.upper.time, self.upper, 0.0, beyond)
+
+    def _too_early(self, moment: Moment) -> InvalidUsage:
+        first = pc.min(self.read(pc.scalar(True))[MOMENT].cast(pa.int64())).as_py()
+        return InvalidUsage(
+            f"{moment!r} is before {UNIT.text_of(first)}, the first moment of {self.name!r}: what its source held "
+            "before is not known. Read at a later moment"
+        )
+
+
+def _scalar(at: int) -> pa.Scalar:
+    return pa.scalar(at, MOMENT_TYPE)

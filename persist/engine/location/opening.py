@@ -1,0 +1,304 @@
+"""Locations opened and upgraded, and collections of them made, found and dropped, by name or id.
+
+A location keeps the number of its format while newer releases write to it (`persist.core.log.framing`), so releases
+before and after work on it side by side. Some things can only be stored with a greater number. The first use of one
+raises the number by itself if nothing else would do, as an `Upgrade` does. What only saves requests or bytes waits for
+`upgrade`.
+
+An upgrade is one record: who dies before it has changed nothing, who dies after it is done. Two at once make two
+records, of which the second one changes nothing. No object is written again: each says its own number, and this
+release reads all of them.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
+from persist.codecs.updates.inputs import columns_like, sides_like
+from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, Locked, SchemaMismatch
+from persist.core.keyed.form import check_same, machine_of
+from persist.core.keyed.machine import Machine
+from persist.core.log import kinds
+from persist.core.log.fields import KeyedForm
+from persist.core.log.framing import FORMAT, FORMAT_MIN
+from persist.core.names import check_free_name, check_name, groups_prefix, view_hold
+from persist.core.rendering import Shown
+from persist.core.settings import Location, open_storage
+from persist.core.state.contents import CollectionState
+from persist.core.state.schemas import reconciled
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.writer import OpenOptions
+from persist.engine.write.commit_future import CommitFuture
+from persist.engine.write.operations import Step
+
+
+class OnEngine(Protocol):
+    """What stands on one engine: a client, which has it as its attribute `engine`."""
+
+    @property
+    def engine(self) -> Engine:
+        """What it is made of."""
+
+
+def open_engine(
+    location: Location, storage_options: Mapping[str, Any] | None = None, options: OpenOptions | None = None
+) -> Engine:
+    """Open a location; costs and errors are those of `persist.open`. Close the engine, or use it in a `with`."""
+    options = OpenOptions() if options is None else options
+    storage = open_storage(location, storage_options, options.settings, options.clock)
+    try:
+        return Engine(storage, options)
+    except BaseException:
+        storage.close()
+        raise
+
+
+def read_engine(
+    location: Location, storage_options: Mapping[str, Any] | None = None, seqno: int | None = None
+) -> Engine:
+    """Open a location to read it; as of a record of its log, if that is given."""
+    return open_engine(location, storage_options, OpenOptions("read", seqno=seqno))
+
+
+def engine_of(action: str, client: OnEngine | Engine) -> Engine:
+    """Return the engine of a user's client; an engine is given back as it is.
+
+    Args:
+        action: what errors call the call that the client was given to.
+
+    Raises:
+        InvalidUsage: it is no client.
+    """
+    engine = client if isinstance(client, Engine) else getattr(client, "engine", None)
+    if not isinstance(engine, Engine):
+        raise InvalidUsage(f"{action}: {client!r:.200} is no client; give what persist.open() returned")
+    return engine
+
+
+def created_or_loaded(
+    engine: Engine,
+    name: str,
+    schema: CollectionSchema,
+    form: KeyedForm | None = None,
+    retention: int | None = None,
+) -> tuple[CollectionState, CollectionSchema]:
+    """Return the collection of a name, which is created if there is none, and its schema with the codecs given.
+
+    Args:
+        name: any, those that are the library's own, too.
+        form: how it resolves events, if it is keyed.
+        retention: in times, of one that is made; one that is there must have the same, if it is given.
+
+    Raises: as `Client.create_or_load`.
+    """
+    while True:
+        id_ = engine.follower.newest_id_of(name)
+        contents = engine.follower.load(id_) if id_ is not None else None
+        if contents is not None:
+            if retention not in (None, contents.retention):
+                raise InvalidUsage(
+                    f"collection {name!r} has the retention {contents.retention}, in times, and {retention} was "
+                    "given: leave it out, or change it with retain()"
+                )
+            both = reconciled(schema, contents, name)
+            check_same(form, contents.keyed, name)
+            return contents, both
+        id_ = uuid.uuid4().hex
+        steps: list[Step] = [kinds.Create(id_, name, schema.to_json(), form)]
+        steps += [] if retention is None else [kinds.SetRetention(id_, retention)]
+        try:
+            engine.submit("create_or_load", steps, {id_: name}).result()
+        except CollectionExists:
+            continue  # Another client created it in between: load that one.
+        except Locked:  # Another client may have created it before an exclusive one came: loading needs no lock.
+            if engine.follower.newest_id_of(name) is None:
+                raise
+
+
+def target_of_rows(
+    engine: Engine, name: str, rows: Any, *, key: Any = ..., timeline: Any = ..., time: Any = None
+) -> CollectionHandle:
+    """Return the collection of a name that rows are for; if there is none, the next commit by the handle creates it.
+
+    That commit fails with CollectionExists if somebody else has created it by then.
+
+    Args:
+        rows: what has the columns and their types; see `sides_like`.
+        key: the names of its key columns; needed only of one that is created.
+        timeline: `...` for "ms" in one that is created, or None there if the rows have times that are plain integers.
+        time: as for `write`.
+
+    Raises:
+        InvalidUsage: there is none, and key is left out; or it has another timeline.
+        SchemaMismatch: it has other key columns; or none can be made of what rows have.
+        ReadOnly: this client only reads.
+    """
+    engine.writer("write")
+    check_free_name(name)
+    if engine.follower.newest_id_of(name) is None:
+        columns = columns_like(rows)
+        if key is ...:
+            names = [column for column in columns if column not in (TIME, DIFF)]
+            raise InvalidUsage(
+                f"there is no collection {name!r} at {engine.url}: to create it, say which columns are its key, such "
+                f"as key=[{next(iter(names), 'id')!r}], or key=[] for none. The columns are {names}"
+            )
+        both = sides_like(rows, key)
+        unit = _timeline_like(columns, time) if timeline is ... else timeline
+        id_, schema = uuid.uuid4().hex, CollectionSchema.of(*both, unit)
+        return CollectionHandle(engine, id_, name, schema, create=kinds.Create(id_, name, schema.to_json(), None))
+    handle = loaded(engine, name)
+    if key is not ... and tuple(key) != handle.schema.key_names:
+        raise SchemaMismatch(
+            f"key={key!r:.200} is not the key of the collection {name!r}, which is {[*handle.schema.key_names]}: leave "
+            "key out, or use another name"
+        )
+    if timeline is not ... and timeline != handle.schema.timeline:
+        raise InvalidUsage(
+            f"timeline={timeline!r} is not that of the collection {name!r}, which is {handle.schema.timeline!r}: leave "
+            "timeline out, or use another name"
+        )
+    return handle
+
+
+def create_target_of_rows(engine: Engine, name: str, rows: Any, **options: Any) -> None:
+    """Create a collection for rows, unless there is one that fits; see `target_of_rows`."""
+    handle = target_of_rows(engine, name, rows, **options)
+    if handle.create is not None:
+        try:
+            handle.submit("create", []).result()
+        except CollectionExists:
+            target_of_rows(engine, name, rows, **options)
+
+
+def _timeline_like(columns: Mapping[str, pa.Field], time: Any) -> str | None:
+    """Return the timeline of rows: none, if their writer counts the times, and moments in ms otherwise."""
+    named = TIME if time is None else time
+    kind = columns[named].type if isinstance(named, str) and named in columns else pa.null()
+    return None if isinstance(time, int) or pa.types.is_integer(kind) else "ms"
+
+
+def loaded(engine: Engine, name: str) -> CollectionHandle:
+    """Return the collection of a name, with the schema it has. Cost: one GET.
+
+    Raises:
+        CollectionNotFound: there is none.
+    """
+    engine.check_open("load")
+    check_name(name)
+    known = engine.follower.id_of(name)
+    state = engine.follower.refresh_and_load([] if known is None else [known], engine.pool)
+    id_ = engine.follower.id_of(name)
+    if id_ is None:
+        error = CollectionNotFound(name, engine.url, state.names_in_memory())
+        if engine.mode == "read":
+            error.remedy = "This client only reads: load one that is there."
+        raise error
+    contents = engine.follower.known(id_, name)
+    return handle_on(engine, contents, contents.schema)
+
+
+def loaded_together(engine: Engine, wanted: Sequence[CollectionHandle | str]) -> list[CollectionHandle]:
+    """Return handles as they are now, and the collections of names. Cost: one GET, and those of all contents at once.
+
+    Raises:
+        CollectionNotFound: one is not there.
+    """
+    with engine.follower.looks.once():
+        for _ in range(2):  # In the second round there are those that came with the look of the first one.
+            known = [engine.follower.id_of(named) if isinstance(named, str) else named.id for named in wanted]
+            engine.follower.refresh_and_load({id_ for id_ in known if id_ is not None}, engine.pool)
+        return [loaded(engine, named) if isinstance(named, str) else named.newest() for named in wanted]
+
+
+def loaded_by_id(engine: Engine, id_: str, name: str) -> CollectionHandle:
+    """Return the collection of an id, whatever it is called by now; name is for errors. Cost: one GET.
+
+    Raises:
+        CollectionNotFound: it was dropped.
+    """
+    contents = engine.follower.current(id_, name)
+    return CollectionHandle(engine, id_, contents.name, contents.schema)
+
+
+def handle_on(
+    engine: Engine, contents: CollectionState, schema: CollectionSchema, machine: Machine | None = None
+) -> CollectionHandle:
+    """Return a handle on a collection in some state; a keyed one with its machine, given or known by its name."""
+    if contents.keyed is not None:
+        if machine is not None and engine.mode != "read":
+            engine.writer("create_or_load").resolver.know(contents.id, machine)
+        machine = machine_of(contents.keyed, machine, contents.name)
+    return CollectionHandle(engine, contents.id, contents.name, schema, contents.keyed, machine)
+
+
+def drop(handle: CollectionHandle, also: Sequence[Step] = ()) -> CommitFuture:
+    """Remove a collection, which lets go of what it reads if it is a view; see `Collection.drop`.
+
+    Args:
+        also: done before, in the same commit.
+    """
+    steps: list[Step] = [*also]
+    others = {step.collection: handle.name for step in also}
+    contents = handle.known()
+    inputs = contents.view["inputs"] if contents.view else ()
+    # What holds its groups goes with it: each is read by the view, and by those that were made after it.
+    own = [handle.engine.follower.known(id_, id_) for id_ in inputs]
+    for dropped in (contents, *reversed([one for one in own if one.name.startswith(groups_prefix(handle.id))])):
+        read = dropped.view["inputs"] if dropped.view else ()
+        steps += [kinds.Destroy(dropped.id), *(kinds.ReleaseHold(id_, view_hold(dropped.id)) for id_ in read)]
+        others |= dict.fromkeys((dropped.id, *read), handle.name)
+    return handle.engine.submit("drop", steps, others)
+
+
+# What a location of each number may hold besides what those before it may: for people who decide whether to upgrade.
+CAME_WITH = {
+    7: "checkpoints store what changed in a collection with many parts, and no longer all of it",
+    8: "the record of an upgrade itself",
+    9: "the directory of very many collections is in pages, which are read when they are needed",
+    10: "older tokens of a collection are in archives, and none is forgotten",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeReport(Shown):
+    """What raising the format of a location changes, or has changed; print it.
+
+    Attributes:
+        before, after: the number of the location's format; equal if there is nothing to do.
+        seqno: of the record that raised it; None if there was nothing to do, or this was only a plan.
+        brings: by number, what a location may hold from then on.
+    """
+
+    before: int
+    after: int
+    seqno: int | None
+    brings: dict[int, str]
+
+    def __str__(self) -> str:
+        if self.before == self.after:
+            return f"the format is {self.after}, the newest that this release writes: there is nothing to do"
+        what = "was raised" if self.seqno is not None else "would be raised"
+        lines = [f"the format {what} from {self.before} to {self.after}, by one record; no data is written again"]
+        lines += [f"{number}: {text}" for number, text in self.brings.items()]
+        lines.append(f"releases that do not know format {self.after} stop with IncompatibleVersion; they lose nothing")
+        return "\n".join(lines)
+
+
+def upgrade(engine: Engine, *, dry_run: bool) -> UpgradeReport:
+    """Raise the number of a location to the newest that this release knows; see `Client.upgrade`."""
+    writer = None if dry_run else engine.writer("upgrade")
+    state = engine.follower.refresh()
+    before = state.format if state.seqno >= 0 else FORMAT
+    if before == FORMAT:
+        return UpgradeReport(before, FORMAT, None, {})
+    brings = {number: text for number, text in CAME_WITH.items() if number > max(before, FORMAT_MIN)}
+    if writer is None:
+        return UpgradeReport(before, FORMAT, None, brings)
+    seqno = engine.submit("upgrade", [kinds.Upgrade(FORMAT)], {}).result()
+    return UpgradeReport(before, FORMAT, seqno, brings)

@@ -1,0 +1,308 @@
+"""Events of keyed collections: which are late, the thread that resolves for one client, and the resolutions it makes.
+
+A resolution is updates in the place of events, stored and ready to be committed. It holds only for the contents it was
+made of; otherwise the record is refused, and its parts are to be deleted. What a client asks of keyed collections
+and has to look things up is done by one thread, in call order (`KeyedQueue`). `Resolver.resolve_due` is what
+maintenance does where resolve="background".
+"""
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from persist.blob.errors import Conflict, InvalidUsage, MissingBlob
+from persist.codecs.order.arrays import boolean_array, int64_values
+from persist.codecs.order.ordering import combined
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.antichain import Antichain
+from persist.core.errors import ClientClosed, Locked, Superseded, UploadExpired
+from persist.core.keyed.form import machine_of
+from persist.core.keyed.intake import EventTable, watermark_below, watermarks_of
+from persist.core.keyed.machine import SEQ, Machine
+from persist.core.log import kinds
+from persist.core.log.fields import KeyedForm, Watermarks
+from persist.core.state.collection_rules import ExpectErasures, after_step
+from persist.core.state.contents import CollectionState
+from persist.core.state.erasures import erasure_number
+from persist.core.state.keyed_rules import due, keyed_form, unused_after
+from persist.engine.follow.follower import Follower
+from persist.engine.read.keyed.resolution import Purging, machine_needed, resolved_updates
+from persist.engine.read.scanning.reader import PartReader
+from persist.engine.write.commit_future import CommitFuture, Committed
+from persist.engine.write.operations import Step
+from persist.engine.write.part_writer import PartWriter
+
+Late = Literal["raise", "collect"]
+REASON = "_reason"
+
+
+def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -> tuple[EventTable, pa.Table | None]:
+    """Return the events that are in time, as contents are, and those that are late, if there are any.
+
+    Returns:
+        the second without `_seq` and `_diff`, and with `_reason`: "sealed", or "late" for the late bound.
+    """
+    table, upper = events.table, contents.upper.time
+    times = int64_values(combined(table["_time"]))
+    is_sealed = np.ones(len(times), np.bool_) if upper is None else times < upper
+    is_late = np.zeros(len(times), np.bool_)
+    if form.order_by and contents.late_bound is not None:
+        is_late = watermark_below(table[form.order_by[0]], contents.late_bound)
+    wrong = boolean_array(is_sealed | is_late)
+    if not (is_sealed | is_late).any():
+        return events, None
+    kept = table.filter(boolean_array(~(is_sealed | is_late)))
+    reasons = pa.array(np.where(is_sealed, "sealed", "late"), pa.string()).filter(wrong)
+    late = table.filter(wrong).drop_columns([SEQ, "_diff"]).append_column(REASON, reasons)
+    marks = watermarks_of(kept[form.order_by[0]]) if form.order_by and len(kept) else None
+    return replace(events, table=kept, watermarks=marks), late
+
+
+class KeyedQueue:
+    """Does what one client asks of keyed collections, in call order for each of them.
+
+    Its thread plans and commits, and then runs the callbacks of futures. A callback that reads, or waits for a future,
+    needs what was asked for before: the thread then does that first, inside the callback.
+
+    Args:
+        bytes_max: of the events that are queued and under way; beyond it, callers wait.
+        may_wait: whether the calling thread may wait for a commit.
+    """
+
+    def __init__(self, bytes_max: int, may_wait: Callable[[], bool]) -> None:
+        self._lock = threading.Condition()
+        self._queued: Counter[str] = Counter()
+        self._bytes_max = bytes_max
+        self._may_wait = may_wait
+        self._bytes = 0
+        self._submitted = self._done = 0
+        self._pool: ThreadPoolExecutor | None = None
+        self._is_closed = False
+        self._jobs: deque[Callable[[], Callable[[], object]]] = deque()
+        # Only the thread looks at these: itself, whether it is in a job, and what resolves the futures of jobs done.
+        self._thread: threading.Thread | None = None
+        self._is_in_job = False
+        self._resolutions: deque[Callable[[], object]] = deque()
+
+    def is_busy(self, collection: str) -> bool:
+        """Whether something of a collection is queued or under way."""
+        with self._lock:
+            return self._queued[collection] > 0
+
+    def is_in_job(self) -> bool:
+        """Whether the caller is what was submitted here, and not a future's callback."""
+        return self._is_own_thread() and self._is_in_job
+
+    def submit(
+        self, collections: Sequence[str], future: CommitFuture, do: Callable[[], Committed], size: int
+    ) -> CommitFuture:
+        """Have future become what do returns, after what was submitted before; size is of its events, in bytes."""
+        with self._lock:
+            # In a future's callback there is no waiting: the thread that makes room is the one that would wait.
+            if self._may_wait() and not self._is_own_thread():
+                self._lock.wait_for(lambda: not self._bytes or self._bytes + size <= self._bytes_max)
+            if self._is_closed:
+                raise ClientClosed("a write")
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1, "persist-resolver")
+            self._queued.update(collections)
+            self._bytes += size
+            self._submitted += 1
+            self._jobs.append(partial(self._run, collections, future, do, size))
+            self._pool.submit(self._run_one)
+        return future
+
+    def settle(self) -> None:
+        """Wait until all that was submitted by now is done."""
+        with self._lock:
+            last = self._submitted
+            if not self._is_own_thread():
+                self._lock.wait_for(lambda: self._done >= last)
+        while not self._is_in_job and self._done < last:
+            self._run_next()
+
+    def prepare_wait(self) -> None:
+        """Resolve, in a callback that is about to wait for a future, all that was submitted by now."""
+        if self._is_own_thread() and not self._is_in_job:
+            self.settle()
+            self._resolve()
+
+    def close(self) -> None:
+        """Finish what was submitted, and end the thread; idempotent."""
+        with self._lock:
+            self._is_closed = True
+            pool = self._pool
+        self.prepare_wait()  # A future's callback may close its client.
+        if pool is not None:
+            pool.shutdown(wait=self._may_wait() and not self._is_own_thread())
+
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _run_one(self) -> None:
+        self._thread = threading.current_thread()
+        self._run_next()
+        self._resolve()
+
+    def _run_next(self) -> None:
+        if self._jobs:  # A callback may have been faster.
+            self._is_in_job = True
+            try:
+                self._resolutions.append(self._jobs.popleft()())
+            finally:
+                self._is_in_job = False
+
+    def _resolve(self) -> None:
+        while self._resolutions:
+            self._resolutions.popleft()()
+
+    def _run(
+        self, collections: Sequence[str], future: CommitFuture, do: Callable[[], Committed], size: int
+    ) -> Callable[[], object]:
+        """Do a job, and return what resolves its future."""
+        resolution: Callable[[], object]
+        try:
+            resolution = partial(future.succeed, *do())
+        except BaseException as error:  # Whatever it is, the caller must hear of it and the thread live on.
+            resolution = partial(future.fail, error)
+        # Before the future resolves: who has waited for it finds nothing under way.
+        with self._lock:
+            self._queued -= Counter(collections)  # This drops collections of which none is left.
+            self._bytes -= size
+            self._done += 1
+            self._lock.notify_all()
+        return resolution
+
+
+Submit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]
+
+
+class Resolver:
+    """Resolves collections of one client; every method may be called from any thread.
+
+    Args:
+        submit: commits steps.
+        part_writer, reader: stores parts; gives what reads them, for one read.
+    """
+
+    def __init__(
+        self,
+        follower: Follower,
+        submit: Submit,
+        part_writer: PartWriter,
+        reader: Callable[[], PartReader],
+    ) -> None:
+        self._follower = follower
+        self._submit = submit
+        self._part_writer = part_writer
+        self._reader = reader
+        self._given: dict[str, Machine] = {}
+        self._purging = Purging()
+
+    def know(self, collection: str, machine: Machine) -> None:
+        """Remember the machine that a user gave for a collection, for maintenance."""
+        self._given[collection] = machine
+
+    def made(
+        self,
+        contents: CollectionState,
+        schema: CollectionSchema,
+        machine: Machine,
+        end: Antichain,
+        own: pa.Table | None = None,
+        watermarks: Watermarks | None = None,
+        change: Callable[[CollectionState], Iterator[pa.Table]] | None = None,
+    ) -> kinds.Resolve:
+        """Return the resolution of what is pending before end, and of own events; its updates are stored.
+
+        Tombstones that are not needed any more go with it. Memory: a slice of the events, and own.
+
+        Args:
+            change: makes more updates, of the contents as they are when all of this is resolved.
+        """
+        writer, reader = self._part_writer, self._reader()
+        stored: list[Part] = []
+        inline_bytes = contents.inline_bytes
+        purged = self._purging.purged(contents, schema, end, reader)
+        on_keys = (lambda keys: None) if purged is None else purged.touched
+        updates = resolved_updates(contents, schema, machine, end, reader, own, on_keys)
+        gone = iter(()) if purged is None else (purged.updates(schema) for _ in range(1))
+        pending, unused = due(contents, end.elements), unused_after(contents, end.elements)
+
+        def resolution() -> kinds.Resolve:
+            start, parts = contents.resolved.elements, tuple(stored)
+            return kinds.Resolve(contents.id, start, end.elements, pending, parts, watermarks=watermarks, unused=unused)
+
+        def changed() -> Iterator[pa.Table]:
+            if change is not None:  # Only now, when all that comes of events is stored.
+                yield from change(after_step(contents, resolution()))
+
+        try:
+            for table in chain(updates, gone, changed()):
+                if not len(table):
+                    continue
+                made = writer.stored_parts(contents.id, table, schema, inline_bytes)
+                stored += made
+                inline_bytes += sum(len(part.inline) for part in made)
+                self._purging.resolved(contents.id, len(table))
+        except BaseException:
+            writer.discard(stored)
+            raise
+        return resolution()
+
+    def discard(self, parts: Sequence[Part]) -> None:
+        """Delete the parts of a resolution that was refused."""
+        if parts:
+            self._part_writer.discard(parts)
+
+    def resolve(self, id_: str, name: str, given: Machine | None) -> bool:
+        """Turn the events of a collection up to its upper into updates; return whether there were any.
+
+        Args:
+            given: the machine that the user brought, if it is none of those that are known.
+        """
+        contents = self._follower.current(id_, name)
+        while due(contents, contents.upper_times):
+            made: tuple[Part, ...] = ()
+            try:
+                machine = machine_of(keyed_form(contents), given, name)
+                step = self.made(
+                    contents, contents.schema, machine_needed(machine, keyed_form(contents), name), contents.upper
+                )
+                made = step.parts
+                self._submit([ExpectErasures(id_, erasure_number(contents)), step], {id_: name}).result()
+                return True
+            except (Superseded, UploadExpired):
+                self.discard(made)
+            except (InvalidUsage, Conflict):
+                self.discard(made)
+                raise
+            except MissingBlob:
+                if self._follower.current(id_, name) == contents:
+                    raise
+            contents = self._follower.current(id_, name)
+        return False
+
+    def resolve_due(self, contents: CollectionState) -> bool:
+        """Do what maintenance does for a collection: resolve what is sealed, if its machine is known here.
+
+        Where another client has the location for itself, that one resolves. Return whether something is left.
+        """
+        if contents.keyed is None or contents.keyed.resolve != "background" or not due(contents, contents.upper_times):
+            return False
+        given = self._given.get(contents.id)
+        if machine_of(contents.keyed, given, contents.name) is not None:
+            with suppress(Locked):
+                self.resolve(contents.id, contents.name, given)
+                return False
+        return True

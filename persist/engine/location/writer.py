@@ -1,0 +1,256 @@
+"""What a client has because it writes: a committer, leases, compaction, garbage collection, and their threads.
+
+The threads refer to none of the objects that users hold. So a client that is dropped without a close is collected, and
+its finalizers stop the threads. `OpenOptions` says how a location is opened, for reading, too.
+"""
+
+import os
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, get_args
+
+from persist.blob.errors import Indeterminate, InvalidUsage
+from persist.blob.layers.metered import Count
+from persist.blob.protocol import Blob, is_remote
+from persist.blob.threads import Clock, Pool, SystemClock
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.updates import Stamp
+from persist.core.errors import WriterFenced
+from persist.core.log import kinds
+from persist.core.names import new_client_name
+from persist.core.settings import Settings
+from persist.engine.compact import CompactionReport, Compactor, LocalPartMaker, PartMaker
+from persist.engine.follow.follower import Follower
+from persist.engine.hold import ConsumerLeases, Leases
+from persist.engine.location.request_ledger import RequestTeller
+from persist.engine.location.resolver import KeyedQueue, Resolver
+from persist.engine.read.scanning.caches import PartCaches
+from persist.engine.read.scanning.reader import PartReader
+from persist.engine.upkeep import CompactionSchedule, Garbage, GarbageReport, Upkeep
+from persist.engine.write.commit_future import CommitFuture
+from persist.engine.write.committer import Committer
+from persist.engine.write.operations import Renew, Step, Write
+from persist.engine.write.part_writer import PartWriter
+
+Mode = Literal["shared", "exclusive", "read"]
+
+
+@dataclass(frozen=True)
+class OpenOptions:
+    """What `persist.open` was asked for; its fields are explained there.
+
+    Attributes:
+        caches: what another client of the same location has left of parts, to go on with; None for empty ones.
+
+    Raises:
+        InvalidUsage: an option does not fit, by itself or with the mode.
+    """
+
+    mode: Mode = "shared"
+    reentrance_id: str | None = None
+    force: bool = False
+    seqno: int | None = None
+    settings: Settings = field(default_factory=Settings)
+    clock: Clock = field(default_factory=SystemClock)
+    caches: PartCaches | None = None
+
+    def __post_init__(self) -> None:
+        mode, id_, seqno = self.mode, self.reentrance_id, self.seqno
+        if mode not in get_args(Mode):
+            raise InvalidUsage(f'mode={mode!r} is not a mode of a client: use "shared", "exclusive" or "read"')
+        if mode != "exclusive" and (id_ is not None or self.force):
+            raise InvalidUsage(f'reentrance_id and force are for mode="exclusive", and this is mode={mode!r}')
+        if id_ is not None and not (isinstance(id_, str) and 0 < len(id_) <= 200 and id_.isprintable()):
+            raise InvalidUsage(f"reentrance_id={id_!r} is not a text of 1 to 200 printable characters")
+        if seqno is not None and (mode != "read" or isinstance(seqno, bool) or not isinstance(seqno, int) or seqno < 0):
+            raise InvalidUsage(f'seqno={seqno!r} with mode={mode!r}: give a number of at least 0, and mode="read"')
+        if not isinstance(self.settings, Settings):
+            raise InvalidUsage(f"settings={self.settings!r} is not a Settings: use persist.Settings(lease_s=…)")
+
+
+class Writer:
+    """The writing half of an `Engine`; every method may be called from any thread.
+
+    Attributes:
+        committer: makes records of what is asked for.
+        leases: of this client, and the claims of its reads.
+        consumers: those of its consumers that resume by their name.
+        garbage: deletes what nobody needs.
+        compactor: compacts by the policy of the settings, in this process.
+        compaction: when it does so without being asked.
+        name: what people call this client.
+        keyed: what is asked of keyed collections and resolves events, in call order.
+        resolver: makes the updates that events amount to.
+        upkeep: what happens without being asked: leases, compaction and garbage.
+    """
+
+    def __init__(
+        self,
+        blob: Blob,
+        follower: Follower,
+        pool: Pool,
+        options: OpenOptions,
+        reader: Callable[[], PartReader],
+        counts: Callable[[], Mapping[str, Count]],
+    ) -> None:
+        """Start to write; in mode "exclusive", take the location over first.
+
+        Args:
+            reader: gives what reads parts, for one read.
+            counts: gives what this client has asked of its store so far.
+
+        Raises:
+            Locked: another client has the location exclusively, and this one wants it, too.
+        """
+        settings, clock = options.settings, options.clock
+        self._blob = blob
+        self._follower = follower
+        self._pool = pool
+        self._settings = settings
+        self.name = name = new_client_name()
+        budget, deadline_s = settings.memory_budget, settings.retry.commit_deadline_s
+        self.committer = committer = Committer(
+            blob, follower, pool, clock, name, budget, deadline_s, settings.look_back
+        )
+        self._stop_with_client(committer.request_stop)
+        if options.mode == "exclusive":
+            self._take_over(options, name)
+
+        def leases(consumer: str = "") -> Leases:
+            return Leases(follower, committer.submit, committer.check_may_wait, clock, settings, name, consumer)
+
+        self.leases = leases()
+        self.consumers = ConsumerLeases(leases)
+        self.garbage = Garbage(blob, follower, committer, settings)
+        stop = threading.Event()
+        self.compactor = self.compactor_of(self.local_part_maker(stop), stop)
+        self.resolver = Resolver(
+            follower,
+            committer.submit,
+            PartWriter(blob, follower.next_seqno, budget),
+            reader,
+        )
+        self.compaction = CompactionSchedule(self.compactor, follower, clock, settings, self.resolver.resolve_due)
+        self.keyed = KeyedQueue(settings.memory_budget, committer.may_wait)
+        collect, shorten_log = self.garbage.collect, self.garbage.shorten_log
+        self._teller = RequestTeller(counts, follower, committer.submit, clock) if is_remote(blob) else None
+        tell = int if self._teller is None else self._teller.tick
+        self.upkeep = Upkeep(self.leases, self.consumers, self.compaction, collect, shorten_log, tell, clock, settings)
+        committer.groups.appended = self.upkeep.committed
+        self._stop_with_client(self.upkeep.request_stop)
+
+    def write_step(
+        self,
+        collection: str,
+        schema: CollectionSchema,
+        updates: Any,
+        stamp: Stamp | None = None,
+        *,
+        digest_by: Sequence[str] = (),
+    ) -> Write | None:
+        """Return the step that adds updates, None if there are none; see `WriteSteps.of`.
+
+        Where a collection has too many runs, the caller waits for a merge first.
+        """
+        if self.committer.may_wait():
+            self.compaction.relieve(collection)
+        return self.committer.write_steps.of(collection, schema, updates, stamp, by=digest_by)
+
+    def allow_compaction(self, step: kinds.AllowCompaction, name: str) -> CommitFuture:
+        """Commit that since may advance, after this client's own hold has moved to where its reads need it."""
+        self.leases.settle_soon(step.collection)
+        self.consumers.settle_soon(step.collection)
+        return self.submit([step], {step.collection: name})
+
+    def submit(self, steps: Sequence[Step], names: dict[str, str], renew: Renew | None = None) -> CommitFuture:
+        """Queue steps as one commit, after what was asked of the same collections before, seals that resolve, too."""
+        busy = None if self.keyed.is_in_job() else next((id_ for id_ in names if self.keyed.is_busy(id_)), None)
+        if busy is None:
+            return self.committer.submit(steps, names, renew=renew)
+        future = self.new_future()
+        commit = partial(self.committer.submit, steps, names, renew=renew)
+        return self.keyed.submit([busy], future, lambda: commit().committed(), 0)
+
+    def new_future(self) -> CommitFuture:
+        """Return the future of a commit that the keyed queue makes."""
+        return self.committer.new_future(self.keyed.prepare_wait)
+
+    def settle(self) -> None:
+        """Wait until all that was asked for by now is committed or refused; not where that waits for the caller."""
+        if self.committer.may_wait() and not self.keyed.is_in_job():
+            self.keyed.settle()
+            self.committer.settle(threading.TIMEOUT_MAX)
+
+    def compact(self, collection: str, name: str, *, full: bool) -> CompactionReport:
+        """Compact a collection, in this thread; full means all that can be done, and not only what is due."""
+        self.committer.check_may_wait()
+        if full:
+            self.resolver.resolve_due(self._follower.current(collection, name))
+        return self.compactor.compact(collection, name, full=full, destroy=full)
+
+    def collect_garbage(self, *, dry_run: bool = False) -> GarbageReport:
+        """End the leases that have run out, and delete what nobody needs any more, in this thread; or tell what."""
+        if dry_run:
+            return self.garbage.plan()
+        self.committer.check_may_wait()
+        return self.garbage.collect(lambda: self.leases.end_expired(self.consumers.ids()))
+
+    def maintain(self) -> None:
+        """Do what is due of what otherwise happens in the background."""
+        self.upkeep.tick()
+
+    def part_writer(self) -> PartWriter:
+        """Return a writer that stores parts for a commit that is still to come."""
+        return PartWriter(self._blob, self._follower.next_seqno, self._settings.memory_budget)
+
+    def local_part_maker(self, stop: threading.Event) -> LocalPartMaker:
+        """Return a maker of parts in this process, until stop is set."""
+        budget = self._settings.memory_budget
+        # What is read here is about to be replaced: in the caches of readers, it would only be in the way.
+        reader = PartReader(self._blob, self._pool, PartCaches.passing(), budget)
+        return LocalPartMaker(reader, self.part_writer(), self._pool, self._settings.tuning.part_bytes, stop)
+
+    def compactor_of(self, maker: PartMaker, stop: threading.Event) -> Compactor:
+        """Return a compactor that has its parts made by a part maker, until stop is set."""
+        return Compactor(self._follower, self.committer.submit, self._settings.tuning, maker, stop)
+
+    def close(self) -> None:
+        """Finish what was asked for, give back leases and the location, and end the threads."""
+        self.keyed.close()
+        self.upkeep.close()
+        if self._teller is not None:
+            self._teller.close()
+        self.consumers.close()
+        self.leases.close()
+        unlocked = None if self.committer.groups.epoch is None else self.committer.submit([kinds.CloseWriter()], {})
+        self.committer.close()
+        # The future's own method would count as a look at its error, and raising that here would lose all others.
+        if unlocked is not None and unlocked.done() and isinstance(Future.exception(unlocked), WriterFenced):
+            unlocked.exception()  # Another client has taken over: there is nothing to give back.
+
+    def _take_over(self, options: OpenOptions, name: str) -> None:
+        reentrance_id = options.reentrance_id or uuid.uuid4().hex
+        try:
+            opening = self.committer.submit([kinds.OpenWriter(reentrance_id, name, options.force)], {})
+            self.committer.groups.epoch = opening.result()
+        except BaseException as error:
+            if isinstance(error, Indeterminate):
+                error.add_note(f"If it is, reentrance_id={reentrance_id!r} takes the location over at once.")
+            self.committer.close()
+            raise
+
+    def _stop_with_client(self, stop: Callable[[], object]) -> None:
+        """Let a client that is dropped without a close not leave its threads behind."""
+        # When the process ends, its user may still close the client, for which they are needed.
+        weakref.finalize(self, _unless_forked, os.getpid(), stop).atexit = False
+
+
+def _unless_forked(pid: int, stop: Callable[[], object]) -> None:
+    """Call stop in the process pid only: elsewhere there is no thread to stop, and its locks may be held for ever."""
+    if os.getpid() == pid:
+        stop()

@@ -1,0 +1,446 @@
+"""The updates of a collection in an interval of times: an exact change feed, and as upserts, for sinks that know keys.
+
+Updates are consolidated per (key, value, time), ordered by time, then key; of one key, what goes comes before what
+comes, so that whoever applies them in this order never has two values where there is one. The contents as of
+`lower - 1` plus the changes in `[lower, upper)` are the contents as of `upper - 1`, exactly.
+
+`Upserts` gives the changes of a keyed collection as `(key, value or None, time)`. At each time, a key either has
+another value, which is the one row that came, or none any more: then its event deletes. Writing these to another keyed
+collection gives the same changes. So tombstones are events as well, which delete and keep their watermark; a tombstone
+that goes because nothing needs it any more is none.
+
+`Transitions` pairs what goes with what comes, by key, at each time: a pair is an update with the old and the new value,
+and what is left over inserts or deletes. If a key has several records, pairs are made in the order of values, so the
+result does not depend on how it is read.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values
+from persist.codecs.order.digits import RowSorter, neighbours_differ
+from persist.codecs.order.ordering import combined, order_keys
+from persist.codecs.order.sums import consolidate
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.tuples import to_rows, to_tuples
+from persist.core.closing import Closes
+from persist.core.errors import InvalidUsage
+from persist.core.keyed.events import is_tombstone
+from persist.core.keyed.machine import DELETED
+from persist.core.log.fields import KeyedForm
+from persist.core.timeline import Timeline, shown_time, timeline_of
+from persist.engine.read.results.result import ArrowResult
+from persist.engine.read.scanning.reader import ClaimedRead, PartReader
+from persist.engine.read.scanning.scan import Scan, narrowed_scan
+
+
+def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = False) -> pa.Table:
+    """Return the updates of one slice: its columns, `_time`, `_diff`. Memory: its updates.
+
+    They come by time, then key, then value; with retractions_first, what goes of a key comes before what comes.
+
+    Raises:
+        CorruptBlob: a part is missing or damaged.
+        DiffOverflow: the diffs of equal updates sum to more than int64 holds.
+    """
+    wanted = [*scan.columns, "_time", "_diff"]
+    keys = [name for name in scan.schema.key_names if name in scan.columns]
+    apart = _apart_in_time(scan)
+    updates = pa.concat_tables([scan.empty(wanted), *scan.updates(reader, wanted, apart)])
+    order = None
+    if apart is None:
+        by = ["_time", *keys, *(name for name in scan.columns if name not in keys)]
+        updates = consolidate(updates, by).select(wanted)
+    else:
+        order = _order_by_time(int64_values(combined(updates["_time"])))
+    if retractions_first:
+        order = _retractions_first(updates, keys, order)
+    return scan.given_out(updates if order is None else updates.take(int64_array(order)))
+
+
+def joined_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
+    """Return what `read_changes` does. Memory: the result, and a quarter of the budget while it is made."""
+    if scan.memory <= reading().changes_slice_bytes or not {*scan.schema.key_names} <= {*scan.columns}:
+        return read_changes(scan, reading())
+    reader = reading()
+    return pa.concat_tables(
+        [
+            read_changes(scan_slice, reading.checked(reader))
+            for some in slices_by_time(scan, reader.changes_slice_bytes)
+            for scan_slice in some
+        ]
+    )
+
+
+def slices_by_time(whole: Scan, bytes_max: int) -> Iterator[list[Scan]]:
+    """Yield how a plan is read within a budget: intervals of time in order, each as slices in the order of keys.
+
+    An interval of several times is one slice. Updates of one time come in the order of keys, so they can be cut there.
+    """
+    for scan in whole.time_slices(bytes_max):
+        is_one_time = scan.time_upper - scan.time_lower == 1
+        yield scan.slices_within(bytes_max) if is_one_time else [scan]
+
+
+def _apart_in_time(scan: Scan) -> list[Part] | None:
+    """Return the parts of a scan in the order of their times, if no two have updates of one time; else None.
+
+    The rows of a part are distinct, and sorted by key, value and time, as long as all columns are read as they were
+    stored. To put them in the order of time is then all that is left to do, for less than half of a consolidation.
+    """
+    if scan.columns != tuple(scan.schema.names) or any(part.lift(scan.schema) for part in scan.parts):
+        return None
+    parts = sorted(scan.parts, key=lambda part: part.time_min)
+    return parts if all(before.time_max < after.time_min for before, after in pairwise(parts)) else None
+
+
+def _order_by_time(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Return the order of updates by time, and as they came within one time; None if that is how they are."""
+    if not len(times) or (times[1:] >= times[:-1]).all():
+        return None
+    times = times - times.min()
+    if times.max() <= 0xFFFF:  # NumPy sorts these by their digits, in a tenth of the time.
+        times = times.astype(np.uint16)
+    return np.argsort(times, kind="stable")
+
+
+def _retractions_first(
+    updates: pa.Table, keys: Sequence[str], order: NDArray[np.int64] | None
+) -> NDArray[np.int64] | None:
+    """Return an order in which those of one time and key that go come first; None if that is how they are.
+
+    Args:
+        order: the order of updates by time, then key; None if that is how they are.
+    """
+    comes = int64_values(combined(updates["_diff"])) > 0
+    if comes.all() or not comes.any():
+        return order
+    alike = updates.select(["_time", *keys])
+    if order is not None:
+        comes, alike = comes[order], alike.take(int64_array(order))
+    starts = np.ones(len(comes), np.bool_)
+    starts[1:] = reduce(np.logical_or, map(neighbours_differ, order_keys(alike, alike.column_names)))
+    # Neighbours of one time and key of which the first comes and the second goes.
+    wrong = np.flatnonzero(comes[:-1] & ~comes[1:] & ~starts[1:])
+    if not len(wrong):
+        return order
+    order = np.arange(len(comes)) if order is None else order
+    if (starts[1:-1] | starts[2:]).all():  # There are at most two of each.
+        order[wrong], order[wrong + 1] = order[wrong + 1], order[wrong]
+        return order
+    return order[np.argsort(2 * np.cumsum(starts) + comes, kind="stable")]
+
+
+def with_moments(updates: pa.Table, moments: Timeline | None) -> pa.Table:
+    """Return updates with `_time` as timestamps, if there is a timeline to tell them by."""
+    if moments is None:
+        return updates
+    at = updates.schema.get_field_index("_time")
+    field = pa.field("_time", moments.type, nullable=False)
+    return updates.set_column(at, field, moments.column_of_moments(updates["_time"]))
+
+
+class Changes(ArrowResult):
+    """The updates in `[lower, upper)`; see `Collection.changes`. Nothing is read until a method asks for it."""
+
+    def __init__(
+        self,
+        scan: Scan,
+        reading: ClaimedRead,
+        moments: Timeline | None = None,
+        transitions: "Transitions | None" = None,
+    ) -> None:
+        """Make one.
+
+        Args:
+            moments: the timeline by which `_time` is given out as timestamps; None to give it out as numbers.
+            transitions: what makes rows of the updates; None to give out the updates themselves.
+        """
+        super().__init__(reading)
+        self.moments = moments
+        self.lower = scan.time_lower
+        self.upper = scan.time_upper
+        self.scan = scan
+        self.transitions = transitions
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns asked for, `_time` and `_diff`; of transitions, `Transitions.schema`."""
+        if self.transitions is not None:
+            plain = self.transitions.schema
+        else:
+            plain = pa.schema([self.scan.given.arrow.field(n) for n in (*self.scan.columns, "_time", "_diff")])
+        return plain if self.moments is None else with_moments(plain.empty_table(), self.moments).schema
+
+    def slices(self, count: int) -> list[Scan]:
+        """Return at most count plans for `read_changes` that together are these changes."""
+        return self.scan.slices(count)
+
+    def updates(self) -> Iterator[tuple[tuple[Any, Any], int, int]]:
+        """Yield `((key, value), time, diff)` tuples, whose times are numbers, in either form."""
+        with self._reading.explained():
+            for table in self._read_scan(self.scan):
+                yield from to_tuples(table, self.scan.given)
+
+    def _read(self) -> Iterator[pa.Table]:
+        for updates in self._read_scan(self.scan):
+            table = updates if self.transitions is None else self.transitions.of(updates)
+            yield with_moments(table, self.moments)
+
+    def _read_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Iterator[pa.Table]:
+        # A transition is made of all updates of its key and time: none of them may be left out.
+        scan = narrowed_scan(self.scan, filter) if self.transitions is None else None
+        if scan is None:
+            yield from super()._read_narrowed(columns, filter)
+            return
+        with self._reading.explained():
+            yield from (with_moments(updates, self.moments) for updates in self._read_scan(scan))
+
+    def _read_scan(self, whole: Scan) -> Iterator[pa.Table]:
+        reader = self._reading()
+        for slices in slices_by_time(whole, reader.changes_slice_bytes):
+            for scan_slice in slices:
+                yield read_changes(scan_slice, self._reading.checked(reader), retractions_first=True)
+
+    def __repr__(self) -> str:
+        lower, upper = (shown_time(time, timeline_of(self.scan.schema)) for time in (self.lower, self.upper))
+        return f"Changes({lower}, {upper}, columns={list(self.scan.columns)})"
+
+
+CHANGE, OLD = "_change", "_old_"  # What a transition is; before the name of a column: its old value.
+ChangesForm = Literal["updates", "transitions"]
+ROWS_MAX = 2**31 - 1
+
+
+def check_changes_form(form: object) -> None:
+    """Raise InvalidUsage for what is no form of changes."""
+    if form not in get_args(ChangesForm):
+        raise InvalidUsage(
+            f'form={form!r} is no form of changes: give "updates" for each update with its `_diff`, or "transitions" '
+            "for what became of keys, with old and new values"
+        )
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Makes transitions of updates.
+
+    Attributes:
+        fields: those of the updates: key and value columns and `_time`.
+        keys: the names of the key columns.
+    """
+
+    fields: pa.Schema
+    keys: tuple[str, ...]
+
+    @classmethod
+    def of_columns(cls, schema: CollectionSchema, columns: Sequence[str] | None) -> "Transitions":
+        """Return a maker of transitions from updates with these columns, None for all.
+
+        Raises:
+            InvalidUsage: a key column is not among them, or the name of one is that of a column of transitions.
+        """
+        names = [*schema.names] if columns is None else [*columns]
+        if missing := [name for name in schema.key_names if name not in names]:
+            raise InvalidUsage(
+                f"columns={names} leaves out the key column {missing[0]!r}, and transitions are paired by key: "
+                f"name all of {[*schema.key_names]}"
+            )
+        values = [name for name in names if name not in schema.key_names]
+        taken = {CHANGE, *(OLD + name for name in values)}
+        if clash := [name for name in names if name in taken]:
+            raise InvalidUsage(
+                f"the collection has a column {clash[0]!r}, which means something else among transitions: leave it "
+                'out by columns=, or read form="updates"'
+            )
+        arrow = schema.arrow
+        return cls(pa.schema([arrow.field(name) for name in (*names, "_time")]), tuple(schema.key_names))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of key and new value, `_time`, `_change`, and an `_old_…` column for each of the value."""
+        fields = [field if self._is_of_row(field.name) else field.with_nullable(True) for field in self.fields]
+        old = [field.with_name(OLD + field.name) for field in fields if not self._is_of_row(field.name)]
+        return pa.schema([*fields, pa.field(CHANGE, pa.string(), nullable=False), *old])
+
+    def of(self, updates: pa.Table) -> pa.Table:
+        """Return the transitions of updates, which hold each (time, key) as a whole; by time, then key.
+
+        Raises:
+            InvalidUsage: they are more rows than a table may have.
+        """
+        if not len(updates):
+            return self.schema.empty_table()
+        updates = updates.combine_chunks()
+        groups, order = self._groups(updates)
+        diffs = int64_values(combined(updates["_diff"]))[order]
+        if (count := float(np.abs(diffs.astype(np.float64)).sum())) > ROWS_MAX:
+            raise InvalidUsage(
+                f"{count:.0f} transitions are too many rows, because records come or go very often: read "
+                'form="updates", which has each once with its _diff'
+            )
+        old, new = _paired(groups, diffs, is_paired=bool(self.keys))
+        of_row = int64_array(order[np.where(new < 0, old, new)])
+        was, comes = (pa.array(order[rows], pa.int64(), mask=rows < 0) for rows in (old, new))
+        kinds = pa.array(["insert", "update", "delete"]).take(pa.array((old >= 0).astype(np.int64) + (new < 0)))
+        columns = [updates[name].take(of_row if self._is_of_row(name) else comes) for name in self.fields.names]
+        old_values = [updates[name].take(was) for name in self.fields.names if not self._is_of_row(name)]
+        return pa.Table.from_arrays([*columns, kinds, *old_values], schema=self.schema)
+
+    def _is_of_row(self, name: str) -> bool:
+        """Whether a column is the same for what goes and what comes."""
+        return name in self.keys or name == "_time"
+
+    def _groups(self, updates: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the number of (time, key) of each update, ascending, and the order in which they are, by value."""
+        values = [name for name in self.fields.names if not self._is_of_row(name)]
+        order, _ = RowSorter(order_keys(updates, ["_time", *self.keys, *values])).sort()
+        alone = updates.select(["_time", *self.keys]).take(int64_array(order))
+        _, starts = RowSorter(order_keys(alone, alone.column_names)).sort()
+        return np.cumsum(starts) - 1, order
+
+
+def _paired(
+    groups: NDArray[np.int64], diffs: NDArray[np.int64], *, is_paired: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return int64[transitions] twice: which update goes, and which comes; -1 for none.
+
+    Args:
+        groups: int64[updates], ascending: only what is of one group is paired, and nothing unless is_paired.
+    """
+    updates = np.arange(len(diffs))
+    # Each update as often as its diff says.
+    goes, comes = (np.repeat(updates, signed * (signed > 0)) for signed in (-diffs, diffs))
+    count = int(groups[-1]) + 1
+    gone, come = (np.bincount(groups[rows], minlength=count) for rows in (goes, comes))
+    # How many transitions each group has, and where they begin.
+    size = np.maximum(gone, come) if is_paired else gone + come
+    begin = np.cumsum(size) - size
+    paired = []
+    for rows, counts, skipped in ((goes, gone, 0), (comes, come, 0 if is_paired else gone)):
+        # The place of each among those of its group.
+        place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        at = np.full(int(size.sum()), -1, np.int64)
+        at[np.repeat(begin + skipped, counts) + place] = rows
+        paired.append(at)
+    return paired[0], paired[1]
+
+
+@dataclass(frozen=True)
+class UpsertEvents:
+    """Makes events of changes.
+
+    Attributes:
+        form: of the collection, with the names that its columns have in the schema.
+    """
+
+    columns: CollectionSchema
+    form: KeyedForm | None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The key and value columns, `_time` and `_deleted`."""
+        values = [self.columns.arrow.field(name).with_nullable(True) for name in self.columns.value_names]
+        keys = [self.columns.arrow.field(name) for name in self.columns.key_names]
+        time, deleted = self.columns.arrow.field("_time"), pa.field(DELETED, pa.bool_(), nullable=False)
+        return pa.schema([*keys, *values, time, deleted])
+
+    def of(self, changes: pa.Table) -> pa.Table:
+        """Return the events of changes, tombstones among them, which hold each (time, key) as a whole.
+
+        Raises:
+            InvalidUsage: a key has more than one value.
+        """
+        if not len(changes):
+            return self.schema.empty_table()
+        names = ["_time", *self.columns.key_names]
+        changes = changes.combine_chunks()
+        order, starts = RowSorter(order_keys(changes, names)).sort()
+        group = np.cumsum(starts) - 1
+        comes = int64_values(combined(changes["_diff"]))[order] > 0
+        count = np.bincount(group[comes], minlength=int(group[-1]) + 1)
+        if (count > 1).any() or (np.abs(int64_values(combined(changes["_diff"]))) > 1).any():
+            raise InvalidUsage("a key has more than one value, so its changes are no upserts: read changes() instead")
+        # For each key and time, the row that comes, or one that goes.
+        first = np.flatnonzero(starts)
+        at = order[first]
+        at[group[comes]] = order[comes]
+        events, is_gone = changes.take(int64_array(at)).drop_columns(["_diff"]), count == 0
+        if self.form is None or self.form.tombstone is None:
+            return self._given(events, is_gone, is_gone)
+        is_dead = boolean_values(combined(is_tombstone(events[self.form.tombstone], self.form)))
+        events = events.filter(boolean_array(~(is_dead & is_gone)))
+        is_gone, is_dead = is_gone[~(is_dead & is_gone)], is_dead[~(is_dead & is_gone)]
+        return self._given(events, is_gone, is_gone | is_dead)
+
+    def _given(self, events: pa.Table, is_gone: NDArray[np.bool_], deleted: NDArray[np.bool_]) -> pa.Table:
+        """Return events as they are given out: where nothing came, values are NULL."""
+        gone = pa.chunked_array([boolean_array(is_gone)])
+        values = [
+            pc.if_else(gone, pa.scalar(None, column.type), column) if name in self.columns.value_names else column
+            for name, column in zip(events.column_names, events.columns, strict=True)
+        ]
+        return pa.Table.from_arrays([*values, pa.chunked_array([boolean_array(deleted)])], schema=self.schema)
+
+
+class Upserts(Closes):
+    """The events in `[lower, upper)`, in the order of times; see `Collection.upserts`. Read as it is iterated."""
+
+    def __init__(self, changes: Changes, events: UpsertEvents) -> None:
+        """Make one of changes, tombstones among them."""
+        self._changes = changes
+        self._schema = changes.scan.given
+        self.events = events
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The key and value columns, `_time` and `_deleted`."""
+        return self.events.schema
+
+    @property
+    def scan(self) -> Scan:
+        """The plan of the changes."""
+        return self._changes.scan
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield batches of events. Memory: as `Changes.to_batches`."""
+        for batch in self._changes.to_batches():
+            yield from self.events.of(pa.Table.from_batches([batch])).to_batches()
+
+    def to_arrow(self) -> pa.Table:
+        """Return all events as one table."""
+        return pa.Table.from_batches(self.to_batches(), self.schema)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, int]]:
+        """Yield `(key, value, time)`; value is None where a key is deleted, () where there are no value columns."""
+        nothing = () if not self._schema.value_names else None
+        for batch in self.to_batches():
+            table = pa.Table.from_batches([batch])
+            deleted, times = table[DELETED].to_pylist(), table["_time"].to_pylist()
+            keys = _without_values(table, self._schema, deleted)
+            for (key, value), time, is_gone in zip(keys, times, deleted, strict=True):
+                yield key, None if is_gone else (nothing if value is None and nothing is not None else value), time
+
+    def close(self) -> None:
+        """Give up the claim; idempotent."""
+        self._changes.close()
+
+
+def _without_values(table: pa.Table, schema: CollectionSchema, deleted: list[bool]) -> Iterator[tuple[Any, Any]]:
+    """Yield (key, value) of each row; values of rows that delete are whatever their NULLs mean, or None."""
+    if schema.value.codec_name is None or not any(deleted):
+        yield from to_rows(table, schema)
+        return
+    alone = CollectionSchema(schema.key, type(schema.key)(()), schema.timeline)
+    live = to_rows(table.filter(pc.invert(table[DELETED])), schema)
+    for (key, _), is_gone in zip(to_rows(table, alone), deleted, strict=True):
+        yield (key, None) if is_gone else next(live)

@@ -1,0 +1,243 @@
+"""What keys hold over time: rows joined with what a key had at the row's time, and keys that ever had several values.
+
+Both sum the diffs of a record, or of a key, in the order of time.
+
+`joined` serves joins as of a time. From the contents as of the least time, and the updates after it, every record gets
+the intervals of times in which its multiplicity is not zero. A row's records are those intervals of its key that its
+time is in. Intervals are sorted by key and start. All rows at once go through them backwards, from the last one that
+began before the row's time until none that began earlier can still reach it. For a key with one value at a time that is
+one step, whatever its history.
+
+`keys_with_several` and its like serve whoever examines a keyed collection or makes a collection keyed. Cost: the first
+keyframe and the history are read once, keys and diffs only. Memory: a slice of the key space.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.errors import DiffOverflow
+from persist.codecs.order.arrays import boolean_array, int64_values
+from persist.codecs.order.digits import RowSorter, dense_ranks
+from persist.codecs.order.ordering import canonical, combined, order_keys
+from persist.codecs.order.sums import consolidate
+from persist.codecs.types.objects import to_dicts
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.errors import NegativeMultiplicity
+from persist.core.state.contents import CollectionState
+from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.scanning.scan import Scan
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """When records had which multiplicity, none of it 0; sorted by key, then start.
+
+    Attributes:
+        rows: of the updates, one with the record of each.
+        counts: the multiplicities.
+        starts, reaches, ends: key and time in one number; reaches is the greatest end of the key so far.
+        times: the times that start and end count in.
+    """
+
+    rows: Int64s
+    counts: Int64s
+    starts: Int64s
+    ends: Int64s
+    reaches: Int64s
+    times: Int64s
+
+    @classmethod
+    def of(cls, keys: Int64s, updates: pa.Table, names: tuple[str, ...]) -> "Intervals":
+        """Make them of updates with those key numbers; names are the columns of a record."""
+        times, diffs = (updates[name].to_numpy() for name in ("_time", "_diff"))
+        records = _numbers(updates, names)
+        # The updates of each record follow each other, in the order of time.
+        order = np.lexsort((times, records))
+        records, keys, times, diffs = records[order], keys[order], times[order], diffs[order]
+        # Times count by their place among the distinct ones, so that key and time fit one number.
+        distinct, at = np.unique(times, return_inverse=True)
+        # An update counts until the next one of its record; the last one of a record counts for ever.
+        is_last = np.append(records[1:] != records[:-1], True) if len(records) else np.zeros(0, bool)
+        ends = np.where(is_last, len(distinct), np.append(at[1:], 0)) if len(at) else at
+        counts = _running(diffs, records)
+        # Intervals of no time, and those in which the record is not there, say nothing.
+        kept = np.flatnonzero((counts != 0) & (ends > at))
+        kept = kept[np.lexsort((at[kept], keys[kept]))]
+        # Ends are up to len(distinct), so that many numbers and one belong to each key, and `reaches` of a key is
+        # beyond all that those before it reach.
+        base = keys[kept] * (len(distinct) + 1)
+        ending = base + ends[kept]
+        return cls(order[kept], counts[kept], base + at[kept], ending, np.maximum.accumulate(ending), distinct)
+
+    def pairs(self, keys: Int64s, times: Int64s) -> tuple[Int64s, Int64s]:
+        """Return pairs of a row with that key number and time, and an interval that it is in; ordered by row."""
+        width = len(self.times) + 1
+        # The last of the distinct times that is not after a row's; -1 if there is none.
+        at = np.searchsorted(self.times, times, side="right") - 1
+        wanted = keys * width + at
+        # The last interval that begins at or before the row's key and time; -1 if there is none.
+        place = np.searchsorted(self.starts, wanted, side="right") - 1
+        rows = np.flatnonzero((place >= 0) & (at >= 0))
+        place = place[rows]
+        pairs: list[tuple[Int64s, Int64s]] = []
+        while len(rows):
+            # What reaches no further than the row's own key and time has been passed by.
+            left = self.reaches[place] > wanted[rows]
+            rows, place = rows[left], place[left]
+            inside = self.ends[place] > wanted[rows]
+            pairs.append((rows[inside], place[inside]))
+            # One interval back, for rows that have one before.
+            left = place > 0
+            rows, place = rows[left], place[left] - 1
+        if not pairs:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        row, interval = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
+        order = np.lexsort((interval, row))
+        return row[order], interval[order]
+
+
+def joined(
+    frame: pa.Table, keys: pa.Table, times: pa.ChunkedArray, updates: pa.Table, schema: CollectionSchema, columns: Any
+) -> pa.Table:
+    """Return a frame's rows, in order, each with the columns of the records that its key had at its time.
+
+    Args:
+        keys: the key columns of the rows; times: int64, NULL for none.
+        updates: key columns, value columns, `_time`, `_diff` of these keys; the first times hold whole contents.
+        columns: the names of the columns wanted.
+
+    A row without a record has NULLs; one with several comes as often as their multiplicities say.
+
+    Raises:
+        NegativeMultiplicity: of a record, at the time of a row.
+    """
+    updates = canonical(updates)
+    both = canonical(pa.concat_tables([updates.select(keys.column_names), keys]).combine_chunks())
+    numbers = _numbers(both, schema.key_names)
+    intervals = Intervals.of(numbers[: len(updates)], updates, schema.names)
+    at = times.fill_null(-1).to_numpy()
+    row, interval = intervals.pairs(numbers[len(updates) :], at)
+    counts = intervals.counts[interval]
+    if len(counts) and counts.min() < 0:
+        worst = int(counts.argmin())
+        record = updates.select(list(schema.names)).slice(int(intervals.rows[interval[worst]]), 1)
+        raise NegativeMultiplicity(str(to_dicts(record)[0]), int(counts[worst]), int(at[row[worst]]))
+    # Each row as often as the record is there.
+    row, interval = np.repeat(row, counts), np.repeat(interval, counts)
+    # Rows without a record come once, at their place, with the first record under a mask.
+    missing = np.setdiff1d(np.arange(len(frame)), row)
+    order = np.argsort(np.concatenate([row, missing]), kind="stable")
+    taken = pa.array(np.concatenate([intervals.rows[interval], np.zeros(len(missing), np.int64)])[order])
+    is_missing = np.concatenate([np.zeros(len(row), bool), np.ones(len(missing), bool)])[order]
+    result = frame.take(pa.array(np.concatenate([row, missing])[order]))
+    indices = pa.array(taken.to_numpy(), mask=is_missing)
+    for name in columns:
+        result = result.append_column(name, updates[name].combine_chunks().take(indices))
+    return result
+
+
+def _numbers(table: pa.Table, names: tuple[str, ...]) -> Int64s:
+    """Return int64[rows]: equal where rows are equal in those columns, ascending in their order."""
+    if not names or not len(table):
+        return np.zeros(len(table), np.int64)
+    return np.asarray(dense_ranks(order_keys(table, names)), np.int64)
+
+
+def _running(diffs: Int64s, records: Int64s) -> Int64s:
+    """Return sums of the diffs of each record up to each of them; rows of a record are consecutive."""
+    if not len(diffs):
+        return diffs
+    is_first = np.append(True, records[1:] != records[:-1])
+    group = np.cumsum(is_first) - 1  # The number of the record of each update.
+    small = max(-int(diffs.min()), int(diffs.max())) * len(diffs) < 2**63
+    # Sums over all updates, less what had been summed up before the record began. Python's integers never wrap.
+    sums = np.cumsum(diffs if small else diffs.astype(object))
+    before = (sums - diffs)[is_first]
+    multiplicities = sums - before[group]
+    if not small and max(map(abs, multiplicities)) >= 2**63:
+        raise DiffOverflow("the multiplicity of a record does not fit int64 at some time; nothing was wrapped")
+    return multiplicities.astype(np.int64)
+
+
+SLICE_BYTES = 32 << 20
+
+
+def keys_with_several(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Yield the keys, in order, that have more than one value, or less than none, at some time; and when first.
+
+    If that was before the history begins, the time is the last one before the history.
+
+    Raises:
+        CorruptBlob: a part is missing or damaged.
+        DiffOverflow: what a key has is beyond int64.
+    """
+    yield from _wrong(contents, reader, contents.schema.key_names, 1)
+
+
+def keys_with_less_than_none(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Yield the keys, in order, that have a value less than no times at some time, and when; otherwise as above.
+
+    Where no key has several values, it has one at most then, and not two and the retraction of a third. Cost: all
+    columns are read.
+    """
+    yield from _wrong(contents, reader, contents.schema.names, None)
+
+
+def _wrong(
+    contents: CollectionState, reader: PartReader, names: Sequence[str], most: int | None
+) -> Iterator[tuple[tuple[Any, ...], int]]:
+    schema, first = contents.schema, contents.keyframes[0] if contents.history_from else None
+    base = contents.parts_of(first.parts) if first is not None else ()
+    upper = contents.resolved.time
+    whole = Scan(schema, contents.history_parts, 0, 2**63 - 1 if upper is None else upper, tuple(names), base=base)
+    before = -1 if first is None else first.as_of
+    for scan_slice in whole.pruned().slices_within(SLICE_BYTES):
+        yield from _wrong_within(scan_slice, schema, reader, before, list(names), most)
+
+
+def _wrong_within(
+    scan: Scan, schema: CollectionSchema, reader: PartReader, before: int, names: list[str], most: int | None
+) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Yield the keys of a slice that are wrong, if names are what is counted."""
+    columns = [*names, "_time", "_diff"]
+    tables = [scan.empty(columns), *scan.updates(reader, columns)]
+    for table in scan.base_rows(reader, [*names, "_diff"]):
+        times = pa.array(np.full(len(table), before, np.int64))  # Whatever their own: they are there at first.
+        tables.append(table.add_column(len(names), schema.arrow.field("_time"), times))
+    sums = consolidate(pa.concat_tables(tables), columns[:-1])
+    if not len(sums):
+        return
+    _, starts = RowSorter(order_keys(sums, names)).sort()
+    diffs = int64_values(combined(sums["_diff"]))
+    # How many each key (or record) has after each update: sums over all, less those before the key began.
+    running = np.cumsum(diffs)
+    firsts = np.flatnonzero(starts)
+    held = running - np.repeat(running[firsts] - diffs[firsts], np.diff([*firsts, len(diffs)]))
+    number = np.cumsum(starts) - 1
+    bad = np.flatnonzero((held < 0) if most is None else (held < 0) | (held > most))
+    once = bad[np.unique(number[bad], return_index=True)[1]]  # The first wrong update of each key.
+    table = sums.select([*schema.key_names, "_time"]).filter(boolean_array(np.isin(np.arange(len(sums)), once)))
+    for row in to_dicts(table):
+        *key, time = row.values()
+        yield tuple(key), time
+
+
+def keys_with_null(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Yield the keys that are NULL in all fields, which no event can be about, and a time at which each is there."""
+    schema, keys = contents.schema, list(contents.schema.key_names)
+    null = pc.field(keys[0]).is_null()
+    for name in keys[1:]:
+        null &= pc.field(name).is_null()
+    for part in contents.parts:
+        table = reader.table(part, schema, [*keys, "_time"], filter=null)
+        for row in to_dicts(table.slice(0, 10)):
+            *key, time = row.values()
+            yield tuple(key), time

@@ -1,0 +1,155 @@
+"""What takes the place of what keys hold, where a key holds one value, and which keys come more than once.
+
+`KeyReplacement` serves an overwrite, and a delete with a condition, of a keyed collection. Unlike events, they say what
+is there from now on, whatever its watermark is: rows that are given are the values of their keys, and of the others,
+those that fit the condition go. With a tombstone column, the row that goes stays as a tombstone with its watermark, so
+that a late row does not bring its key back.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.errors import InvalidUpdate
+from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values
+from persist.codecs.order.digits import RowSorter, dense_ranks
+from persist.codecs.order.ordering import combined, order_keys
+from persist.codecs.order.sums import consolidate
+from persist.codecs.types.objects import to_dicts
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.errors import DuplicateKeys, InvalidUsage
+from persist.core.keyed.events import is_tombstone, marked
+from persist.core.keyed.machine import SEQ
+from persist.core.log.fields import KeyedForm
+from persist.engine.read.scanning.scan import negated
+
+KEYS_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReplacement:
+    """Makes the updates of a keyed collection for new rows, given the updates of what is there; for `differences`.
+
+    Attributes:
+        name: of the collection, for errors.
+        where: what the rows that go fit, and all new ones; None if all do.
+    """
+
+    name: str
+    schema: CollectionSchema
+    form: KeyedForm
+    where: pc.Expression | None
+
+    def replaced(self, new: pa.Table, present: pa.Table) -> pa.Table:
+        """Return the updates to add, consolidated by the columns of key and value.
+
+        Raises:
+            InvalidUsage: a key that goes cannot be kept as a tombstone, and a late event could bring it back.
+        """
+        names = [*self.schema.names]
+        present = consolidate(present, names)
+        is_new, goes = self._has_key_in(present, new), self._is_live(present)
+        if self.where is not None:
+            goes &= _passes(present, self.where)
+        goes &= ~is_new
+        parts = [new.select([*names, "_diff"]), negated(present.filter(boolean_array(goes | is_new)))]
+        if goes.any() and (self.form.tombstone is not None or self.form.order_by):
+            parts.append(self._tombstones(present.filter(boolean_array(goes))))
+        return consolidate(pa.concat_tables([part.cast(parts[0].schema) for part in parts]), names)
+
+    def check(self, new: pa.Table) -> None:
+        """Refuse new rows that cannot be what their keys hold.
+
+        Raises:
+            DuplicateKeys: of the new rows.
+            InvalidUpdate: a key is NULL.
+            InvalidUsage: a row does not fit the condition, or is a tombstone.
+        """
+        check_one_row_per_key(new, self.schema, self.name, "keyed")
+        nulls = np.ones(len(new), np.bool_)
+        for name in self.schema.key_names:
+            nulls &= boolean_values(combined(pc.is_null(new[name])))
+        if nulls.any():
+            raise InvalidUpdate(f"a row for the keyed collection {self.name!r} has NULL as its key: leave it out")
+        if not self._is_live(new).all():
+            raise InvalidUsage(
+                f"a row for {self.name!r} is a tombstone by its column {self.form.tombstone!r}, and an overwrite says "
+                "what is there: leave the row out, and its key is deleted"
+            )
+        if self.where is not None and (fails := int((~_passes(new, self.where)).sum())):
+            raise InvalidUsage(
+                f"where={self.where} is not true for {fails:,} of {len(new):,} rows, so they would come beside what "
+                "is there and not in its place: leave them out, or widen the filter. Nothing was written."
+            )
+
+    def _is_live(self, rows: pa.Table) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+        if self.form.tombstone is None:
+            return np.ones(len(rows), np.bool_)
+        dead: np.ndarray[Any, np.dtype[np.bool_]]
+        dead = boolean_values(combined(is_tombstone(rows[self.form.tombstone], self.form)))
+        return ~dead
+
+    def _has_key_in(self, rows: pa.Table, others: pa.Table) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+        keys = [*self.schema.key_names]
+        both = pa.concat_tables([rows.select(keys), others.select(keys)]).combine_chunks()
+        if not len(both):
+            return np.zeros(0, np.bool_)
+        ranks = dense_ranks(order_keys(both, keys))
+        is_there = np.zeros(int(ranks.max()) + 1, np.bool_)
+        is_there[ranks[len(rows) :]] = True
+        return is_there[ranks[: len(rows)]]
+
+    def _tombstones(self, gone: pa.Table) -> pa.Table:
+        """Return rows that go as what keeps their keys deleted."""
+        if self.form.tombstone is None:
+            raise InvalidUsage(
+                f"rows of {self.name!r} would go, and a late event could bring them back: the collection orders events "
+                f"by {list(self.form.order_by)} and has no tombstone column to keep what was deleted. Create one with "
+                "tombstone=."
+            )
+        column = marked(gone, self.form, pa.chunked_array([boolean_array(np.ones(len(gone), np.bool_))]))
+        if column is None:
+            raise InvalidUsage(
+                f"rows of {self.name!r} would go, and only an event can say what their tombstone column "
+                f"{self.form.tombstone!r} holds then: delete their keys with upsert(), by rows in which it is not NULL"
+            )
+        at = gone.schema.get_field_index(self.form.tombstone)
+        return gone.set_column(at, gone.schema.field(at), column)
+
+
+def check_one_row_per_key(rows: pa.Table, schema: CollectionSchema, name: str, action: str) -> None:
+    """Raise DuplicateKeys if a key comes more than once in rows with `_diff`; action is as the error has it."""
+    keys = [*schema.key_names]
+    if not keys or not len(rows):
+        return
+    order, starts = RowSorter(order_keys(rows, keys)).sort()
+    repeats = ~starts | (int64_values(combined(rows["_diff"]))[order] > 1)
+    if repeats.any():
+        first = repeated_keys(rows, keys, order[repeats])
+        raise DuplicateKeys(name, first, action)
+
+
+def repeated_keys(
+    rows: pa.Table, keys: Sequence[str], repeats: "np.ndarray[Any, np.dtype[np.int64]]"
+) -> list[tuple[Any, ...]]:
+    """Return the first keys of some rows, each once.
+
+    Args:
+        repeats: the numbers of these rows, in the order of keys.
+    """
+    some = rows.select(keys).take(int64_array(np.asarray(repeats, np.int64))).combine_chunks()
+    _, starts = RowSorter(order_keys(some, keys)).sort()
+    firsts = some.take(int64_array(np.flatnonzero(starts)[:KEYS_NAMED]))
+    return [tuple(row.values()) for row in to_dicts(firsts)]
+
+
+def _passes(rows: pa.Table, where: pc.Expression) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """Return bool[rows]: whether a condition is true for a row."""
+    passing = np.zeros(len(rows), np.bool_)
+    numbered = rows.append_column(SEQ, int64_array(np.arange(len(rows), dtype=np.int64)))
+    passing[int64_values(combined(numbered.filter(where)[SEQ]))] = True
+    return passing

@@ -1,0 +1,569 @@
+"""Rows of one part with wanted keys: which row groups may hold them, and those decoded and kept for the next time.
+
+- Where to look: sampled keys of the part's descriptor say it roughly, without a request (`KeySamples`); the footer's
+  statistics of the first key field say it nearly exactly (`GroupBounds`). All wanted keys are held against all bounds
+  at once. Parts without either (nested keys, very long ones) may hold any key anywhere.
+- What is decoded (`PartRows`): keys first; other columns only of row groups that have a wanted key. Each is kept by
+  itself, because snapshots with other columns have the keys in common: by row group, or as a block of them once nearly
+  all of it was wanted. Bytes that were fetched for the keys serve for the other columns.
+- Parts are decoded by several of our threads at a time. Threads of Arrow besides would take twice the CPU time.
+- Texts that the file has as dictionaries stay so until rows are taken: to make them takes Arrow seven times as long.
+- Where a client has a cache folder, what is large enough is kept in mapped files (`SpilledRows`), and in memory only
+  what cannot go there. Rows of a file are used only after these very rows have been checked.
+"""
+
+import json
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import compress, pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.search import SortedKeys, empty_batch
+from persist.codecs.part.index import PartIndex
+from persist.codecs.part.key_range import ordered_keys
+from persist.codecs.part.part import Part, sample_rows
+from persist.codecs.types.arrow_types import is_text, scalar_from_json
+from persist.codecs.types.schema import CollectionSchema
+from persist.engine.read.scanning.reader import WHOLE_BYTES_MAX, PartReader
+
+BLOCK_BYTES = 32 << 20  # Of consecutive row groups, decoded: they are fetched, kept and searched as one.
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class KeySamples:
+    """Some keys of a part, in order, the first and the last among them, and the rows that have them."""
+
+    keys: SortedKeys
+    at: Numbers
+
+    @property
+    def nbytes(self) -> int:
+        """About what it takes."""
+        return 1000 + self.keys.nbytes
+
+    @classmethod
+    def of(cls, part: Part, schema: CollectionSchema) -> "KeySamples | None":
+        """Return those in the descriptor of a part, or None if there are none. Cost: some 2 µs for each value."""
+        if not schema.key_names or ordered_keys(part, schema) is None:
+            return None
+        samples = part.keys or []
+        fields = [schema.arrow.field(name) for name in schema.key_names]
+        columns = [_array([key[at] for key in samples], field.type) for at, field in enumerate(fields)]
+        keys = pa.Table.from_arrays(columns, schema=pa.schema(fields))
+        return cls(SortedKeys(keys), np.array(sample_rows(part.rows, len(samples)), np.int64))
+
+    def may_hold(self, wanted: SortedKeys) -> bool:
+        """Return False only if the part has none of the wanted keys."""
+        bounds = wanted.bounds_of(self.keys)
+        if bounds is None:
+            return True
+        less, not_greater = bounds
+        # Between two samples, or at one.
+        return bool((less < not_greater).any() or (not_greater[:-1] < less[1:]).any())
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return an array of values as descriptors have them."""
+    if (pat.is_integer(kind) or pat.is_temporal(kind)) and None not in values:
+        stored = np.dtype(f"{'u' if pat.is_unsigned_integer(kind) else 'i'}{kind.bit_width // 8}")
+        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.array(values, stored))])
+    return pa.array([scalar_from_json(value, kind) for value in values], kind)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBounds:
+    """Where the row groups of a part begin and end, in rows and in values of the first key field.
+
+    Attributes:
+        firsts: the first row of each, and the number of all rows.
+        group_count_max: of a block.
+        leasts, greatests: of the first key field, ascending; None if they are not known of every group.
+    """
+
+    firsts: Numbers
+    group_count_max: int
+    leasts: SortedKeys | None
+    greatests: SortedKeys | None
+
+    @property
+    def nbytes(self) -> int:
+        """About what it takes."""
+        limits = 0 if self.leasts is None or self.greatests is None else self.leasts.nbytes + self.greatests.nbytes
+        return 1000 + self.firsts.nbytes + limits
+
+    @classmethod
+    def of(
+        cls, part: Part, index: PartIndex, schema: CollectionSchema, block_bytes: int = BLOCK_BYTES
+    ) -> "GroupBounds":
+        """Make it from a footer. Cost: some 10 µs for each row group.
+
+        Args:
+            block_bytes: what a block takes at most when decoded, unless a single row group is larger.
+        """
+        firsts = np.array([*(group.first_row for group in index.groups), part.rows], np.int64)
+        count = max(1, block_bytes * len(index.groups) // max(part.memory, 1))
+        lifted = part.lift(schema)
+        stored = schema if lifted is None else lifted.stored
+        limits = index.first_field_limits(stored.arrow.types[0]) if schema.key_names else None
+        if limits is None:
+            return cls(firsts, count, None, None)
+        kind, (leasts, greatests) = schema.arrow.types[0], limits
+        if pat.is_floating(kind) and greatests:
+            greatests[-1] = np.nan  # Statistics leave NaN out, which is greater than all other numbers.
+        return cls(firsts, count, _limits(leasts, kind), _limits(greatests, kind))
+
+    def hit(self, samples: KeySamples | None, wanted: SortedKeys) -> Numbers:
+        """Return, ascending, the numbers of the row groups that may hold wanted keys."""
+        # Where the first field is the key, its limits say all that samples do, and more.
+        is_exact = self.leasts is not None and len(wanted.batch.schema) == 1
+        if is_exact and len(wanted) == 1 and self.leasts is not None and self.greatests is not None:
+            started, ended = self.leasts.bounds_of(wanted), self.greatests.less_than(wanted)
+            if started is not None and ended is not None:
+                return np.arange(ended[0], started[1][0])
+        may = np.ones(len(self.firsts) - 1, np.bool_)
+        bounds = None if samples is None or is_exact else wanted.bounds_of(samples.keys)
+        if samples is not None and bounds is not None:
+            # The last sample at or before a group's first row, and the first at or after its last one.
+            before = samples.at.searchsorted(self.firsts[:-1], "right") - 1
+            after = samples.at.searchsorted(self.firsts[1:] - 1)
+            may = bounds[0][before] < bounds[1][np.minimum(after, np.int64(len(samples.at) - 1))]
+        if self.leasts is not None and self.greatests is not None:
+            first = wanted.first_field()
+            least, greatest = first.bounds_of(self.leasts), first.bounds_of(self.greatests)
+            if least is not None and greatest is not None:
+                may &= least[0] < greatest[1]
+        return np.flatnonzero(may)
+
+    def blocks(self, groups: Numbers) -> list[tuple[int, int, list[int]]]:
+        """Return the blocks that some groups are in, each as `[first, end)`, and the groups of it."""
+        group_blocks = []
+        for block in sorted({group // self.group_count_max for group in groups.tolist()}):
+            first, end = block * self.group_count_max, min((block + 1) * self.group_count_max, len(self.firsts) - 1)
+            group_blocks.append((first, end, groups[(groups >= first) & (groups < end)].tolist()))
+        return group_blocks
+
+
+def _limits(values: Sequence[Any], kind: pa.DataType) -> SortedKeys:
+    if pat.is_integer(kind) or pat.is_floating(kind):
+        letter = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
+        numbers = np.array(values, f"{letter}{kind.bit_width // 8}")
+        column = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(numbers)])
+    else:
+        column = pa.array(values, pa.large_binary())
+    return SortedKeys(pa.table({"k": column}))
+
+
+Piece: TypeAlias = SortedKeys | pa.RecordBatch
+Hits: TypeAlias = tuple[list[pa.Array], Numbers]  # All rows of the key columns and the others, and which were found.
+Fetched: TypeAlias = list[tuple[list[int], bytes]]  # Numbers of consecutive row groups, and their bytes.
+Span: TypeAlias = tuple[int, int]  # Of row groups.
+Blocks: TypeAlias = list[tuple[int, int, list[int]]]
+REST_SHARE = 0.125  # Of its rows that nobody has wanted, a block is made all the same.
+WHOLE: Span = (0, -1)  # Of a part that is fetched whole.
+
+
+class PartRows:
+    """The rows of a part for one look-up.
+
+    Args:
+        types: the version of the part, and `CollectionSchema.reading`.
+        columns: those wanted besides the key columns.
+        fields: of key columns and columns.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        types: str,
+        columns: tuple[str, ...],
+        fields: pa.Schema,
+        reader: PartReader,
+    ) -> None:
+        self._row_fields = fields
+        self._part = part
+        self._schema = schema
+        self._types = types
+        self._keys = schema.key_names
+        self._columns = columns
+        self._reader = reader
+        self._is_small = bool(part.inline) or part.bytes <= WHOLE_BYTES_MAX
+        self._coded: tuple[str, ...] | None = None  # Columns that come as dictionaries.
+        self._known_bounds: GroupBounds | None = None
+        self._looked: tuple[SortedKeys | None, Blocks] | None = None  # Where to look for what was wanted last.
+
+    def may_hold(self, wanted: SortedKeys | None) -> bool:
+        """Return False only if the part has none of the wanted keys, as its descriptor says."""
+        samples = None if wanted is None else self._samples()
+        return wanted is None or samples is None or samples.may_hold(wanted)
+
+    def are_in_memory(self, wanted: SortedKeys | None) -> bool:
+        """Return whether `with_keys` has to read nothing, as far as that is known without a search."""
+        kinds = [columns for columns in (self._keys, self._columns) if columns]
+        if self._is_small:
+            return all(self._is_here(columns, WHOLE) for columns in kinds)
+        if self._reader.known_index(self._part) is None:
+            return False
+        bounds = self._bounds()
+        return all(
+            self._is_here(columns, (first, end))
+            or all(self._is_here(columns, (number, number + 1)) for number in groups)
+            for first, end, groups in self._blocks(bounds, wanted)
+            for columns in kinds
+        )
+
+    def hits_in_memory(self, wanted: SortedKeys) -> list[Hits] | None:
+        """Return where the rows with a wanted key lie, if all that is looked at is in memory; None to ask `with_keys`.
+
+        So it is as long as row groups are kept by themselves, because `with_keys` makes a block of them when it can.
+        """
+        if self._is_small:
+            spans = [WHOLE]
+        elif self._reader.decoded.peek(self._bounds_name) is None:
+            return None
+        else:
+            spans = [(first, end) for first, end, _ in self._blocks(self._bounds(), wanted)]
+        hits: list[Hits] = []
+        for span in spans:
+            keys = self._reader.decoded.get(self._name(self._keys, span))
+            if keys is None:
+                return None
+            assert isinstance(keys, SortedKeys)
+            rows = keys.find(wanted)
+            if not len(rows):
+                continue
+            columns = keys.batch.columns
+            if self._columns:
+                values = self._reader.decoded.get(self._name(self._columns, span))
+                if values is None:
+                    return None
+                assert isinstance(values, pa.RecordBatch)
+                columns += values.columns
+            hits.append((columns, rows))
+        return hits
+
+    def with_keys(self, wanted: SortedKeys | None) -> Iterator[pa.Table]:
+        """Yield the rows with a wanted key: the key columns and the others; None wants all rows."""
+        if self._is_small:
+            keys = self._whole(self._keys, None)
+            if wanted is None or keys is None:
+                values = self._whole(self._columns, None)
+                yield from self._tables([] if values is None else [(0, values)])
+            else:
+                yield from self._matching(wanted, 0, keys, self._whole_values)
+            return
+        bounds = self._bounds()
+        for first, end, groups in self._blocks(bounds, wanted):
+            fetched: Fetched = []
+            span = (first, end)
+
+            if wanted is None:
+                yield from self._tables(self._pieces(self._columns, span, groups, bounds, fetched, None))
+                continue
+
+            def values(rows: Numbers, span: Span = span, fetched: Fetched = fetched) -> list[tuple[int, Piece]]:
+                return self._pieces(self._columns, span, None, bounds, fetched, rows)
+
+            for start, keys in self._pieces(self._keys, span, groups, bounds, fetched, None):
+                yield from self._matching(wanted, start, keys, values)
+
+    def places(self, wanted: SortedKeys) -> Numbers:
+        """Return, ascending, which rows of the part have a wanted key."""
+        if not self.may_hold(wanted):
+            return np.zeros(0, np.int64)
+        if self._is_small:
+            keys = self._whole(self._keys, None)
+            assert isinstance(keys, SortedKeys)
+            return keys.find(wanted)
+        bounds = self._bounds()
+        places = [np.zeros(0, np.int64)]
+        for first, end, groups in self._blocks(bounds, wanted):
+            for start, keys in self._pieces(self._keys, (first, end), groups, bounds, [], None):
+                assert isinstance(keys, SortedKeys)
+                places.append(keys.find(wanted) + start)
+        return np.concatenate(places)
+
+    def _matching(
+        self,
+        wanted: SortedKeys,
+        start: int,
+        keys: Piece,
+        values: Callable[[Numbers], list[tuple[int, Piece]]],
+    ) -> Iterator[pa.Table]:
+        """Yield the rows with a wanted key among some rows of the part, from start on.
+
+        Args:
+            keys: of these rows.
+            values: returns the other columns of some rows of the part, in pieces, each with its first row.
+        """
+        assert isinstance(keys, SortedKeys)
+        rows = keys.find(wanted)
+        if not len(rows):
+            return
+        pieces = values(rows + start) if self._columns else []
+        if len(pieces) == 1 and len(pieces[0][1]) == len(keys) and pieces[0][0] == start:
+            # Mostly both are one block, and one call for all columns takes half as long.
+            columns = [*keys.batch.columns, *_batch(pieces[0][1]).columns]
+            block = pa.RecordBatch.from_arrays(columns, names=self._row_fields.names)
+            yield _plain(pa.Table.from_batches([block.take(int64_array(rows))]), self._row_fields)
+            return
+        taken = [keys.batch.take(int64_array(rows))]
+        if pieces:
+            ends = [*(first - start for first, _ in pieces[1:]), len(keys)]
+            cuts = [0, *rows.searchsorted(ends).tolist()]
+            parts = [
+                _batch(piece).take(int64_array(rows[a:b] + (start - first)))
+                for (first, piece), (a, b) in zip(pieces, pairwise(cuts), strict=True)
+            ]
+            taken.append(parts[0] if len(parts) == 1 else pa.Table.from_batches(parts))
+        names = [name for table in taken for name in table.column_names]
+        whole = pa.Table.from_arrays([column for table in taken for column in table.columns], names=names)
+        yield _plain(whole, self._row_fields)
+
+    def _tables(self, pieces: list[tuple[int, Piece]]) -> Iterator[pa.Table]:
+        """Yield all rows of some pieces of a collection without keys."""
+        return (_plain(pa.Table.from_batches([_batch(piece)]), self._row_fields) for _, piece in pieces)
+
+    def _whole_values(self, rows: Numbers) -> list[tuple[int, Piece]]:
+        values = self._whole(self._columns, rows)
+        return [] if values is None else [(0, values)]
+
+    def _whole(self, columns: tuple[str, ...], touched: Numbers | None) -> Piece | None:
+        """Return columns of all rows of a small part; None if there are no such columns."""
+        piece = self._kept(columns, WHOLE, self._part.rows, touched) if columns else None
+        if columns and piece is None:
+            table = self._reader.table(self._part, self._schema, [*self._keys, *self._columns])
+            for names in filter(None, (self._keys, self._columns)):
+                kept = self._keep(names, WHOLE, table.select(names))
+                piece = kept if names == columns else piece
+        return piece
+
+    def _samples(self) -> KeySamples | None:
+        name = (self._part.rows_id, "samples", self._types)
+        samples = self._reader.decoded.get(name)
+        if samples is None:
+            samples = KeySamples.of(self._part, self._schema)
+            if samples is not None:
+                self._reader.decoded.put(name, samples)
+        assert samples is None or isinstance(samples, KeySamples)
+        return samples
+
+    def _bounds(self) -> GroupBounds:
+        if self._known_bounds is None:
+            bounds = self._reader.decoded.get(self._bounds_name)
+            if bounds is None:
+                index = self._reader.index(self._part, self._schema)
+                # The cache keeps no piece that is larger than about a quarter of the budget.
+                room = min(BLOCK_BYTES, self._reader.memory_budget // 16)
+                bounds = GroupBounds.of(self._part, index, self._schema, room)
+                self._reader.decoded.put(self._bounds_name, bounds)
+            assert isinstance(bounds, GroupBounds)
+            self._known_bounds = bounds
+        return self._known_bounds
+
+    def _blocks(self, bounds: GroupBounds, wanted: SortedKeys | None) -> Blocks:
+        """Return the blocks to look in, each as `[first, end)`, and the row groups of it that may hold wanted keys.
+
+        A look-up asks twice: whether all of it is in memory, and for what is there.
+        """
+        if self._looked is not None and self._looked[0] is wanted:
+            return self._looked[1]
+        total = len(bounds.firsts) - 1
+        kinds = [columns for columns in (self._keys, self._columns) if columns]
+        blocks: Blocks
+        if total <= bounds.group_count_max and all(self._is_here(columns, (0, total)) for columns in kinds):
+            # All of the part is one block in memory: to search in it takes no longer than to ask where to.
+            blocks = [(0, total, [*range(total)])]
+        else:
+            blocks = bounds.blocks(self._hit(bounds, wanted))
+        self._looked = wanted, blocks
+        return blocks
+
+    def _hit(self, bounds: GroupBounds, wanted: SortedKeys | None) -> Numbers:
+        if wanted is None:
+            return np.arange(len(bounds.firsts) - 1)
+        return bounds.hit(self._samples(), wanted)
+
+    def _pieces(
+        self,
+        columns: tuple[str, ...],
+        span: Span,
+        groups: Sequence[int] | None,
+        bounds: GroupBounds,
+        fetched: Fetched,
+        touched: Numbers | None,
+    ) -> list[tuple[int, Piece]]:
+        """Return columns of some row groups of a block, in order, each piece with its first row in the part.
+
+        Args:
+            groups: the row groups; None stands for those of the rows that are touched.
+            touched: the rows of the part that will be looked at, ascending; None stands for all of these row groups.
+        """
+        first, end = span
+        firsts = bounds.firsts
+
+        def kept_of(first: int, end: int) -> Piece | None:
+            inside = touched
+            if touched is not None and self._reader.spilled is not None:  # Nobody else asks.
+                cuts = touched.searchsorted([firsts[first], firsts[end]])
+                inside = touched[cuts[0] : cuts[1]] - firsts[first]
+            return self._kept(columns, (first, end), int(firsts[end] - firsts[first]), inside)
+
+        block = kept_of(first, end)
+        if block is not None:
+            return [(int(firsts[first]), block)]
+        if groups is None:
+            assert touched is not None
+            groups = np.unique(firsts.searchsorted(touched, "right") - 1).tolist()
+        # A block of one row group was asked for above.
+        kept = {number: kept_of(number, number + 1) if end - first > 1 else None for number in groups}
+        missing = [number for number, piece in kept.items() if piece is None]
+        is_wanted = len(kept) == end - first
+        if not missing and not is_wanted:  # Perhaps it is nearly all there by now.
+            lengths = np.diff(firsts[first : end + 1]).tolist()
+            away = (not self._is_here(columns, (number, number + 1)) for number in range(first, end))
+            is_wanted = sum(compress(lengths, away)) <= REST_SHARE * sum(lengths)
+        if is_wanted and end - first > 1:
+            return [(int(firsts[first]), self._as_block(columns, span, bounds, fetched))]
+        for run in _consecutive(missing):
+            table, at = self._read(columns, run, fetched), 0
+            for number in run:
+                rows = int(firsts[number + 1] - firsts[number])
+                kept[number] = self._keep(columns, (number, number + 1), table.slice(at, rows))
+                at += rows
+        return [(int(firsts[number]), piece) for number, piece in kept.items() if piece is not None]
+
+    def _as_block(self, columns: tuple[str, ...], span: Span, bounds: GroupBounds, fetched: Fetched) -> Piece:
+        """Make one piece of all row groups of a block, and keep it in place of theirs."""
+        groups = [*range(*span)]
+        lengths = np.diff(bounds.firsts).tolist()
+        pieces = [self._peeked(columns, (number, number + 1), lengths[number]) for number in groups]
+        batches = {number: [_batch(piece)] for number, piece in zip(groups, pieces, strict=True) if piece is not None}
+        for run in _consecutive([number for number in groups if number not in batches]):
+            batches[run[0]] = self._read(columns, run, fetched).to_batches()
+        table = pa.Table.from_batches([batch for number in sorted(batches) for batch in batches[number]])
+        for number in groups:  # Beforehand, so that their room is the block's.
+            self._reader.decoded.take(self._name(columns, (number, number + 1)))
+        block = self._keep(columns, span, table)
+        spilled = self._reader.spilled
+        if spilled is not None and self._is_here(columns, span):
+            for number in groups:
+                spilled.drop(self._file_name(columns, (number, number + 1)))
+        return block
+
+    def _read(self, columns: tuple[str, ...], run: list[int], fetched: Fetched) -> pa.Table:
+        """Return columns of consecutive row groups. Cost: one GET of a range, unless they are among those fetched."""
+        coded = () if columns == self._keys else self._texts()
+        for groups, data in fetched:
+            if groups[0] <= run[0] and run[-1] <= groups[-1]:
+                return self._reader.decoded_groups(
+                    self._part, self._schema, groups, run, data, columns, coded=coded, use_threads=False
+                )
+        table, data = self._reader.fetched_groups(
+            self._part, self._schema, run, columns, coded=coded, use_threads=False
+        )
+        fetched.append((run, data))
+        return table
+
+    def _texts(self) -> tuple[str, ...]:
+        """Return the columns of texts that are decoded to the numbers of their values, of which few are wanted."""
+        if self._coded is None:
+            kinds = ((name, self._schema.arrow.field(name).type) for name in self._columns)
+            names = [name for name, kind in kinds if is_text(kind)]
+            is_mapped = self._reader.spilled is not None  # Files have texts as they are.
+            self._coded = self._reader.index(self._part, self._schema).coded(names) if names and not is_mapped else ()
+        return self._coded
+
+    def _keep(self, columns: tuple[str, ...], span: Span, table: pa.Table) -> Piece:
+        batches = table.combine_chunks().to_batches()
+        batch = batches[0] if batches else empty_batch(table.schema)
+        spilled = self._reader.spilled
+        if spilled is not None and spilled.put(self._file_name(columns, span), batch):
+            # From here on the file is used, and what was decoded is let go of.
+            kept = self._kept(columns, span, len(batch), None)
+            if kept is not None:
+                return kept
+        piece: Piece = SortedKeys(batch) if columns == self._keys else batch
+        self._reader.decoded.put(self._name(columns, span), piece)
+        return piece
+
+    def _kept(self, columns: tuple[str, ...], span: Span, rows: int, touched: Numbers | None) -> Piece | None:
+        """Return columns of a number of rows, of which only those that are touched will be looked at."""
+        piece = self._reader.decoded.get(self._name(columns, span))
+        assert piece is None or isinstance(piece, (SortedKeys, pa.RecordBatch))
+        spilled = self._reader.spilled
+        if piece is not None or spilled is None:
+            return piece
+        fields, name = self._fields(columns), self._file_name(columns, span)
+        if columns != self._keys:
+            return spilled.get(name, fields, rows, touched)
+        keys = spilled.keys(name, fields, rows)
+        if keys is not None and keys.packs:  # That takes memory, which is bounded there.
+            self._reader.decoded.put(self._name(columns, span), keys)
+        return keys
+
+    def _is_here(self, columns: tuple[str, ...], span: Span) -> bool:
+        """Return whether columns of some rows are in memory or mapped; what is mapped may yet prove to be damaged."""
+        if self._reader.decoded.peek(self._name(columns, span)) is not None:
+            return True
+        spilled = self._reader.spilled
+        return spilled is not None and spilled.is_mapped(self._file_name(columns, span))
+
+    def _peeked(self, columns: tuple[str, ...], span: Span, rows: int) -> Piece | None:
+        """Return all of a number of rows, without counting as a use."""
+        piece = self._reader.decoded.peek(self._name(columns, span))
+        assert piece is None or isinstance(piece, (SortedKeys, pa.RecordBatch))
+        spilled = self._reader.spilled
+        if piece is not None or spilled is None:
+            return piece
+        return spilled.get(self._file_name(columns, span), self._fields(columns), rows, None)
+
+    def _fields(self, columns: tuple[str, ...]) -> pa.Schema:
+        return pa.schema([self._schema.arrow.field(name) for name in columns])
+
+    @property
+    def _bounds_name(self) -> Hashable:
+        return self._part.rows_id, "bounds", self._types
+
+    def _name(self, columns: tuple[str, ...], span: Span) -> Hashable:
+        return self._part.rows_id, span, columns, self._types
+
+    def _file_name(self, columns: tuple[str, ...], span: Span) -> str:
+        return json.dumps([self._part.rows_id, *span, columns, self._types])
+
+
+def places_of(wanted: SortedKeys, part: Part, schema: CollectionSchema, reader: PartReader) -> Numbers:
+    """Return, ascending, which rows of a part have a wanted key. Cost: what a look-up of the keys alone reads."""
+    fields = pa.schema([schema.arrow.field(name) for name in schema.key_names])
+    return PartRows(part, schema, f"{part.schema} {schema.reading}", (), fields, reader).places(wanted)
+
+
+def _plain(table: pa.Table, fields: pa.Schema) -> pa.Table:
+    """Return rows without dictionaries."""
+    columns = [
+        column.cast(field.type) if pat.is_dictionary(column.type) else column
+        for field, column in zip(fields, table.columns, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=fields)
+
+
+def _batch(piece: Piece) -> pa.RecordBatch:
+    return piece.batch if isinstance(piece, SortedKeys) else piece
+
+
+def _consecutive(numbers: Sequence[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] + 1 == number:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs

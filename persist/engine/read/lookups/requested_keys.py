@@ -1,0 +1,153 @@
+"""Keys to look for, in whatever form the caller has them, as sorted Arrow data, each once."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.order.ordering import combined
+from persist.codecs.order.sums import consolidate
+from persist.codecs.types.arrow_types import is_flat
+from persist.codecs.types.schema import CollectionSchema, Side
+from persist.codecs.types.values import cut
+from persist.codecs.updates.inputs import check_given
+from persist.codecs.updates.small import small_keys
+from persist.codecs.updates.tuples import owned
+from persist.codecs.updates.updates import to_updates
+
+
+def wanted_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
+    """Return keys, each once, in order: the key columns alone.
+
+    Args:
+        keys: an iterable of keys as `Collection.write` takes them, or anything Arrow with exactly the key columns.
+        schema: of the collection.
+
+    Raises:
+        InvalidUsage: a key has another shape, or a field cannot hold its value; the message names its index.
+        SchemaMismatch: the columns are not those of keys.
+        CodecMismatch: keys go through a codec that is not known here.
+    """
+    schema = schema.derived(keys_alone)
+    given = None if type(keys) is list else arrow_keys(keys, schema.key_names)
+    numbers = None if given is None else _numbers(given, schema)
+    if numbers is not None:
+        return numbers
+    listed = None if given is not None else _listed(keys)
+    small = None if listed is None else small_keys(listed, schema)
+    if small is not None:
+        return _distinct(pa.Table.from_batches([small]), schema)
+    try:
+        updates = given if listed is None else [((key, None), 0, 1) for key in listed]
+        table = to_updates(updates, schema, default_time=0, default_diff=1)
+    except InvalidUpdate as error:
+        for index, key in enumerate(listed or ()):
+            if _has_other_shape(key, schema.key):
+                raise InvalidUsage(f"key {index} is {cut(key)}, and {_described(schema.key)}") from error
+        raise InvalidUsage(str(error).replace("update", "key", 1)) from error
+    return _distinct(table.select(schema.key_names), schema)
+
+
+def keys_alone(schema: CollectionSchema) -> CollectionSchema:
+    """Return the schema of the keys of a collection, with no value."""
+    return CollectionSchema(schema.key, Side(()))
+
+
+def _distinct(keys: pa.Table, schema: CollectionSchema) -> pa.Table:
+    """Return keys in order, each once."""
+    if len(keys) < 2:
+        return keys
+    ones = pa.array(np.ones(len(keys), np.int64))
+    return consolidate(keys.append_column("_diff", ones), schema.key_names).select(schema.key_names)
+
+
+def arrow_keys(keys: Any, names: tuple[str, ...]) -> pa.Table | None:
+    """Return Arrow data as a table of the key columns, and None for what is not Arrow data.
+
+    Raises:
+        SchemaMismatch: it has other columns.
+    """
+    if isinstance(keys, pa.RecordBatch):
+        keys = pa.Table.from_batches([keys])
+    elif not isinstance(keys, pa.Table):
+        check_given(keys)
+        try:
+            column = _column(keys)
+        except (pa.ArrowException, TypeError) as error:
+            raise SchemaMismatch(f"{type(keys).__name__} does not give Arrow data: {error}") from error
+        if column is None:
+            return None
+        keys = _as_table(column, names, type(keys).__name__)
+    column_names = [name for name in keys.column_names if name in names or not name.startswith("__index_level_")]
+    if sorted(column_names) != sorted(names):
+        raise SchemaMismatch(f"the keys have the columns {column_names}: give exactly the key columns, {list(names)}")
+    return keys.select(list(names))
+
+
+def _numbers(keys: pa.Table, schema: CollectionSchema) -> pa.Table | None:
+    """Return what `wanted_keys` does for integers of the very type of the one key column; None for others, or NULL.
+
+    Nothing can be wrong with them, so they take an eighth of the time of other keys.
+    """
+    kind = schema.arrow.types[0]
+    if keys.num_columns != 1 or not pa.types.is_integer(kind):
+        return None
+    column = keys.column(0)
+    if column.type != kind or column.null_count or not len(column):
+        return None
+    array, width = combined(column), kind.bit_width // 8
+    stored = f"{'u' if pa.types.is_unsigned_integer(kind) else 'i'}{width}"
+    values = np.sort(np.frombuffer(array.buffers()[1], stored, len(array), array.offset * width))
+    is_new = values[1:] != values[:-1]
+    if not is_new.all():
+        values = values[np.concatenate(([True], is_new))]
+    distinct = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+    return pa.Table.from_arrays([distinct], names=[keys.schema.names[0]])
+
+
+def _column(keys: Any) -> pa.ChunkedArray | None:
+    """Return Arrow data as one column, of structs if it is a table; None for what is not Arrow data."""
+    if isinstance(keys, pa.ChunkedArray):
+        return keys
+    if isinstance(keys, pa.Array) or hasattr(keys, "__arrow_c_array__"):
+        return pa.chunked_array([keys if isinstance(keys, pa.Array) else pa.array(keys)])
+    return pa.chunked_array(keys) if hasattr(keys, "__arrow_c_stream__") else None
+
+
+def _as_table(column: pa.ChunkedArray, names: tuple[str, ...], what: str) -> pa.Table:
+    """Return a column as the one key column, or as the table that it is if it holds structs."""
+    if not pa.types.is_struct(column.type):
+        if len(names) != 1:
+            raise SchemaMismatch(f"{what} is a single column of {column.type}: give all key columns, {list(names)}")
+        return pa.table({names[0]: column})
+    fields = pa.schema([column.type.field(at) for at in range(column.type.num_fields)])
+    # A column of structs is also what the keys are if they are structs themselves.
+    if len(names) == 1 and names[0] not in fields.names and "__index_level_0__" not in fields.names:
+        return pa.table({names[0]: column})
+    return pa.Table.from_batches([pa.RecordBatch.from_struct_array(chunk) for chunk in column.chunks], fields)
+
+
+def _listed(keys: Any) -> Sequence[Any]:
+    if isinstance(keys, (list, tuple)):
+        return keys
+    if isinstance(keys, Iterable) and not isinstance(keys, (str, bytes, bytearray, Mapping)):
+        return [*map(owned, keys)]
+    raise InvalidUsage(f"keys={cut(keys)} is not an iterable of keys: for one key give a list of it, [{cut(keys)}]")
+
+
+def _has_other_shape(key: Any, side: Side) -> bool:
+    if side.codec_name is not None:
+        return False
+    if len(side.fields) > 1:
+        return not (isinstance(key, (tuple, list)) and len(key) == len(side.fields))
+    return key is not None if not side.fields else isinstance(key, tuple) and is_flat(side.fields[0].type)
+
+
+def _described(side: Side) -> str:
+    fields = ", ".join(f"{field.name}: {field.type}" for field in side.fields)
+    if len(side.fields) > 1:
+        return f"a key of this collection is a tuple ({fields})"
+    return f"a key of this collection is a value by itself, {fields}" if fields else "the only key here is None"

@@ -1,0 +1,459 @@
+"""Counts and sums over a snapshot, group by group, straight from updates.
+
+Both are linear in the diffs: `count = sum(diff)`, `sum(v) = sum(v * diff)`, whatever cancels on the way. So nothing is
+consolidated: each table of updates becomes a *partial*, one row for each of its groups, and partials of equal groups
+are added up. Memory: one table as it was read, and a few times the number of groups.
+
+What is grouped by is decoded to dictionaries where files have them. Rows are then added up by the numbers that their
+groups have there (`_group_codes`), and nothing looks at a text again for each row.
+
+Whole numbers and counts are exact: a partial holds such a sum as limbs (`persist.codecs.order.sums`), as many as the
+bound over all that was added demands, `rows * max|v| * max|diff|` of each table. Mostly that is one, so that an int64
+column is all.
+
+Floats are added as float64, and what was inserted and retracted again may have left rounding errors behind. Where that
+can be, the sum of `|v * diff|` is kept, too; if it tells that the result is not to be trusted, the sums are made again
+from consolidated records.
+
+NaN and the infinities are not added up: `inf - inf` would be NaN, though nothing is left. The diffs of each of them are
+summed instead, exactly. So one that is retracted as often as it was inserted leaves nothing, whichever records of the
+group held it and in whatever pieces they are read.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import DiffOverflow, SchemaMismatch
+from persist.codecs.order.ordering import combined, order_keys, sort_indices
+from persist.codecs.order.sums import (
+    ROWS_MAX,
+    Ints,
+    from_whole_numbers,
+    joined,
+    largest_of,
+    limbs_for,
+    limits,
+    normalized,
+    products,
+    split,
+    whole_numbers,
+)
+from persist.codecs.part.part import Part
+from persist.codecs.types.objects import to_dicts
+from persist.codecs.types.schema import CollectionSchema
+from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.scanning.scan import Scan
+
+KINDS = ("sum", "count")
+CANCELLED_MAX = 2.0**12  # A float sum that is smaller than its terms by more than this may be mostly rounding errors.
+MERGE_ROWS = 1 << 16  # Partials are merged when they have more rows than this and than twice what they last came to.
+_ADDABLE = "integers, floats, decimals and durations"
+_ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # What floats may be that is not finite.
+
+Rows: TypeAlias = npt.NDArray[np.int64]
+Consolidated: TypeAlias = Callable[[tuple[str, ...]], Iterable[pa.Table]]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregation:
+    """One output: the sum of a column, or a count of its values that are not NULL; of all rows without a column."""
+
+    output: str
+    column: str | None
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What `Snapshot.aggregate` is asked for, checked."""
+
+    group_by: tuple[str, ...]
+    aggregations: tuple[Aggregation, ...]
+
+    @classmethod
+    def of(cls, schema: CollectionSchema, group_by: Sequence[str], aggregations: Mapping[str, Any]) -> "Request":
+        """Check a request.
+
+        Raises:
+            SchemaMismatch: a column is unknown, or grouped by twice.
+            InvalidUsage: an aggregation is none, cannot be made of that column, or its name is taken.
+        """
+        groups = schema.distinct("group_by", group_by)
+        if not isinstance(aggregations, Mapping) or not aggregations:
+            raise InvalidUsage(
+                f"aggregations={aggregations!r:.80} is not a dict of at least one output: "
+                'write for example {"total": ("amount", "sum"), "n": (None, "count")}'
+            )
+        return cls(groups, tuple(_checked(schema, groups, name, spec) for name, spec in aggregations.items()))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns to read."""
+        return tuple(dict.fromkeys([*self.group_by, *(a.column for a in self.aggregations if a.column is not None)]))
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Those of which more must be known than whether they are NULL."""
+        summed = {a.column for a in self.aggregations if a.kind == "sum"}
+        return tuple(name for name in self.columns if name in self.group_by or name in summed)
+
+
+def _checked(schema: CollectionSchema, groups: tuple[str, ...], output: Any, spec: Any) -> Aggregation:
+    if not isinstance(output, str) or not output:
+        raise InvalidUsage(f"{output!r:.80} is not a name for an output: give text that is not empty")
+    if output in groups:
+        raise InvalidUsage(f"the output {output!r} has the name of a column that is grouped by: choose another one")
+    if not isinstance(spec, (tuple, list)) or len(spec) != 2 or spec[1] not in KINDS:
+        raise InvalidUsage(
+            f'the output {output!r} is {spec!r:.80}: give (column, "sum"), (column, "count") or (None, "count")'
+        )
+    column, kind = spec
+    if column is None and kind == "sum":
+        raise InvalidUsage(f"the output {output!r} is a sum of no column: name the column to add up")
+    if column is not None and column not in schema.names:
+        raise SchemaMismatch(
+            f"the output {output!r} is of column {column!r:.80}, which this collection does not have; "
+            f"it has {list(schema.names)}"
+        )
+    if kind == "sum" and not _is_addable(type_ := schema.arrow.field(column).type):
+        raise InvalidUsage(
+            f"the output {output!r} is the sum of column {column!r} of type {type_}: only {_ADDABLE} can be added up"
+        )
+    return Aggregation(output, column, kind)
+
+
+def _is_addable(type_: pa.DataType) -> bool:
+    return bool(pat.is_integer(type_) or pat.is_floating(type_) or pat.is_decimal(type_) or pat.is_duration(type_))
+
+
+def sum_type(type_: pa.DataType) -> pa.DataType:
+    """Return the type of a sum of values of a type: the widest of its kind."""
+    if pat.is_decimal128(type_):
+        return pa.decimal128(38, type_.scale)
+    if pat.is_decimal256(type_):
+        return pa.decimal256(76, type_.scale)
+    if pat.is_floating(type_):
+        return pa.float64()
+    return type_ if pat.is_duration(type_) or pat.is_uint64(type_) else pa.int64()
+
+
+def aggregate(scan: Scan, request: Request, reader: PartReader, consolidated: Consolidated) -> pa.Table:
+    """Return what `Snapshot.aggregate` promises.
+
+    Args:
+        scan: the snapshot's; its columns do not matter.
+        consolidated: gives the snapshot's records with their multiplicities `_diff`, of some columns.
+
+    Raises:
+        DiffOverflow: a result is outside its type.
+        CorruptBlob: a part is missing or damaged.
+    """
+    if scan.narrow is not None:  # Only what records come to has the types of before they were widened.
+        sums = _Sums(scan, request, tracks_size=False)
+        for table in consolidated(request.columns):
+            sums.add(table, None)
+        return sums.merged().result()
+    retracts = scan.sign < 0 or any(part.negatives for part in scan.all_parts)
+    sums = _Sums(scan, request, tracks_size=retracts)
+    for table, diff in _updates(scan, reader, request):
+        sums.add(table, diff)
+    groups = sums.merged()
+    doubtful = groups.doubtful_columns()
+    if doubtful:
+        again = tuple(a for a in request.aggregations if a.kind == "sum" and a.column in doubtful)
+        exact = _Sums(scan, Request(request.group_by, again), tracks_size=False)
+        for table in consolidated(exact.request.columns):
+            exact.add(table, None)
+        groups = groups.with_floats(exact.merged(), doubtful)
+    return groups.result()
+
+
+def _updates(scan: Scan, reader: PartReader, request: Request) -> Iterator[tuple[pa.Table, int | None]]:
+    """Yield tables of columns and `_diff`, or without it and the one diff that all rows have.
+
+    A column whose values are only counted is left out where it has no NULL.
+    """
+    needed = request.needed
+    counted = [name for name in request.columns if name not in needed]
+
+    def columns_of(part: Part) -> tuple[str, ...]:
+        if all(part.nulls(name, scan.schema) == 0 for name in counted):
+            return needed
+        return request.columns
+
+    sides = ((scan.base, scan.base_rows, 1), (scan.parts, scan.updates, scan.sign))
+    for parts, read, sign in sides:
+        for columns in dict.fromkeys((needed, request.columns)):
+            some = [part for part in parts if columns_of(part) == columns]
+            plain = [part for part in some if part.is_plain and columns]
+            rest = [part for part in some if not (part.is_plain and columns)]
+            for table in read(reader, columns, plain, coded=request.group_by):
+                yield table, sign
+            for table in read(reader, [*columns, "_diff"], rest, coded=request.group_by):
+                yield table, None
+
+
+class _Sums:
+    """Partials, and what their sums are bounded by.
+
+    Columns of a partial: `g<i>` of the groups; of each *measure*, its limbs `<measure>.<limb>`; of each float column
+    that is added up, `net:<column>` and perhaps `size:<column>`. Measures are `n`, the sum of diffs; `n:<column>`, that
+    of the rows where the column is not NULL; `sum:<column>`; and once a float column held any that are not finite,
+    `nan:<column>`, `inf:<column>` and `-inf:<column>`, the sums of the diffs of these.
+    """
+
+    def __init__(self, scan: Scan, request: Request, *, tracks_size: bool) -> None:
+        self.request = request
+        self.schema = scan.given
+        self.tracks_size = tracks_size
+        summed = {a.column for a in request.aggregations if a.kind == "sum" and a.column is not None}
+        is_float = {name: pat.is_floating(scan.given.arrow.field(name).type) for name in summed}
+        self.counted = sorted({a.column for a in request.aggregations if a.column is not None})
+        self.added = sorted(name for name in summed if not is_float[name])
+        self.floats = sorted(name for name in summed if is_float[name])
+        measures = ["n", *(f"n:{name}" for name in self.counted), *(f"sum:{name}" for name in self.added)]
+        self.bounds = dict.fromkeys(measures, 0)
+        self._partials: list[pa.Table] = []
+        self._merge_rows = MERGE_ROWS
+        names = [*request.columns, "_diff"]
+        self.add(pa.schema([scan.given.arrow.field(name) for name in names]).empty_table(), None)
+
+    def add(self, table: pa.Table, diff: int | None) -> None:
+        """Add a table of updates, all with that diff or with a column `_diff`."""
+        assert len(table) <= ROWS_MAX, "limbs would overflow"
+        diffs = np.full(len(table), diff, np.int64) if diff is not None else table["_diff"].to_numpy()
+        largest = largest_of(diffs)
+        columns: dict[str, Any] = {}
+        self._put("n", diffs, largest, columns)
+        for name in self.counted:
+            has_nulls = name in table.column_names and table[name].null_count
+            valid = diffs * table[name].is_valid().to_numpy() if has_nulls else diffs
+            self._put(f"n:{name}", valid, largest, columns)
+        for name in self.added:
+            values = whole_numbers(table[name])
+            terms = (values, largest_of(values)) if diff == 1 else products(values, diffs)
+            self._put(f"sum:{name}", *terms, columns)
+        for name in self.floats:
+            terms = self._finite(name, table[name].cast(pa.float64()), diffs, largest, columns)
+            if diff != 1:
+                terms = pc.multiply(terms, pa.array(diffs.astype(np.float64)))
+            columns[f"net:{name}"] = terms
+            if self.tracks_size:
+                columns[f"size:{name}"] = pc.abs(terms)
+        self._partials.append(self._normalized(_grouped([table[name] for name in self.request.group_by], columns)))
+        if sum(map(len, self._partials)) > self._merge_rows:
+            self._merge()
+
+    def merged(self) -> "_Groups":
+        """Return the sums of everything added."""
+        self._merge()
+        return _Groups(self, self._partials[0])
+
+    def _finite(
+        self, name: str, values: pa.ChunkedArray, diffs: Ints, largest: int, columns: dict[str, Any]
+    ) -> pa.ChunkedArray:
+        """Return floats with NULL for those that are not finite, whose diffs are put among columns."""
+        is_finite = pc.is_finite(values)
+        if pc.all(is_finite, min_count=0).as_py():
+            return values
+        for kind, odd in _ODD.items():
+            is_odd = pc.is_nan(values) if math.isnan(odd) else pc.equal(values, odd)
+            self._put(f"{kind}:{name}", diffs * pc.fill_null(is_odd, False).to_numpy(), largest, columns)
+        return pc.if_else(is_finite, values, pa.scalar(None, pa.float64()))
+
+    def _put(self, measure: str, terms: Ints, largest: int, columns: dict[str, Any]) -> None:
+        """Put the limbs of terms, of which none is larger, among columns."""
+        self.bounds[measure] = self.bounds.get(measure, 0) + len(terms) * largest
+        for at, limb in enumerate(split(terms, limbs_for(self.bounds[measure]))):
+            columns[f"{measure}.{at}"] = limb
+
+    def _merge(self) -> None:
+        if len(self._partials) == 1:
+            return
+        table = pa.concat_tables([self._widened(partial) for partial in self._partials])
+        count = len(self.request.group_by)
+        measured = {name: table[name] for name in table.column_names[count:]}
+        self._partials = [self._normalized(_grouped(table.columns[:count], measured))]
+        self._merge_rows = max(MERGE_ROWS, 2 * len(self._partials[0]))
+
+    def _widened(self, partial: pa.Table) -> pa.Table:
+        """Return a partial with as many limbs as all partials together need, columns in the one order."""
+        columns: dict[str, Any] = {f"g{i}": partial[f"g{i}"] for i in range(len(self.request.group_by))}
+        for measure, bound in self.bounds.items():
+            limbs = _limbs_of(partial, measure) or [np.zeros(len(partial), np.int64)]
+            limbs[-1:] = split(limbs[-1], limbs_for(bound) - len(limbs) + 1)
+            columns |= {f"{measure}.{at}": limb for at, limb in enumerate(limbs)}
+        kinds = ("net", "size") if self.tracks_size else ("net",)
+        return pa.table(
+            columns | {f"{kind}:{name}": partial[f"{kind}:{name}"] for name in self.floats for kind in kinds}
+        )
+
+    def _normalized(self, partial: pa.Table) -> pa.Table:
+        for measure in self.bounds:
+            if len(limbs := _limbs_of(partial, measure)) > 1:
+                for at, limb in enumerate(normalized(limbs)):
+                    name = f"{measure}.{at}"
+                    partial = partial.set_column(partial.schema.get_field_index(name), name, pa.array(limb))
+        return partial
+
+
+class _Groups:
+    """The sums of all groups that there are."""
+
+    def __init__(self, sums: _Sums, partial: pa.Table) -> None:
+        self._sums = sums
+        self._group_by = sums.request.group_by
+        fields = [sums.schema.arrow.field(name) for name in self._group_by]
+        keys = pa.Table.from_arrays(partial.columns[: len(fields)], schema=pa.schema(fields))
+        if fields:
+            order = sort_indices(keys, self._group_by)
+            order = order.filter(pa.array(joined(_limbs_of(partial, "n")).take(order.to_numpy()).astype(bool)))
+            keys, partial = keys.take(order), partial.take(order)
+        self._keys, self._partial = keys, partial
+        self._floats = {name: self._partial[f"net:{name}"].to_numpy() for name in sums.floats}
+
+    def doubtful_columns(self) -> list[str]:
+        """Return the float columns with a sum that may be off because terms of it cancelled."""
+        if not self._sums.tracks_size:
+            return []
+        return [name for name in self._floats if self._is_doubtful(name)]
+
+    def _is_doubtful(self, name: str) -> bool:
+        net, size = self._floats[name], self._partial[f"size:{name}"].to_numpy()
+        with np.errstate(invalid="ignore", over="ignore"):
+            return bool((~np.isfinite(size) | (size > CANCELLED_MAX * np.abs(net))).any())
+
+    def with_floats(self, exact: "_Groups", names: Sequence[str]) -> "_Groups":
+        """Return these groups with the sums of some float columns as they are in exact."""
+        assert len(self._keys) == len(exact._keys), "consolidation leaves the groups as they are"
+        self._floats |= {name: exact._floats[name] for name in names}
+        return self
+
+    def result(self) -> pa.Table:
+        """Return the table that was asked for."""
+        columns: dict[str, Any] = dict(zip(self._group_by, self._keys.columns, strict=True))
+        for aggregation in self._sums.request.aggregations:
+            columns[aggregation.output] = self._output(aggregation)
+        return pa.table(columns)
+
+    def _output(self, output: Aggregation) -> pa.Array:
+        if output.kind == "count":
+            counts = self._exact("n" if output.column is None else f"n:{output.column}")
+            return self._fitting(counts, pa.int64(), output)
+        assert output.column is not None
+        counts = self._exact(f"n:{output.column}")
+        values: Ints
+        if output.column in self._floats:
+            values = self._with_odd(output.column)
+            made = pa.array(values)
+        else:
+            values = self._exact(f"sum:{output.column}")
+            made = self._fitting(values, sum_type(self._sums.schema.arrow.field(output.column).type), output)
+        nothing = (counts == 0) & (values == 0)
+        return pc.if_else(pa.array(nothing.astype(bool)), pa.scalar(None, made.type), made)
+
+    def _with_odd(self, name: str) -> Any:
+        """Return the sums of a float column: of the finite values, or where others are left, what these make."""
+        finite = self._floats[name]
+        if f"nan:{name}" not in self._sums.bounds:
+            return finite
+        nans, ups, downs = (self._exact(f"{kind}:{name}") for kind in _ODD)
+        is_up, is_down = (ups > 0) | (downs < 0), (ups < 0) | (downs > 0)
+        sums = finite.copy()
+        sums[is_up], sums[is_down], sums[(nans != 0) | (is_up & is_down)] = math.inf, -math.inf, math.nan
+        return sums
+
+    def _exact(self, measure: str) -> Ints:
+        return joined(_limbs_of(self._partial, measure))
+
+    def _fitting(self, values: Ints, type_: pa.DataType, output: Aggregation) -> pa.Array:
+        """Return whole numbers as an array of that type."""
+        least, greatest = limits(type_)
+        outside = np.flatnonzero((values < least) | (values > greatest))
+        if len(outside):
+            at = int(outside[0])
+            what = output.kind if output.column is None else f"{output.kind} of column {output.column!r}"
+            where = f" of the group {to_dicts(self._keys.slice(at, 1))[0]!r:.200}" if self._group_by else ""
+            raise DiffOverflow(
+                f"the {what}{where} is {values[at]}, outside of {type_} [{least}, {greatest}]. "
+                "Group or filter more finely; nothing was wrapped."
+            )
+        return from_whole_numbers(values, type_)
+
+
+def _grouped(keys: Sequence[pa.ChunkedArray], columns: dict[str, Any]) -> pa.Table:
+    """Add up columns over rows with equal keys; without keys there is one row, whatever there was before."""
+    # Without NULLs, one array of diffs counts the rows and the values of each column: it is added up once.
+    firsts: dict[int, str] = {}
+    same_as = {name: firsts.setdefault(id(column), name) for name, column in columns.items()}
+    numbers = {name: _numbers(columns[name]) for name in firsts.values()}
+    with np.errstate(over="ignore", invalid="ignore"):  # A sum of floats may become infinite.
+        if not keys:
+            return pa.table({name: numbers[first].sum(keepdims=True) for name, first in same_as.items()})
+        codes, groups = _group_codes(keys)
+        summed = {name: _sums_by_code(codes, len(groups[0]), values) for name, values in numbers.items()}
+    made = {f"g{i}": values for i, values in enumerate(groups)}
+    return pa.table(made | {name: summed[first] for name, first in same_as.items()})
+
+
+def _group_codes(keys: Sequence[pa.ChunkedArray]) -> tuple[Rows, list[pa.Array]]:
+    """Return the group of each row, numbered from 0, and the keys of the groups, of which some may have no row."""
+    codes, *others = [_coded(combined(key)) for key in keys]
+    groups, numbers = [codes.dictionary], codes.indices.to_numpy().astype(np.int64)
+    for other in others:
+        size = len(other.dictionary)
+        # Numbered anew each time, so that no product leaves int64.
+        both = pa.array(numbers * size + other.indices.to_numpy()).dictionary_encode()
+        there = both.dictionary.to_numpy()
+        groups = [values.take(pa.array(there // size)) for values in groups]
+        groups.append(other.dictionary.take(pa.array(there % size)))
+        numbers = both.indices.to_numpy().astype(np.int64)
+    return numbers, groups
+
+
+def _coded(key: pa.Array) -> pa.DictionaryArray:
+    """Return a column as numbers, none of them NULL, and the values that they stand for, NULL among them."""
+    if pat.is_dictionary(key.type):
+        coded, values = key, key.dictionary
+    else:
+        coded = order_keys(pa.table({"key": key}), ["key"])[0].dictionary_encode()
+        values = coded.dictionary
+        if values.type != key.type:
+            rows = np.zeros(len(values), np.int64)
+            rows[coded.indices.drop_null().to_numpy()] = np.flatnonzero(coded.is_valid())
+            values = key.take(pa.array(rows))
+    indices = coded.indices
+    if indices.null_count:
+        indices = indices.fill_null(len(values))
+        values = pa.concat_arrays([values, pa.nulls(1, values.type)])
+    return pa.DictionaryArray.from_arrays(indices, values, safe=False)
+
+
+def _numbers(column: Any) -> Ints:
+    """Return a column of numbers with 0 for NULL."""
+    if isinstance(column, np.ndarray):
+        return column
+    numbers: Ints = (column.fill_null(0) if column.null_count else column).to_numpy()
+    return numbers
+
+
+def _sums_by_code(codes: Rows, count: int, values: Ints) -> Ints:
+    sums = np.zeros(count, values.dtype)
+    np.add.at(sums, codes, values)
+    return sums
+
+
+def _limbs_of(partial: pa.Table, measure: str) -> list[Ints]:
+    limbs: list[Ints] = []
+    while (name := f"{measure}.{len(limbs)}") in partial.column_names:
+        limbs.append(partial[name].to_numpy())
+    return limbs

@@ -1,0 +1,167 @@
+"""A result as a dataset of PyArrow, so that DuckDB, Polars and whoever knows datasets read only what they need.
+
+Such libraries call `scanner` with the columns and the filter that their query needs, and get a scanner over what is
+left then. What PyArrow does with a dataset in C++ goes past these methods: it meets a file there that is not to be
+found, and whose name says what to use. This module imports pyarrow.dataset, which imports pandas where there is one:
+import it where it is used.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyarrow.fs import LocalFileSystem
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import SchemaMismatch, did_you_mean
+from persist.codecs.part.lending import under_way, until_the_end
+from persist.engine.read.scanning.scan import refuse_positions
+
+# Yields the batches of some columns (None: all) in which only rows are that pass a filter, if there is one.
+Narrowed = Callable[[Sequence[str] | None, pc.Expression | None], Iterator[pa.RecordBatch]]
+
+
+_USE = "read it with to_table(), to_batches() or scanner(), or give their result to what wants a dataset"
+
+
+# Where C++ looks for the rows of a result: at a path that is no file, and tells what to do instead. A file in Python
+# that raises would keep the interpreter's modules alive until after it has ended, at which DuckDB complains.
+_NOWHERE = f"PyArrow cannot read this dataset by itself, as its rows are those of files merged: {_USE}"
+
+
+class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes without types.
+    """Reads a result anew for each scan; it keeps what the result keeps. It has no fragments.
+
+    It is a union, because of all datasets that is the one that a subclass can initialize: what is inherited and never
+    initialized ends the process when it is used.
+    """
+
+    def __init__(self, schema: pa.Schema, narrowed: Narrowed) -> None:
+        form = ds.IpcFileFormat()
+        fragment = form.make_fragment(_NOWHERE, filesystem=LocalFileSystem())
+        super().__init__(schema, [ds.FileSystemDataset([fragment], schema, form)])
+        self._narrowed = narrowed
+
+    def scanner(
+        self,
+        columns: Sequence[str] | dict[str, pc.Expression] | None = None,
+        filter: pc.Expression | None = None,
+        **options: Any,
+    ) -> ds.Scanner:
+        """Return a scanner of some columns of the rows that pass a filter, for one scan; options are PyArrow's.
+
+        Raises:
+            SchemaMismatch: a column is none of the result's, or is asked for twice.
+            InvalidUsage: the filter, or what computes a column, does not fit the columns.
+        """
+        self._check(columns, filter)
+        # What a computed column is computed from, an expression does not say.
+        wanted = columns if columns and not isinstance(columns, dict) else None
+        schema = self.schema if wanted is None else pa.schema([self.schema.field(name) for name in wanted])
+        reader = pa.RecordBatchReader.from_batches(schema, until_the_end(self._narrowed(wanted, filter)))
+        known = {name: value for name, value in options.items() if name in ("batch_size", "use_threads", "memory_pool")}
+        return ds.Scanner.from_batches(reader, columns=columns, **known)
+
+    def to_table(self, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> pa.Table:
+        """Return some columns of the rows that pass a filter."""
+        with under_way():
+            return self.scanner(columns, filter, **options).to_table()
+
+    def to_batches(
+        self, columns: Any = None, filter: pc.Expression | None = None, **options: Any
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield some columns of the rows that pass a filter."""
+        return iter(self.scanner(columns, filter, **options).to_reader())
+
+    def head(self, num_rows: int, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> pa.Table:
+        """Return the first rows that pass a filter."""
+        with under_way():
+            return self.scanner(columns, filter, **options).head(num_rows)
+
+    def take(self, indices: Any, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> pa.Table:
+        """Return rows by their positions among those that pass a filter, in the order that they are read in.
+
+        Raises:
+            InvalidUsage: indices are no whole numbers from 0 to less than the number of these rows.
+        """
+        scanner = self.scanner(columns, filter, **options)
+        try:
+            with under_way():
+                return scanner.take(indices)
+        except (pa.ArrowIndexError, pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise InvalidUsage(
+                f"take({indices!r:.80}) is not possible: {error}. Give positions among the rows of the result as whole "
+                "numbers from 0 to less than count_rows()"
+            ) from error
+
+    def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:
+        """Return how many rows pass a filter."""
+        with under_way():
+            return int(self.scanner([*self.schema.names[:1]], filter, **options).count_rows())
+
+    def filter(self, expression: pc.Expression) -> "ResultDataset":
+        """Return the dataset of the rows that pass a filter."""
+        self._check(None, expression)
+
+        def narrowed(columns: Sequence[str] | None, also: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+            return self._narrowed(columns, expression if also is None else expression & also)
+
+        return ResultDataset(self.schema, narrowed)
+
+    def sort_by(self, sorting: str | list[tuple[str, str]], **options: Any) -> ds.InMemoryDataset:
+        """Return all rows in an order, in memory."""
+        self._check([sorting] if isinstance(sorting, str) else [name for name, _ in sorting], None)
+        return ds.InMemoryDataset(self.to_table().sort_by(sorting, **options))
+
+    def join(self, right_dataset: ds.Dataset, *args: Any, **options: Any) -> ds.InMemoryDataset:
+        """Return the join with another dataset, in memory; arguments are those of PyArrow's."""
+        return _in_memory(self).join(_in_memory(right_dataset), *args, **options)
+
+    def join_asof(self, right_dataset: ds.Dataset, *args: Any, **options: Any) -> ds.InMemoryDataset:
+        """Return the join with the nearest rows of another dataset, in memory; arguments are those of PyArrow's."""
+        return _in_memory(self).join_asof(_in_memory(right_dataset), *args, **options)
+
+    def _check(self, columns: Sequence[str] | dict[str, pc.Expression] | None, filter: pc.Expression | None) -> None:
+        """Refuse what does not fit the columns of the result, before anything is read."""
+        if isinstance(columns, str) or not (columns is None or isinstance(columns, Sequence | dict)):
+            raise InvalidUsage(f"columns={columns!r:.80} is neither a list of names nor a dict of expressions")
+        if columns is not None and not isinstance(columns, dict):
+            for at, name in enumerate(columns):
+                if name not in self.schema.names:
+                    hint = did_you_mean(name, self.schema.names) or ","
+                    raise SchemaMismatch(f"the result has no column {name!r}{hint} it has {self.schema.names}")
+                if name in columns[:at]:
+                    raise SchemaMismatch(f"column {name!r} is asked for twice")
+        empty = self.schema.empty_table()
+        try:
+            if isinstance(columns, dict):
+                ds.Scanner.from_batches(empty.to_reader(), columns=columns).to_table()
+            if filter is not None:
+                refuse_positions(filter)
+                empty.filter(filter)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise InvalidUsage(
+                f"what is asked of the dataset does not fit its columns, {self.schema.names}: {error}"
+            ) from error
+
+    def get_fragments(self, filter: pc.Expression | None = None) -> Iterator[Any]:
+        raise InvalidUsage(f"this dataset has no fragments, as its rows are those of files merged: {_USE}")
+
+    _get_fragments = get_fragments
+
+    @property
+    def children(self) -> Any:
+        """A union has some; this has none."""
+        raise InvalidUsage(f"this dataset has no children, as its rows are those of files merged: {_USE}")
+
+    def replace_schema(self, schema: pa.Schema) -> Any:
+        raise InvalidUsage(f"this dataset keeps the columns of its result. To cast them, {_USE}")
+
+    def __reduce__(self) -> Any:
+        raise InvalidUsage("this dataset reads through an open client and cannot be pickled; open one in each process")
+
+
+def _in_memory(dataset: ds.Dataset) -> ds.Dataset:
+    return ds.InMemoryDataset(dataset.to_table()) if isinstance(dataset, ResultDataset) else dataset

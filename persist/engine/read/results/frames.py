@@ -1,0 +1,243 @@
+"""Results as frames of pandas and Polars: whole ones without a value that changes, and lazy ones of Polars.
+
+For pandas, Arrow left alone makes floats of integers among which there is a NULL, at the top and inside of lists,
+structs and maps: above 2**53 they are other numbers then.
+
+Polars counts milliseconds at least. It multiplies what comes in seconds without looking, and huge values wrap: so
+seconds become milliseconds here, checked.
+
+Columns, predicates and slices of a lazy query reach the read. A predicate is pushed down as far as Arrow compares like
+Polars: comparisons of columns with constants, and whether something is NULL, in any `&` and `|` of these; not of
+floats, because NaN equals itself in Polars alone. Polars is asked for its own written form of the predicate, and what
+is not understood there is not pushed down. All of the predicate is applied to what was read, so an answer never depends
+on any of this.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.types.arrow_types import children, with_children
+from persist.core.expression.filters import arrow_filter
+from persist.core.expression.term import Call, Col, Lit, Term
+
+if TYPE_CHECKING:
+    from persist.engine.read.results.dataset import Narrowed
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+DtypeBackend = Literal["numpy_nullable", "pyarrow"]
+
+# Of pandas, by the name of the Arrow type.
+_NULLABLE = {f"{sign}int{bits}": f"{'U' if sign else ''}Int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_NULLABLE["bool"] = "boolean"
+_NULLABLE_FLOATS = {"float": "Float32", "double": "Float64"}
+
+
+def to_frame(table: pa.Table, dtype_backend: DtypeBackend | None, options: Mapping[str, Any]) -> Any:
+    """Return table as a `pandas.DataFrame`; see `ArrowResult.to_pandas`. The package pandas must be there.
+
+    Raises:
+        InvalidUsage: dtype_backend is none, or comes with a `types_mapper`; or Arrow does not know an option, or cannot
+            do what it says with these columns.
+    """
+    if dtype_backend is not None:
+        options = {**options, "types_mapper": _types_mapper(dtype_backend, options)}
+    try:
+        apart = [] if options.get("integer_object_nulls") else _apart(table, options)
+        return _with_columns(table, apart, options)
+    except (TypeError, ValueError, KeyError, pa.ArrowNotImplementedError) as error:
+        raise InvalidUsage(f"to_pandas() takes the options of pyarrow.Table.to_pandas: {error}") from error
+
+
+def _types_mapper(dtype_backend: DtypeBackend, options: Mapping[str, Any]) -> Any:
+    import pandas as pd
+
+    if dtype_backend not in get_args(DtypeBackend):
+        raise InvalidUsage(
+            f'dtype_backend={dtype_backend!r} is none: give "numpy_nullable", "pyarrow", or None for NumPy\'s types'
+        )
+    if "types_mapper" in options:
+        raise InvalidUsage("dtype_backend and types_mapper both say which types the columns get: give one of them")
+    if dtype_backend == "pyarrow":
+        return pd.ArrowDtype
+    names = {**_NULLABLE, **_NULLABLE_FLOATS, "string": "string", "large_string": "string"}
+    return lambda t: pd.api.types.pandas_dtype(names[str(t)]) if str(t) in names else None
+
+
+def _apart(table: pa.Table, options: Mapping[str, Any]) -> list[str]:
+    """Return the columns in which Arrow would make floats of integers, and which the caller leaves to us."""
+    mapper, categories = options.get("types_mapper"), options.get("categories") or ()
+    return [
+        field.name
+        for field in table.schema
+        if field.name not in categories
+        and (mapper is None or mapper(field.type) is None)
+        and _is_spoiled(table[field.name])
+    ]
+
+
+def _is_spoiled(column: pa.ChunkedArray) -> bool:
+    if str(column.type) in _NULLABLE:
+        return bool(column.null_count)
+    return pat.is_nested(column.type) and any(map(_holds_null_integers, column.chunks))
+
+
+def _holds_null_integers(array: pa.Array) -> bool:
+    """Return whether there is a NULL among integers anywhere inside an array."""
+    t = array.type
+    if pat.is_struct(t):
+        return any(map(_holds_null_integers, array.flatten()))
+    if pat.is_map(t):
+        return _holds_null_integers(array.keys) or _holds_null_integers(array.items)
+    if pat.is_nested(t):
+        return _holds_null_integers(array.flatten())
+    return bool(pat.is_integer(t) and array.null_count)
+
+
+def _with_columns(table: pa.Table, apart: list[str], options: Mapping[str, Any]) -> Any:
+    if not apart:
+        return table.to_pandas(**options)
+    import pandas as pd
+
+    rest = table.drop_columns(apart)
+    frame = rest.to_pandas(**options)  # Without any column, too: Arrow looks at the options.
+    frame = frame if rest.num_columns else pd.DataFrame(index=pd.RangeIndex(len(table)))
+    for at, name in enumerate(table.column_names):
+        if name in apart:
+            frame.insert(at, name, _column(table[name], options.get("maps_as_pydicts")))
+    return frame
+
+
+def _column(column: pa.ChunkedArray, maps: Any) -> Any:
+    import pandas as pd
+
+    name = _NULLABLE.get(str(column.type))
+    if name is None:
+        return pd.Series(column.to_pylist(maps_as_pydicts=maps), dtype=object)
+    dtype: Any = pd.api.types.pandas_dtype(name)
+    return dtype.__from_arrow__(column)
+
+
+_COMPARED = {
+    "Eq": "equal", "NotEq": "not_equal", "Lt": "less", "LtEq": "less_equal", "Gt": "greater", "GtEq": "greater_equal",
+}  # fmt: skip
+
+
+def in_milliseconds(table: pa.Table) -> pa.Table:
+    """Return a table whose moments and durations in seconds are in milliseconds, at whatever depth: as Polars has them.
+
+    Raises:
+        InvalidUsage: one does not fit.
+    """
+    try:
+        wanted = pa.schema([field.with_type(_in_milliseconds(field.type)) for field in table.schema])
+        return table if wanted == table.schema else table.cast(wanted)
+    except pa.ArrowException as error:
+        raise InvalidUsage(
+            f"a moment or a duration in seconds does not fit Polars, which counts milliseconds at least: {error}. Read "
+            'it as Arrow; times also with times="int"'
+        ) from error
+
+
+def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
+    if pat.is_nested(kind):
+        inner = [field.type for field in children(kind)]
+        made = [_in_milliseconds(inner_type) for inner_type in inner]
+        return kind if made == inner else with_children(kind, made)
+    if pat.is_timestamp(kind) and kind.unit == "s":
+        return pa.timestamp("ms", kind.tz)
+    return pa.duration("ms") if kind == pa.duration("s") else kind
+
+
+class _NotUnderstood(ValueError):
+    """Some of a predicate has no counterpart here."""
+
+
+def lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any:
+    """Return a `polars.LazyFrame` that reads what its query needs; polars is the module."""
+    plugins: Any = __import__("polars.io.plugins", fromlist=["register_io_source"])
+
+    def source(columns: list[str] | None, predicate: Any, rows: int | None, batch_rows: int | None) -> Iterator[Any]:
+        names = columns
+        pushed = None
+        if predicate is not None:
+            # Polars limits first, so of a limited read no row may be missing before it is counted.
+            pushed = pushed_down(polars, predicate, schema) if rows is None else None
+            if columns is not None:
+                names = [*dict.fromkeys([*columns, *predicate.meta.root_names()])]
+        for batch in narrowed(names, pushed):
+            frame = polars.from_arrow(in_milliseconds(pa.Table.from_batches([batch])))
+            if rows is not None:
+                frame = frame.head(rows)
+                rows -= len(frame)
+            if predicate is not None:
+                frame = frame.filter(predicate)
+            yield frame if columns is None else frame.select(columns)
+            if rows is not None and rows <= 0:
+                return
+
+    empty = polars.from_arrow(schema.empty_table())
+    return plugins.register_io_source(source, schema=empty.schema, is_pure=True)
+
+
+def pushed_down(polars: Any, predicate: Any, schema: pa.Schema) -> pc.Expression | None:
+    """Return an Arrow expression that every row passes that passes the predicate; None if it may be any row."""
+    try:
+        written = json.loads(predicate.meta.serialize(format="json"))
+    except Exception:  # Python functions cannot be written, and Polars may stop writing others.
+        return None
+    conjunction: pc.Expression | None = None
+    for conjunct in _conjuncts(written):
+        try:
+            expression = arrow_filter(_condition(polars, conjunct, schema), schema)
+        except (_NotUnderstood, InvalidUsage):
+            continue
+        conjunction = expression if conjunction is None else conjunction & expression
+    return conjunction
+
+
+def _conjuncts(node: Any) -> Iterator[Any]:
+    match node:
+        case {"BinaryExpr": {"left": left, "op": "And", "right": right}}:
+            yield from _conjuncts(left)
+            yield from _conjuncts(right)
+        case _:
+            yield node
+
+
+def _condition(polars: Any, node: Any, schema: pa.Schema) -> Term:
+    match node:
+        case {"BinaryExpr": {"left": left, "op": "And" | "Or" as op, "right": right}}:
+            return Call(op.lower(), (_condition(polars, left, schema), _condition(polars, right, schema)))
+        case {"BinaryExpr": {"left": {"Column": str(name)}, "op": str(op), "right": {"Literal": _} as given}}:
+            if op in _COMPARED:
+                return Call(_COMPARED[op], (Col(name), Lit(_scalar(polars, given, schema, name))))
+        case {"Function": {"input": [{"Column": str(name)}], "function": {"Boolean": "IsNull" | "IsNotNull" as which}}}:
+            return Call("is_null" if which == "IsNull" else "is_valid", (Col(name),))
+    raise _NotUnderstood
+
+
+def _scalar(polars: Any, literal: Any, schema: pa.Schema, name: str) -> pa.Scalar:
+    if schema.get_field_index(name) < 0:
+        raise _NotUnderstood
+    t = schema.field(name).type
+    if not (pat.is_integer(t) or pat.is_boolean(t) or pat.is_string(t) or pat.is_large_string(t) or pat.is_date32(t)):
+        raise _NotUnderstood
+    try:
+        value = polars.select(polars.Expr.deserialize(io.BytesIO(json.dumps(literal).encode()), format="json")).item()
+    except Exception as error:  # As above: whatever it is, it is only not pushed down.
+        raise _NotUnderstood from error
+    wanted = int if pat.is_integer(t) else bool if pat.is_boolean(t) else None
+    if value is None or (wanted is not None and type(value) is not wanted):
+        raise _NotUnderstood
+    try:
+        return pa.scalar(value, t)
+    except (pa.ArrowException, OverflowError, TypeError) as error:
+        raise _NotUnderstood from error

@@ -1,0 +1,229 @@
+"""The ways to take a result away: Arrow, pandas, Polars, or an iterator of record batches."""
+
+import re
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.part.filters import with_both_zeros
+from persist.codecs.types.sql_names import check_sql_names
+from persist.codecs.types.values import python_type
+from persist.core.closing import Closes
+from persist.core.progress import task
+from persist.core.rendering import ShownByRepr
+from persist.engine.read.results.frames import DtypeBackend, in_milliseconds, to_frame
+from persist.engine.read.scanning.reader import ClaimedRead
+from persist.engine.read.scanning.scan import rows_without_columns
+
+BATCH_ROWS_MAX = 128 * 1024
+WHOLE_NUMBERS = pa.decimal128(38, 0)  # The type of a sum of integers: exact, however many there are.
+
+
+class ArrowResult(Closes, ShownByRepr):
+    """Base of everything that can be read as Arrow; subclasses yield tables, each of bounded size.
+
+    While it is open, what it reads is kept: close it, use it in a `with`, or drop it.
+    """
+
+    def __init__(self, reading: ClaimedRead) -> None:
+        self._reading = reading
+
+    def close(self) -> None:
+        """Let go of what this reads; idempotent. Reading it again is an error."""
+        self._reading.close()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the result."""
+        raise NotImplementedError
+
+    def _read(self) -> Iterator[pa.Table]:
+        raise NotImplementedError
+
+    def _tables(self) -> Generator[pa.Table, None, None]:
+        with self._reading.explained(), task("read", self._reading.name, streams=True) as done:
+            for table in self._read():
+                done(table.num_rows)
+                yield table
+
+    def to_arrow(self) -> pa.Table:
+        """Return the whole result as one table."""
+        tables = [table for table in self._tables() if table.num_rows]
+        if not len(self.schema):
+            return rows_without_columns(sum(table.num_rows for table in tables))
+        if not tables:
+            return self.schema.empty_table()
+        table = pa.concat_tables(tables)
+        return pa.Table.from_arrays([_without_empty_chunks(column) for column in table.columns], schema=table.schema)
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the result in record batches. Memory: one slice of the key space, not the whole result."""
+        for table in self._tables():
+            yield from table.to_batches(max_chunksize=BATCH_ROWS_MAX)
+
+    def to_pandas(self, *, dtype_backend: DtypeBackend | None = None, **options: Any) -> Any:
+        """Return the whole result as a `pandas.DataFrame`. No value changes on the way.
+
+        A sum of integers, which is stored as decimal(38, 0), is int64 if all of its values fit.
+
+        Args:
+            dtype_backend: as in pandas: "numpy_nullable" or "pyarrow". None means NumPy's types, and pandas' nullable
+                ones for integers and booleans among which there are NULLs. A NULL among floats is NaN then, as
+                everywhere in pandas; "pyarrow" tells them apart.
+            options: for `pyarrow.Table.to_pandas`, such as `types_mapper` or `split_blocks`.
+        """
+        required("pandas>=2.2")
+        keeps_types = dtype_backend == "pyarrow" or "types_mapper" in options
+        table = self.to_arrow()
+        return to_frame(table if keeps_types else whole_as_int64(table), dtype_backend, options)
+
+    def to_polars(self) -> Any:
+        """Return the whole result as a `polars.DataFrame`. No value changes on the way; sums are as in `to_pandas`.
+
+        Raises:
+            InvalidUsage: Polars, which counts milliseconds at least, cannot hold a moment or duration; and what reading
+                raises.
+        """
+        polars = required("polars>=1.36")
+        return polars.from_arrow(in_milliseconds(whole_as_int64(self.to_arrow())))
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """Return the whole result as a dict for each row.
+
+        Raises:
+            InvalidUsage: Python has no object for a value, such as a moment after the year 9999.
+        """
+        return python_dicts(self.to_arrow())
+
+    def head(self, rows: int = 5) -> pa.Table:
+        """Return the first rows, of as many as there are; no more is read than that takes, which is a part at least."""
+        if not isinstance(rows, int) or isinstance(rows, bool) or rows < 0:
+            raise InvalidUsage(f"head({rows!r}) is not a number of rows: give 0 or more")
+        slices: list[pa.Table] = []
+        left = rows
+        with closing(self._tables()) as tables:
+            while left > 0 and (table := next(tables, None)) is not None:
+                slices.append(table.slice(0, left))
+                left -= len(slices[-1])
+        return pa.concat_tables(slices) if slices else self.schema.empty_table()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Yield what `to_batches` does."""
+        return self.to_batches()
+
+    def __len__(self) -> int:
+        """Return the number of rows; they are read for that, in batches."""
+        return sum(table.num_rows for table in self._tables())
+
+    def __bool__(self) -> bool:
+        """Return True: whether there is a row is not asked of a store by an `if`."""
+        return True
+
+    def narrowed(self, columns: Sequence[str] | None, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        """Yield the result with some of its columns only (None: all), of the rows that pass a filter.
+
+        What the filter rules out is left unread, part by part; and columns are not decoded, where no rows would become
+        one by that. Parts are fetched whole, because only a whole one can be verified.
+        """
+        names = self.schema.names if columns is None else [*columns]
+        filter = None if filter is None else with_both_zeros(filter)
+        for table in self._read_narrowed(names, filter):
+            if table.num_rows:
+                yield from table.select(names).to_batches(max_chunksize=BATCH_ROWS_MAX)
+
+    def _read_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Iterator[pa.Table]:
+        """Yield tables that have at least columns, of the rows that pass a filter."""
+        for table in self._tables():
+            yield table if filter is None else table.filter(filter)
+
+    def lazy(self) -> Any:
+        """Return a `polars.LazyFrame`: of a query on it, only parts that may match are read, and only columns it needs.
+
+        It reads when it is collected, as often as that is; keep this result open until then.
+        """
+        polars = required("polars>=1.36")
+        from persist.engine.read.results.frames import lazy_frame
+
+        return lazy_frame(polars, self.schema, self.narrowed)
+
+    def dataset(self) -> Any:
+        """Return a `pyarrow.dataset.Dataset` that reads the columns and parts it is asked for; as `lazy`."""
+        from persist.engine.read.results.dataset import ResultDataset
+
+        return ResultDataset(self.schema, self.narrowed)
+
+    def duckdb(self, connection: Any, name: str) -> Any:
+        """Register this with a connection of DuckDB as a view, and return its relation.
+
+        Only parts that may match a query's filter are read, and only its columns decoded. Keep this result open as
+        long as the view is used.
+
+        Raises:
+            InvalidUsage: names of two columns differ by case only, which DuckDB takes for one.
+        """
+        if not hasattr(connection, "register"):
+            raise InvalidUsage(
+                f"{connection!r} is no connection of DuckDB: give duckdb.connect(), and a name for the view"
+            )
+        check_sql_names(name, self.schema)
+        connection.register(name, self.dataset())
+        return connection.table(name)
+
+    def __array__(self, *args: object, **options: object) -> Any:
+        """Refuse what NumPy, and `pandas.DataFrame(result)` with it, would make of this: an array of its batches.
+
+        Raises:
+            InvalidUsage: always, with what to do instead.
+        """
+        raise InvalidUsage(f"{type(self).__name__} is no array of NumPy: use to_pandas(), or to_arrow() for columns")
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Export the result as an Arrow stream, so that `pl.DataFrame(result)` or DuckDB take it directly."""
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+
+def python_dicts(table: pa.Table) -> list[dict[str, Any]]:
+    """Return a dict for each row; errors are those of `ArrowResult.to_pylist`."""
+    try:
+        kept = pa.schema([field.with_type(python_type(field.type)) for field in table.schema])
+        return whole_as_int64(table if kept == table.schema else table.cast(kept)).to_pylist()  # type: ignore[no-any-return]
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise InvalidUsage(
+            f'a value has no object in Python: {error}. Read it as Arrow; times also with times="int"'
+        ) from error
+
+
+def whole_as_int64(table: pa.Table) -> pa.Table:
+    """Return a table whose columns of decimal(38, 0), as sums of integers have it, are int64 where all values fit."""
+    for at, field in enumerate(table.schema):
+        if field.type == WHOLE_NUMBERS:
+            with suppress(pa.ArrowInvalid):
+                table = table.set_column(at, field.with_type(pa.int64()), table.column(at).cast(pa.int64()))
+    return table
+
+
+def _without_empty_chunks(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk for chunk in column.chunks if len(chunk)], column.type)
+
+
+def required(requirement: str, module: str | None = None) -> Any:
+    """Return a package that not everybody has; `requirement` is what pip takes, with the extra features and versions.
+
+    Args:
+        module: what is imported, if that is not the first word of the requirement.
+
+    Raises:
+        InvalidUsage: it is not installed; the message says how to install it.
+    """
+    package = module or re.split(r"\W", requirement)[0]
+    try:
+        return __import__(package)
+    except ImportError as error:
+        raise InvalidUsage(
+            f"this needs the package {package}, which is not installed: pip install '{requirement}'"
+        ) from error

@@ -1,0 +1,402 @@
+"""The contents of a collection as of a time, as users read them; `persist.engine.read.scanning.merging` makes them.
+
+A `Snapshot` is a plan over immutable parts, taken at one point of the log: reading it twice, or later, gives the same
+contents whatever has been written since.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, Protocol, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.blob.errors import InvalidUsage, PersistError
+from persist.codecs.errors import did_you_mean
+from persist.codecs.order.digest import Digest
+from persist.codecs.order.sums import exact_sum
+from persist.codecs.part.part import Part
+from persist.codecs.types.objects import to_dicts
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.tuples import to_rows, to_tuples
+from persist.core.errors import LeaseExpired
+from persist.core.expression.filters import parse_where
+from persist.core.rendering import html_rows, plain
+from persist.core.state.contents import CollectionState
+from persist.core.state.erasures import erasure_number
+from persist.core.timeline import shown_time, timeline_of
+from persist.engine.read.lookups.lookup import Lookup
+from persist.engine.read.lookups.requested_keys import arrow_keys
+from persist.engine.read.results.aggregate import Request, aggregate
+from persist.engine.read.results.export import export_parquet
+from persist.engine.read.results.frames import in_milliseconds, to_frame
+from persist.engine.read.results.result import ArrowResult, python_dicts, required, whole_as_int64
+from persist.engine.read.scanning.merging import Form, read_snapshot, repeated, snapshot_slices, snapshot_tables
+from persist.engine.read.scanning.plan import Explanation, explained
+from persist.engine.read.scanning.reader import ClaimedRead, PartReader
+from persist.engine.read.scanning.scan import Scan, narrowed_scan, refuse_positions, rows_without_columns
+
+UNSUMMED_SHARE = 2  # Of the rows that are left: up to so many rows are read as they are, without being merged.
+ROWS_SHOWN = 10
+CELL_CHARS_MAX = 120
+_MISSING = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
+
+
+def checked_filter(
+    schema: CollectionSchema,
+    where: str | pc.Expression | None,
+    columns: Sequence[str] | None = None,
+    form: Form = "diff",
+) -> pc.Expression | None:
+    """Return the filter that a condition means, after checking all that a caller wants of a collection.
+
+    Raises:
+        SchemaMismatch: a column is unknown or appears twice.
+        InvalidUsage: form is not a form, or where not a condition over the key and value columns, by their names.
+    """
+    if form not in get_args(Form):
+        raise InvalidUsage(f'form={form!r} is not a form of a snapshot: use "rows" or "diff"')
+    if columns is not None:
+        schema.distinct("columns", columns)
+    if isinstance(where, str):
+        return parse_where(where, schema)
+    if where is not None:
+        _check_filter(schema, where)
+    return where
+
+
+def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
+    if not isinstance(filter, pc.Expression):
+        raise InvalidUsage(
+            f'where={filter!r} is no condition: write where="amount > 5", or an expression of pyarrow.compute, such '
+            "as pc.field('amount') > 5"
+        )
+    refuse_positions(filter)
+    rows = pa.schema([schema.arrow.field(name) for name in schema.names]).empty_table()
+    try:
+        rows.filter(filter)
+    except (pa.ArrowException, TypeError) as error:
+        missing = _MISSING.search(str(error))
+        hint = did_you_mean(missing.group(1), schema.names) if missing is not None else ""
+        raise InvalidUsage(
+            f"the condition {filter} does not fit the columns {list(schema.names)} of this collection{hint}: {error}"
+        ) from error
+
+
+class Shortcut(Protocol):
+    """What gives the rows of a scan by reading less than it does.
+
+    Attributes:
+        columns: of an index, by which they are found.
+        memory: about how many bytes all that is read takes when decoded.
+    """
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+    @property
+    def memory(self) -> int: ...
+
+    def tables(self, form: Form, reader: PartReader) -> Iterator[pa.Table]:
+        """Yield what `read_snapshot` does of the scan, all of it made before the first table."""
+        ...
+
+
+def no_shortcut(_erasures: int, _scan: Scan, _bytes_max: int) -> Shortcut | None:
+    """Return None: whoever knows of indexes gives a snapshot another function (`persist.compute.index.indexed`)."""
+    return None
+
+
+class Snapshot(ArrowResult):
+    """The contents as of a time; see `Collection.snapshot`. Nothing is read until a method asks for it.
+
+    Attributes:
+        as_of: the time.
+        form: "rows" or "diff".
+        find_by_index: tells what to read in place of a scan, given `erasure_number` of its contents, and how many bytes
+            may be in memory at once.
+    """
+
+    def __init__(
+        self, scan: Scan, form: Form, reading: ClaimedRead, contents: CollectionState, slice_bytes: int
+    ) -> None:
+        """Plan nothing more: scan is of contents, and slices of it hold about slice_bytes."""
+        super().__init__(reading)
+        self._contents = contents
+        self._slice_bytes = slice_bytes
+        self.as_of = scan.as_of
+        self.form: Form = form
+        self.scan = scan
+        self.find_by_index: Callable[[int, Scan, int], Shortcut | None] = no_shortcut
+        self._lookup: Lookup | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns asked for, and `_diff` in form "diff"."""
+        names = [*self.scan.columns, *(["_diff"] if self.form == "diff" else [])]
+        return pa.schema([self.scan.given.arrow.field(name) for name in names])
+
+    def slices(self, count: int) -> list[Scan]:
+        """Return at most count plans for `read_snapshot` that together are this snapshot."""
+        return self.scan.slices(count)
+
+    def count(self) -> int:
+        """Return the sum of all multiplicities: the number of rows, when none is negative.
+
+        It is linear in the diffs, so nothing is merged: `_time` and `_diff` are read, and only those of parts that hold
+        updates at other times too; of all parts if there is a filter, unless an index has what passes it.
+        """
+        scan, tables = self.scan, self._from_index(self.scan, "diff")
+        if tables is not None:
+            return sum(exact_sum(table["_diff"].to_numpy()) for table in tables)
+        base: tuple[Part, ...] = ()
+        parts = [part for part in scan.parts if not scan.is_inside(part)]
+        total = sum(part.diff_sum for part in scan.base)
+        total += scan.sign * sum(part.diff_sum for part in scan.parts if scan.is_inside(part))
+        if scan.filter is not None:
+            base, parts, total = scan.base, [*scan.parts], 0
+        with self._reading.explained():
+            reader = self._reading()
+            for table in chain(scan.base_rows(reader, ["_diff"], base), scan.updates(reader, ["_diff"], parts)):
+                total += exact_sum(table["_diff"].to_numpy())
+        return total
+
+    def digest(self) -> str:
+        """Return the digest of the contents: the same for equal contents, whatever parts or batches they come in.
+
+        The order of columns, their widths and whatever happened before play no part. How another implementation can
+        compute it is in `persist.codecs.order.digest`. With columns or a filter it is of what these leave. If something
+        was erased from the collection (`Collection.erase`), `-erased-` follows, and how often that was.
+
+        Cost: it is linear in the diffs, so nothing is merged: all parts are read one after the other.
+        """
+        scan, names = self.scan, [*self.scan.columns, "_diff"]
+        digest, erasures = Digest(scan.columns), erasure_number(self._contents)
+        mark = f"-erased-{erasures}" if erasures else ""
+        with self._reading.explained():
+            reader = self._reading()
+            if scan.narrow is not None:  # Only what records come to has the types of before they were widened.
+                for table in self._consolidated(scan.columns):
+                    digest.add(table)
+                return digest.text() + mark
+            for table in chain(scan.base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts)):
+                digest.add(table)
+        return digest.text() + mark
+
+    def unsummed(self) -> Iterator[pa.Table]:
+        """Yield tables of the columns and `_diff`, whose diffs sum up to the contents: for who sums them up anyway.
+
+        Cost: nothing is merged, so rows that cancel are read too; where they are as many as those that are left, the
+        contents are merged as in form "diff".
+        """
+        scan, names = self.scan, [*self.scan.columns, "_diff"]
+        left = sum(part.diff_sum for part in scan.base) + scan.sign * sum(part.diff_sum for part in scan.parts)
+        read = sum(scan.rows_within(part) for part in scan.all_parts)
+        with self._reading.explained():
+            if scan.narrow is not None or read > UNSUMMED_SHARE * left:
+                yield from self._consolidated(scan.columns)
+                return
+            reader = self._reading()
+            yield from chain(scan.base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts))
+
+    def _consolidated(self, columns: tuple[str, ...]) -> Iterator[pa.Table]:
+        """Yield the records with their multiplicities, of some columns. Slices hold whole records, so what cancels does
+        so within one.
+        """
+        scan = replace(self.scan, columns=columns)
+        for scan_slice in scan.slices_within(self._reading().slice_bytes):
+            yield from read_snapshot(scan_slice, "diff", self._reading())
+
+    def aggregate(
+        self, group_by: Sequence[str] = (), aggregations: Mapping[str, tuple[str | None, str]] = MappingProxyType({})
+    ) -> pa.Table:
+        """Return sums and counts, group by group: `aggregate(["city"], {"total": ("amount", "sum")})`.
+
+        They are linear in the diffs, so nothing is merged, and only the columns named are read; a record counts as
+        often as its multiplicity says, in whatever form. Memory: a part, and a few times the groups.
+
+        Args:
+            group_by: key and value columns, of any type; none for one row over everything.
+            aggregations: per output, a column and "sum" (of integers, floats, decimals, durations) or "count" (of
+                values that are not NULL); `(None, "count")` counts rows. Columns need not be among those asked for.
+
+        Returns:
+            the columns of group_by, then the outputs in their order; a row for each group whose multiplicities do not
+            sum to zero, in the order of its columns, where NULL is a group, and NaN is one. Counts are int64; sums are
+            int64, uint64 of uint64, float64, the decimal of most digits, or the duration itself. NULLs are not added
+            up; a sum is NULL where nothing is left to add: multiplicities and values both sum to zero. NaN or an
+            infinity counts where the multiplicities of all of a group's records with it do not sum to zero.
+
+        Raises:
+            SchemaMismatch: a column is unknown, or in group_by twice.
+            InvalidUsage: an aggregation is none, cannot be made of that column, or has the name of a group's column.
+            DiffOverflow: a result does not fit its type. Nothing wraps.
+        """
+        request = Request.of(self.scan.given, group_by, aggregations)
+        with self._reading.explained():
+            return aggregate(self.scan, request, self._reading(), self._consolidated)
+
+    def get(self, keys: Any) -> Any:
+        """Return the rows with certain keys, as this snapshot would hold them if it were filtered by them.
+
+        What is asked in Arrow, pandas or Polars is answered in it: as a table or a frame with the columns of `schema`,
+        in the order of keys (not that in which they were given) if all key columns are among them. What is asked as a
+        list, or anything else of Python, is answered as a list of what `rows` yields, or of dicts if only some of the
+        columns were asked for; a tuple of keys as a tuple of that. Keys that are not there have no rows.
+
+        Only the row groups that may hold these keys are read: their keys first, and other columns where a key was
+        found. They are kept for a while, and all keys are searched for at once: looking up again takes some tenths of a
+        millisecond for ten keys, and some µs for each of many. Cost when they are not kept: two GETs for each part that
+        may hold the keys.
+
+        Args:
+            keys: an iterable of keys, as `Collection.write` takes them: `[1, 2]`, or `[("a", 1)]` if keys have several
+                fields. Or a table, record batch or stream of Arrow, or a frame of pandas or Polars, with exactly the
+                key columns; an array or a series if there is one key column. A key that is given twice counts once;
+                NULL is a key like others.
+
+        Raises:
+            InvalidUsage: a key is not one of this collection; the message names its index.
+            SchemaMismatch: Arrow data with other columns, or of other types.
+            CodecMismatch: keys go through a codec that is not known here.
+            NegativeMultiplicity: in form "rows", if some record with these keys has a negative multiplicity.
+            DiffOverflow: a multiplicity does not fit int64.
+        """
+        if self._lookup is None:
+            self._lookup = Lookup(self.scan)
+        if type(keys) is list and self.form == "rows":
+            record = self._lookup.record(keys, self._reading())
+            if record is not None:
+                return record
+        given = None if type(keys) is list else arrow_keys(keys, self.scan.schema.key_names)
+        matching_rows = self._with_keys(self._lookup, keys if given is None else given)
+        package = type(keys).__module__.partition(".")[0]
+        if package == "pandas":
+            return to_frame(whole_as_int64(matching_rows), None, {})
+        if package == "polars":
+            return required("polars").from_arrow(in_milliseconds(whole_as_int64(matching_rows)))
+        if given is not None:
+            return matching_rows
+        if {*self.scan.columns} == {*self.scan.schema.names}:
+            answer: list[Any] = [*self._python_rows(matching_rows)]
+        else:
+            answer = python_dicts(matching_rows)
+        return tuple(answer) if type(keys) is tuple else answer
+
+    def _with_keys(self, lookup: Lookup, keys: Any) -> pa.Table:
+        wanted = lookup.wanted(keys)
+        with self._reading.explained():
+            matching_rows = lookup.contents(wanted, self.form, self._reading())
+        if self.form == "diff" or "_diff" not in matching_rows.column_names:
+            return matching_rows
+        tables = list(repeated(matching_rows, self.scan))
+        if not self.scan.columns:
+            return rows_without_columns(sum(map(len, tables)))
+        return pa.concat_tables([pa.Table.from_batches([], self.schema), *tables])
+
+    def explain(self) -> Explanation:
+        """Return what reading all of this takes: print it. Nothing is read for that."""
+        return self._explained(self.scan)
+
+    def explain_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Explanation:
+        """Return what `narrowed` takes, as `explain` does."""
+        return self._explained(narrowed_scan(self.scan, filter, columns if self.form == "rows" else None) or self.scan)
+
+    def _explained(self, scan: Scan) -> Explanation:
+        slices, by_index = snapshot_slices(scan, self.form, self._slice_bytes), self.by_index(scan)
+        by = None if by_index is None else (by_index.columns, by_index.memory)
+        return explained(self._contents, scan, self.form, len(slices), by)
+
+    def rows(self) -> Iterator[tuple[Any, Any]]:
+        """Yield `(key, value)` in form "rows", or `((key, value), diff)` in form "diff".
+
+        Raises:
+            InvalidUsage: only some of the columns were asked for.
+            CodecMismatch: a user's codec is needed and was not given to create_or_load.
+        """
+        if set(self.scan.columns) != set(self.scan.schema.names):
+            raise InvalidUsage("rows() needs all columns, and this snapshot has a selection; use to_arrow() for those")
+        for table in self._tables():
+            yield from self._python_rows(table)
+
+    def _python_rows(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
+        if not table.num_columns:  # A collection without any column, in rows: nothing is left to convert.
+            return iter([(None, None)] * table.num_rows)
+        return (to_rows if self.form == "rows" else to_tuples)(whole_as_int64(table), self.scan.given)
+
+    def _read(self) -> Iterator[pa.Table]:
+        return self._tables_of(self.scan)
+
+    def _tables_of(self, scan: Scan) -> Iterator[pa.Table]:
+        tables = self._from_index(scan, self.form)
+        return snapshot_tables(scan, self.form, self._reading) if tables is None else tables
+
+    def _from_index(self, scan: Scan, form: Form) -> Iterator[pa.Table] | None:
+        by_index = self.by_index(scan)
+        try:
+            return None if by_index is None else by_index.tables(form, self._reading())
+        except LeaseExpired:  # What an index has may be gone, as nothing holds it.
+            return None
+
+    def by_index(self, scan: Scan) -> Shortcut | None:
+        """Return what to read in place of a scan of this snapshot; None if no index has it, or reads much less."""
+        return self.find_by_index(erasure_number(self._contents), scan, self._slice_bytes)
+
+    def __len__(self) -> int:
+        """Return the number of rows: in form "rows" by `count`, in form "diff" by reading them."""
+        count = self.count() if self.form == "rows" else -1
+        return count if count >= 0 else super().__len__()
+
+    def _read_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Iterator[pa.Table]:
+        scan = narrowed_scan(self.scan, filter, columns if self.form == "rows" else None)
+        if scan is None:
+            yield from super()._read_narrowed(columns, filter)
+            return
+        with self._reading.explained():
+            yield from self._tables_of(scan)
+
+    def export_parquet(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        rows_per_file: int = 5_000_000,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Write the contents as a folder of Parquet files, in the order of keys; return their paths.
+
+        The folder appears when it is complete. What it holds is this one time, and no part of a collection. A store has
+        no way to make many files appear at once: there, `_INCOMPLETE` stands beside them until all are there, and
+        `_SUCCESS` then. An export that fails deletes what it has stored.
+
+        Args:
+            folder: not there yet, or empty; or a URL, as `persist.open` takes it, where nothing is yet.
+            rows_per_file: at most so many; files end at 64 MiB, too.
+            storage_options: as for `persist.open`, for a URL.
+
+        Raises:
+            InvalidUsage: something is there; or form "rows" cannot show a multiplicity (`NegativeMultiplicity`).
+        """
+        return export_parquet(self, self.as_of, folder, rows_per_file, storage_options)
+
+    def _repr_html_(self) -> str:
+        """Show the first rows to a notebook, and below them what this is. Cost: as `head`."""
+        try:
+            rows = to_dicts(self.head(ROWS_SHOWN + 1), " ")
+        except PersistError:  # It is closed, say.
+            return super()._repr_html_()
+        cells = [[_shown_cell(value) for value in row.values()] for row in rows[:ROWS_SHOWN]]
+        more = ", more rows" if len(rows) > ROWS_SHOWN else ""
+        return f"{html_rows(self.schema.names, cells)}<pre>{escape(plain(repr(self)))}{more}</pre>"
+
+    def __repr__(self) -> str:
+        as_of = shown_time(self.as_of, timeline_of(self.scan.schema))
+        return f"Snapshot(as_of={as_of}, form={self.form!r}, columns={list(self.scan.columns)})"
+
+
+def _shown_cell(value: object) -> str:
+    text = "NULL" if value is None else str(value)
+    return text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"

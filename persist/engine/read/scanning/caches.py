@@ -1,0 +1,353 @@
+"""What reads of parts keep for later reads: footers, decoded rows, what one slice leaves to the next, and mapped files.
+
+- Everything kept is named by the checksums of parts, not by blobs, and rows also by what they are read as: equal bytes
+  mean different columns in other collections and under other versions of a schema. Parts never change, so nothing kept
+  is ever wrong.
+- In memory, each of the three kinds is bounded in bytes.
+- With a cache folder, the rows that look-ups decode go to files there (`SpilledRows`) and are used from there, by all
+  processes that name the folder and by those that come later. The memory is then the page cache's. A file is named by
+  the location, the part's checksum, the rows, the columns and their types, so it is never changed. A file that is
+  damaged, or is another one's, is removed and counts as not there: the rows are decoded again.
+- What is mapped stays readable when somebody removes the file. So the room bounds how much one client keeps mapped,
+  too: the disk has its space back only when nobody has the file any more.
+"""
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from stat import S_ISREG
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from persist.blob.errors import MissingBlob
+from persist.blob.layers.cache import get_checked, get_range_checked
+from persist.blob.layers.cache_folder import BoundedFolder
+from persist.blob.lru import AdmittingCache, ByteBoundedLru
+from persist.blob.protocol import Blob
+from persist.blob.threads import Clock
+from persist.codecs.order.search import SortedKeys
+from persist.codecs.part.file_reader import CheckedFooters
+from persist.codecs.part.index import PartIndex, read_index
+from persist.codecs.part.mapped import MappedRows, Rows, mapped_file
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import CollectionSchema
+
+T = TypeVar("T")
+
+INDEX_BYTES_MAX = 16 << 20
+ENTRY_BYTES = 1 << 10  # What a name and Arrow's own objects take besides the rows, of which there may be a few.
+
+
+class Sized(Protocol):
+    """What knows about how many bytes it takes."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+PASSING_BYTES = 1 << 20  # Enough for the slices of one compaction, which read the same parts one after the other.
+
+DecodedRows = AdmittingCache[Hashable, Sized]
+
+
+def decoded_rows(bytes_max: int, clock: Clock | None = None) -> DecodedRows:
+    """Return a cache for what point reads decode, for all readers of one client; what takes half of it is not kept.
+
+    Look-ups of many keys touch most row groups each time, so of more of them than there is room for, those that are
+    there stay. What nobody asks for in a day goes.
+    """
+    return AdmittingCache(
+        bytes_max, lambda rows: ENTRY_BYTES + rows.nbytes, value_bytes_max=bytes_max // 2, clock=clock
+    )
+
+
+class PartIndexes:
+    """The footers of parts read lately, for all readers of one client.
+
+    Attributes:
+        whole: those of parts that were read whole.
+    """
+
+    def __init__(
+        self, bytes_max: int = INDEX_BYTES_MAX, whole: CheckedFooters | None = None, clock: Clock | None = None
+    ) -> None:
+        self.whole = whole or CheckedFooters(clock=clock)
+        # However large it is, the one in use is kept: each slice of its part asks for it.
+        self._kept: ByteBoundedLru[str, PartIndex] = ByteBoundedLru(
+            bytes_max, lambda index: index.nbytes, value_bytes_max=2**63, clock=clock
+        )
+
+    def known(self, part: Part) -> PartIndex | None:
+        """Return the footer of a part if it is kept here."""
+        return self._kept.get(part.checksum)
+
+    def get(self, blob: Blob, part: Part, schema: CollectionSchema) -> PartIndex:
+        """Return the footer of a part. Cost: one GET of a range, or nothing."""
+        index = self.known(part)
+        if index is None:
+            index = fetched(blob, part, lambda data: read_index(data, part, schema), part.footer_range)
+            self._kept.put(part.checksum, index)
+        return index
+
+    def of_whole(self, data: bytes, part: Part, schema: CollectionSchema) -> PartIndex:
+        """Return the footer of a part, given the bytes of its blob; whoever reads rows of it verifies these."""
+        start, end = part.footer_range
+        index = read_index(data[start:end], part, schema)
+        self._kept.put(part.checksum, index)
+        return index
+
+
+@dataclass(slots=True)
+class PartCaches:
+    """What all readers of one client keep of parts. Several clients of one location may have it, one after the other.
+
+    Nothing in it depends on a client: parts never change, and what is kept of them is named by their checksums.
+    """
+
+    indexes: PartIndexes
+    decoded: DecodedRows
+
+    @classmethod
+    def within(cls, memory_budget: int, clock: Clock | None = None) -> "PartCaches":
+        """Return empty caches for a client; see `Settings.memory_budget`, of which they take up to a half."""
+        return cls(PartIndexes(clock=clock), decoded_rows(memory_budget // 2, clock))
+
+    @classmethod
+    def passing(cls) -> "PartCaches":
+        """Return caches for what is read to be replaced, such as by compaction: nobody asks for it again."""
+        return cls(PartIndexes(PASSING_BYTES, CheckedFooters(PASSING_BYTES)), decoded_rows(PASSING_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Where one slice ends and the next begins: in which part, for which columns and filter, at which bound of keys.
+
+    Equal bytes may be two parts, which read the same only if their versions and the schemas that they are read with do.
+    """
+
+    rows_id: str
+    version: int
+    reading: str
+    columns: tuple[str, ...]
+    filter: "_Itself"
+    bound: str
+
+
+class _Itself:
+    """An object that is equal to itself alone: expressions can be neither hashed nor compared."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: object) -> None:
+        self._of = of  # Kept alive, so that no other object takes its place in memory.
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self._of is other._of
+
+    def __hash__(self) -> int:
+        return object.__hash__(self._of)
+
+
+class SliceLeftovers:
+    """What slices of the key space left over of what they decoded, for those that follow them."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._kept: ByteBoundedLru[_Cut, tuple[pa.Table, int]] = ByteBoundedLru(bytes_max, lambda left: left[0].nbytes)
+
+    @property
+    def bytes(self) -> int:
+        """What all of it takes."""
+        return self._kept.bytes
+
+    def take(
+        self, part: Part, schema: CollectionSchema, columns: tuple[str, ...], filter: pc.Expression | None, bound: Any
+    ) -> tuple[pa.Table, int] | None:
+        """Return the rows from a bound on that were decoded, and the row of the part that follows them."""
+        return self._kept.take(_cut(part, schema, columns, filter, bound))
+
+    def keep(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        columns: tuple[str, ...],
+        filter: pc.Expression | None,
+        bound: Any,
+        rows: pa.Table,
+        following: int,
+    ) -> None:
+        """Keep a copy of rows, without what they are a slice of, as long as there is room."""
+        # Joined with nothing, they are copied as they lie, in a fifth of the time that `take` needs.
+        copied = [pa.concat_arrays([*column.chunks, _none_of(column.type)]) for column in rows.columns]
+        rows = pa.Table.from_arrays(copied, schema=rows.schema)
+        self._kept.put(_cut(part, schema, columns, filter, bound), (rows, following))
+
+
+@lru_cache(maxsize=256)
+def _none_of(kind: pa.DataType) -> pa.Array:
+    return pa.nulls(0, kind)
+
+
+def _cut(
+    part: Part, schema: CollectionSchema, columns: tuple[str, ...], filter: pc.Expression | None, bound: Any
+) -> _Cut:
+    return _Cut(part.rows_id, part.schema, schema.reading, columns, _Itself(filter), str(bound))
+
+
+def fetched(blob: Blob, part: Part, check: Callable[[bytes], T], within: tuple[int, int] | None = None) -> T:
+    """Return check of a part's blob or of a range of it, fetched once more if a cache may have spoiled it.
+
+    Raises:
+        MissingBlob: the blob is not there.
+        CorruptBlob: check says so.
+    """
+    if within is None:
+        checked = get_checked(blob, part.blob, part.bytes, check)
+    else:
+        checked = get_range_checked(blob, part.blob, within, check)
+    if checked is None:
+        raise MissingBlob(
+            part.blob, f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there"
+        )
+    return checked
+
+
+SPILL_BYTES_MIN = 64 << 10  # Less is decoded as soon as a file is opened.
+USED_EVERY_S = 60.0  # How often the file's time of last use is set.
+DAMAGED = (ValueError, pa.ArrowException, OSError, struct.error, IndexError)
+
+
+class SpilledRows:
+    """The files of one location in a cache folder; safe to use from many threads. No method raises because of the disk.
+
+    Attributes:
+        room: what keeps the folder within its bounds.
+        corrupt: files that were not what they should be.
+        hits: pieces of parts that were used from files which this client did not have mapped yet.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], bytes_max: int, location: str, clock: Clock) -> None:
+        self.room = BoundedFolder(folder, bytes_max, clock)
+        self._location = location
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._mapped: ByteBoundedLru[str, _Piece] = ByteBoundedLru(bytes_max, lambda piece: piece.rows.nbytes)
+        self.corrupt = self.hits = 0
+
+    def get(self, name: str, schema: pa.Schema, rows: int, touched: Rows | None) -> pa.RecordBatch | None:
+        """Return rows that were put under a name; None if they are not there as they were.
+
+        Args:
+            schema, rows: what they are, and how many.
+            touched: those which will be looked at, and no others; None stands for all.
+        """
+        path = self._path(name)
+        piece = self._opened(path, name, schema, rows)
+        if piece is None:
+            return None
+        try:
+            piece.rows.check(touched)
+        except DAMAGED:
+            self._drop(path, piece)
+            return None
+        piece.used(path, self._clock)
+        return piece.rows.batch
+
+    def keys(self, name: str, schema: pa.Schema, rows: int) -> SortedKeys | None:
+        """Return the same as keys to search in, made once as long as they are mapped."""
+        batch = self.get(name, schema, rows, None)
+        if batch is None:
+            return None
+        piece = self._mapped.get(self._path(name))
+        if piece is None or piece.rows.batch is not batch:
+            return SortedKeys(batch)
+        if piece.keys is None:
+            piece.keys = SortedKeys(batch)
+        return piece.keys
+
+    def is_mapped(self, name: str) -> bool:
+        """Whether this client has used those rows lately."""
+        return self._mapped.get(self._path(name)) is not None
+
+    def put(self, name: str, batch: pa.RecordBatch) -> bool:
+        """Keep rows under a name; return whether `get` will find them, as far as anybody knows."""
+        size = batch.nbytes
+        if size < SPILL_BYTES_MIN or size > self.room.file_bytes_max or self.room.is_paused:
+            return False
+        return self.room.write(self._path(name), mapped_file(batch, self._full(name)))
+
+    def drop(self, name: str) -> None:
+        """Keep rows no more."""
+        path = self._path(name)
+        self._mapped.take(path)
+        with suppress(OSError):
+            os.unlink(path)
+
+    def counts(self) -> dict[str, int]:
+        """Return what became of the files; the room's counts are of all that this client wrote there."""
+        room, mapped = self.room, self._mapped.bytes
+        counts = {"hits": self.hits, "corrupt": self.corrupt, "evictions": room.evictions}
+        return counts | {"disk_errors": room.disk_errors, "mapped_bytes": mapped, "folder_bytes": room.bytes}
+
+    def close(self) -> None:
+        """Let go of what is mapped."""
+        self._mapped.clear()
+
+    def _opened(self, path: str, name: str, schema: pa.Schema, rows: int) -> "_Piece | None":
+        piece = self._mapped.get(path)
+        if piece is not None:
+            return piece
+        try:
+            if not S_ISREG(os.lstat(path).st_mode):
+                raise ValueError("it is no plain file")
+            with pa.memory_map(path) as file:  # What is read stays mapped, and the descriptor does not stay open.
+                data = file.read_buffer()
+            piece = _Piece(MappedRows(data, self._full(name), schema, rows))
+        except FileNotFoundError:
+            return None
+        except DAMAGED:
+            self._drop(path, None)
+            return None
+        self.hits += 1
+        self._mapped.put(path, piece)
+        return piece
+
+    def _drop(self, path: str, piece: "_Piece | None") -> None:
+        if piece is not None:
+            self._mapped.take(path, only=piece)
+        with self._lock:
+            self.corrupt += 1
+        with suppress(OSError):
+            os.unlink(path)
+
+    def _full(self, name: str) -> bytes:
+        return f"{self._location}\n{name}".encode()
+
+    def _path(self, name: str) -> str:
+        return self.room.path(xxhash.xxh3_128_hexdigest(self._full(name)), "rows")
+
+
+class _Piece:
+    """What is mapped of a file, and the keys that were made of it."""
+
+    __slots__ = ("_used_s", "keys", "rows")
+
+    def __init__(self, rows: MappedRows) -> None:
+        self.rows = rows
+        self.keys: SortedKeys | None = None
+        self._used_s = float("-inf")
+
+    def used(self, path: str, clock: Clock) -> None:
+        """Let the file be one that was used just now, so that it is not the first to go."""
+        now = clock.monotonic_s()
+        if now - self._used_s > USED_EVERY_S:
+            self._used_s = now
+            with suppress(OSError):
+                os.utime(path, ns=(time.time_ns(),) * 2)

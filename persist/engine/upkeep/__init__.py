@@ -1,0 +1,9 @@
+"""What goes on beside the calls of users: leases are renewed, history is compacted, garbage is collected.
+
+Promises: a blob is deleted only when the log says that nobody may refer to it any more; when in doubt it stays.
+"""
+
+from persist.engine.upkeep.ages import void_floor
+from persist.engine.upkeep.background import CompactionSchedule, Upkeep
+from persist.engine.upkeep.garbage import Deleted, Garbage, GarbageReport
+from persist.engine.upkeep.names import OBJECTS, Names, named_in, sharers

@@ -1,0 +1,35 @@
+"""Older tokens of a collection are moved out of its state, by the record that would make them too many.
+
+Cost: for one of 2,048 commits with a token, a PUT. An attempt that loses the race for its seqno leaves an object that
+nothing names, because the next one needs another name: what is below the floor of uploads may be collected.
+"""
+
+from persist.blob.protocol import Blob
+from persist.core.log import kinds
+from persist.core.log.fields import Archiving
+from persist.core.log.kinds import Mutation
+from persist.core.log.token_archives import ArchivedTokens, store_archive
+from persist.core.state.annotations import archiving_step, plan_archiving
+from persist.core.state.contents import CollectionState
+from persist.core.state.state import State
+from persist.engine.follow.follower import Follower
+
+
+def with_archiving(
+    blob: Blob, follower: Follower, state: State, contents: CollectionState | None, mutation: Mutation
+) -> Mutation:
+    """Return a mutation of the record after state that moves older tokens into an archive, if that is due."""
+    if contents is None or not isinstance(mutation, kinds.Tokens):
+        return mutation
+    plan = plan_archiving(contents.tokens, contents.archives, mutation)
+    if plan is None:
+        return mutation
+    marks, merged, dropped = plan
+    assert state.location is not None
+    before = () if contents.archives is None else contents.archives.stored
+    tokens = [follower.tokens.read(state.location, contents.id, archive) for archive in before[len(before) - merged :]]
+    moved = ArchivedTokens.merged([*tokens, ArchivedTokens.of(marks)])
+    format = max(state.format, Archiving.came_with)
+    archive = store_archive(blob, state.location, contents.id, state.seqno + 1, moved, format=format)
+    follower.tokens.keep(archive, moved)
+    return archiving_step(mutation, contents.archives, archive, len(marks), merged, dropped)

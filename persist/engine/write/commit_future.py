@@ -1,0 +1,202 @@
+"""The answer to a write that is under way: wait for it with `.result()`, or `await` it.
+
+No error may be lost (rule 5): a ledger keeps every failed future that nobody has looked at yet, and the client's
+`close` raises what is left in it.
+"""
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+
+ERRORS_KEPT_MAX = 100
+
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def _contained() -> Iterator[None]:
+    """Keep what ends a thread, such as `sys.exit` in a callback, from what was committed together with its future."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception):  # Those of callbacks are logged by the future itself.
+            raise
+        logger.error("a future's callback raised %r, which ends nothing here: do that in the main thread", error)
+
+
+class UnobservedErrors:
+    """The failed futures whose error nobody has looked at. It keeps `ERRORS_KEPT_MAX` of the errors."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._lock = threading.Lock()
+        self._errors: dict[int, BaseException | None] = {}
+
+    @property
+    def kept(self) -> dict[int, BaseException | None]:
+        """The errors themselves: for who reports what is left in it when nobody has the ledger any more."""
+        return self._errors
+
+    def add(self, number: int, error: BaseException) -> None:
+        """Remember the error of the future of that number, which has just failed."""
+        with self._lock:
+            self._errors[number] = error if len(self._errors) < ERRORS_KEPT_MAX else None
+
+    def remove(self, number: int) -> None:
+        """Forget the error of a future that somebody looked at."""
+        with self._lock:
+            self._errors.pop(number, None)
+
+    def take(self) -> list[BaseException | None]:
+        """Return what nobody looked at, and forget it; None for each error that was not kept."""
+        with self._lock:
+            taken = list(self._errors.values())
+            self._errors.clear()
+            return taken
+
+    def raise_all(self) -> None:
+        """Raise what nobody looked at: the error itself if there is one, an ExceptionGroup if there are more."""
+        taken = self.take()
+        # Operations that failed together share one error.
+        errors = list({id(error): error for error in taken if error is not None}.values())
+        count, not_kept = len(taken), sum(error is None for error in taken)
+        if not_kept:
+            errors.append(InvalidUsage(f"{not_kept} more writes failed, and only {ERRORS_KEPT_MAX} errors are kept"))
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise BaseExceptionGroup(f"{count} writes failed and nobody looked at their errors", errors)
+
+
+class Committed(NamedTuple):
+    """Where a commit is in the log, and which times it gave, by collection, to those who named none."""
+
+    seqno: int
+    times: Mapping[str, int] = MappingProxyType({})
+
+
+class CommitFuture(Future[int]):
+    """Resolves to the seqno of the commit once it is durable, or to the error that rejected it.
+
+    Waiting for it, in whatever way, calls on_wait first: whoever commits need not hold out for more to commit with it.
+
+    A commit that changed nothing (such as a seal to the current upper) resolves to the seqno of the state in which it
+    was found to change nothing.
+
+    Attributes:
+        late: events that were left out because they are late, once it is resolved; see `Collection.upsert`.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, unobserved: UnobservedErrors, on_wait: Callable[[], object]) -> None:
+        super().__init__()
+        self._number = next(self._numbers)
+        self._unobserved = unobserved
+        self._on_wait = on_wait
+        self._seqno: int | None = None  # Known without a lock, once all who waited have been told.
+        self.late: pa.Table | None = None
+        self._times: Mapping[str, int] = {}
+
+    @property
+    def time(self) -> int | None:
+        """The time that the commit gave to what was written without one; waits for it, and raises its error.
+
+        None if the caller named the times, or if nothing was written.
+        """
+        return next(iter(self.times.values()), None)
+
+    @property
+    def times(self) -> Mapping[str, int]:
+        """The same by the ids of the collections: on timelines of different units, one moment has several numbers."""
+        self.result()
+        return self._times
+
+    @property
+    def durable_at(self) -> int | None:
+        """The seqno of the commit if it is known to be durable; else None. It does not wait, and looks at no error."""
+        return self._seqno
+
+    def committed(self) -> Committed:
+        """Return the seqno and the times; waits, and raises, as `result`."""
+        return Committed(self.result(), self._times)
+
+    def fail(self, error: BaseException) -> None:
+        """Resolve to error, which stays on the ledger until somebody looks."""
+        # On the ledger first: a waiter that wakes up at once must find it there to take it off.
+        _drop_frames(error)
+        self._unobserved.add(self._number, error)
+        with _contained():
+            self.set_exception(error)
+
+    def succeed(self, seqno: int, times: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Resolve to the seqno of the commit, which gave these times."""
+        self._times = times
+        with _contained():
+            self.set_result(seqno)
+        self._seqno = seqno
+
+    def result(self, timeout: float | None = None) -> int:
+        """Return the seqno of the commit; raise its error, or TimeoutError after timeout seconds."""
+        if self._seqno is not None:
+            return self._seqno
+        self.exception(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the error of the commit, or None when it is durable; TimeoutError after timeout seconds."""
+        if self._seqno is not None:
+            return None
+        if not self.done():
+            self._on_wait()
+        error = super().exception(timeout)
+        self._unobserved.remove(self._number)
+        return error
+
+    def cancel(self) -> bool:
+        """Return False: a commit that was asked for cannot be called back."""
+        return False
+
+    def __await__(self) -> Generator[Any, None, int]:
+        self._on_wait()
+        import asyncio  # Here: who never awaits starts without it, 8 ms sooner.
+
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+
+        def tell() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        def wake(_: Future[int]) -> None:
+            with suppress(RuntimeError):  # The loop was closed: nobody waits any more.
+                loop.call_soon_threadsafe(tell)
+
+        # Only the wake-up goes through the loop: a task that is cancelled before it has not looked at the error.
+        self.add_done_callback(wake)
+        yield from waiter.__await__()
+        return self.result()
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Drop the tracebacks of an error and of those it came from.
+
+    Their frames would keep everything alive that was committed together, perhaps down to the client itself, whose
+    threads end when nobody has it any more.
+    """
+    left, seen = [error], set()
+    while left:
+        error = left.pop()
+        seen.add(id(error))
+        error.__traceback__ = None
+        left += [cause for cause in (error.__cause__, error.__context__) if cause is not None and id(cause) not in seen]

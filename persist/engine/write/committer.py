@@ -1,0 +1,235 @@
+"""A client's queue of commits: one thread that turns what callers asked for into records of the log, in call order.
+
+While one PUT is in flight, callers queue up operations; the next record carries all of them
+(`persist.engine.write.group_commit`).
+
+A caller that issues many operations without waiting for any would get a record for every few of them, because a commit
+to a local folder takes less time than a few calls. When several operations are queued up and nobody waits for one, a
+group therefore stays open for `LINGER_S`.
+
+Large writes are encoded and uploaded by a pool as soon as they are asked for; small ones are encoded with their group.
+What is asked for and not yet durable is bounded by the memory budget: beyond it, callers wait.
+"""
+
+import collections
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, wait
+
+from persist.blob.protocol import Blob
+from persist.blob.threads import Clock
+from persist.core.errors import ClientClosed, InvalidUsage
+from persist.core.log.records import COMMIT_DEADLINE_S
+from persist.engine.follow.follower import Follower
+from persist.engine.write.commit_future import CommitFuture, UnobservedErrors
+from persist.engine.write.group_commit import GroupCommit
+from persist.engine.write.operations import Operation, Renew, Step, Submission, Write
+from persist.engine.write.part_writer import MEMORY_BUDGET, PartWriter
+from persist.engine.write.write_steps import WriteSteps
+
+GROUP_BYTES_MAX = 16 << 20
+LINGER_S = 0.01
+
+
+class Committer:
+    """Owns the thread that commits; every method may be called from any thread."""
+
+    def __init__(
+        self,
+        blob: Blob,
+        follower: Follower,
+        pool: Executor,
+        clock: Clock,
+        writer_name: str,
+        memory_budget: int = MEMORY_BUDGET,
+        deadline_s: float = COMMIT_DEADLINE_S,
+        look_back: bool = True,
+    ) -> None:
+        self.writer_name = writer_name
+        self.unobserved = UnobservedErrors(blob.url)
+        parts = PartWriter(blob, follower.next_seqno, memory_budget)
+        self.groups = GroupCommit(blob, follower, clock, writer_name, parts, pool, deadline_s, look_back=look_back)
+        self.write_steps = WriteSteps(parts, pool)
+        self._in_flight_bytes_max = memory_budget
+        self._changed = threading.Condition()
+        self._asked: collections.deque[Operation] = collections.deque()
+        self._hurry = threading.Event()
+        self._in_flight_bytes = 0
+        self._closed = False
+        self._pid = os.getpid()
+        self._submitted = self._resolved = 0
+        self._committing: tuple[Operation, ...] = ()  # The group under way.
+        self._ended: list[Callable[[], object]] = [self.groups.close]
+        self._thread = threading.Thread(target=self._run, name="persist-committer", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        steps: Sequence[Step],
+        names: dict[str, str],
+        submission: Submission | None = None,
+        renew: Renew | None = None,
+    ) -> CommitFuture:
+        """Queue an operation; return at once, or as soon as there is room for it.
+
+        Args:
+            submission: by what id another client asks for it.
+            renew: makes the steps anew for each state that the record may follow; this thread calls it.
+
+        Raises:
+            ClientClosed: `close` was called before.
+        """
+        operation = Operation.of(steps, names, CommitFuture(self.unobserved, self._waited_for), submission, renew)
+        with self._changed:
+            # In a future's callback there is no waiting: the thread that makes room is the one that would wait.
+            if not self._is_own_thread():
+                self._changed.wait_for(lambda: self._closed or self._has_room(operation.bytes))
+            if self._closed:
+                raise ClientClosed("a write")
+            self._in_flight_bytes += operation.bytes
+            self._submitted += 1
+            self._asked.append(operation)
+            self._changed.notify_all()
+        return operation.future
+
+    def new_future(self, prepare_wait: Callable[[], object]) -> CommitFuture:
+        """Return the future of a commit that is still to be made of other commits; who makes it resolves it.
+
+        Args:
+            prepare_wait: is called before a caller waits for it.
+        """
+
+        def on_wait() -> None:
+            prepare_wait()
+            self._waited_for()
+
+        return CommitFuture(self.unobserved, on_wait)
+
+    def close(self) -> None:
+        """Finish what was asked for and end the thread; idempotent."""
+        self.request_stop()
+        if not self._is_own_thread():  # A future's callback may close its client.
+            self._thread.join()
+
+    def request_stop(self) -> None:
+        """Take no more operations, and let the thread end after those it has."""
+        with self._changed:
+            self._closed = True
+            self._hurry.set()
+            self._changed.notify_all()
+
+    def pending(self) -> tuple[int, tuple[str, ...]]:
+        """Return how many operations are not done yet, and the names of their collections."""
+        with self._changed:
+            asked = {name for operation in self._under_way() for name in operation.names.values()}
+            return self._submitted - self._resolved, tuple(sorted(asked))
+
+    def writes_under_way(self, collection: str) -> list[tuple[Write, CommitFuture]]:
+        """Return the writes to a collection that are asked for and not durable yet, with their futures."""
+        with self._changed:
+            return [
+                (step, operation.future)
+                for operation in self._under_way()
+                if not operation.future.done()
+                for step in operation.steps
+                if isinstance(step, Write) and step.collection == collection
+            ]
+
+    def _under_way(self) -> tuple[Operation, ...]:
+        return (*self._committing, *self._asked)
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until all that was asked for by now is done; return False if it is not after timeout_s."""
+        with self._changed:
+            wanted = self._submitted
+            if self._resolved < wanted:
+                self._hurry.set()
+            return self._changed.wait_for(lambda: self._resolved >= wanted, timeout_s)
+
+    def when_ended(self, call: Callable[[], object]) -> None:
+        """Have the thread call something when it ends, after `request_stop`; now, if it has ended."""
+        with self._changed:
+            if self._thread.is_alive():
+                self._ended.append(call)
+                return
+        call()
+
+    def may_wait(self) -> bool:
+        """Whether the calling thread may wait for a commit: not in a future's callback, nor in a fork."""
+        return not self._is_own_thread() and os.getpid() == self._pid
+
+    def check_may_wait(self) -> None:
+        """Raise InvalidUsage in a future's callback; to be called before a lock is taken that is kept for a commit."""
+        if self._is_own_thread():
+            raise InvalidUsage(
+                "a future's callback waits for another commit, which would wait for the callback. Do it in another "
+                "thread, or await it."
+            )
+
+    def _waited_for(self) -> None:
+        self.check_may_wait()
+        if os.getpid() != self._pid:
+            raise InvalidUsage(
+                f"process {os.getpid()} waits for a commit that process {self._pid} asked for, and the thread that "
+                "makes it did not come along with the fork. Wait for it there; open a new client in each process."
+            )
+        self._hurry.set()
+
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _has_room(self, wanted_bytes: int) -> bool:
+        return self._in_flight_bytes == 0 or self._in_flight_bytes + wanted_bytes <= self._in_flight_bytes_max
+
+    def _run(self) -> None:
+        # Nothing of a group may be left here during the wait for the next: not its futures, callbacks, their client.
+        while self._commit_next():
+            pass
+        with self._changed:
+            ended, self._ended = self._ended, []
+        for call in ended:
+            call()
+
+    def _commit_next(self) -> bool:
+        """Commit the next group; return False when there is none any more."""
+        group = self._next_group()
+        try:
+            self.groups.commit(group)
+        except BaseException as error:  # Whatever it is, the callers must hear of it and the thread live on.
+            for operation in group:
+                if not operation.future.done():
+                    operation.future.fail(error)
+        with self._changed:
+            self._in_flight_bytes -= sum(operation.bytes for operation in group)
+            self._resolved += len(group)
+            self._committing = ()
+            self._changed.notify_all()
+        return bool(group)
+
+    def _next_group(self) -> list[Operation]:
+        """Wait for operations and return those to commit together; none when the client was closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._asked or self._closed)
+            if not self._asked:
+                return []
+            first = self._asked[0]
+            pipelined = len(self._asked) > 1
+        wait(first.uploads)
+        if pipelined:
+            self._hurry.wait(LINGER_S)
+        self._hurry.clear()
+        group: list[Operation] = []
+        group_bytes = 0
+        with self._changed:
+            # What is ready must not wait for an upload that was asked for later.
+            while self._asked and group_bytes <= GROUP_BYTES_MAX and self._asked[0].is_ready:
+                is_alone = self._asked[0].is_alone
+                if group and is_alone:
+                    break
+                group.append(self._asked.popleft())
+                group_bytes += group[-1].bytes
+                if is_alone:
+                    break
+            self._committing = tuple(group)
+        return group

@@ -1,0 +1,606 @@
+"""How a group of operations becomes one record of the log, and what each of their callers is told.
+
+For one group:
+
+1. *Validate* each operation in order against a `Draft` of the newest known state. A rejection counts only if that
+   state is the newest there is, so the log is read before one is handed out.
+2. *Merge* what was accepted into the least number of mutations (`persist.engine.write.operations`). Readers cannot
+   tell, because a record is atomic.
+3. *Create* the record at the next seqno. Whoever loses the race applies the winner's record and starts again at 1,
+   with the same uploads. Times that the commit assigns are those of the state which the record follows, so each attempt
+   has its own; parts are stamped with them in their descriptors, and none is encoded again.
+
+With a `relay`, another client is asked first to commit a group with those of others (`persist.engine.write.relay`);
+what it does not answer is settled here.
+
+Every so many records, the pool makes a checkpoint of them (`Checkpointing`), one at a time.
+
+A blob is stored before the record that refers to it, never after. Uploads of rejected operations are deleted; after
+an indeterminate commit they are left, because the record may yet appear.
+"""
+
+import itertools
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+from msgspec import UNSET
+
+from persist.blob.protocol import Blob, turn_at
+from persist.blob.threads import Clock
+from persist.codecs.part.part import Part
+from persist.core.antichain import Antichain
+from persist.core.errors import (
+    CollectionNotFound,
+    Conflict,
+    CorruptBlob,
+    Corruption,
+    Indeterminate,
+    InvalidUsage,
+    MissingBlob,
+    PersistError,
+    Unavailable,
+    UpdatesBeyondUpper,
+)
+from persist.core.log import kinds
+from persist.core.log.framing import FORMAT
+from persist.core.log.keys import PARTS, is_upload, record_key, record_seqno
+from persist.core.log.kinds import BringsParts, Mutation
+from persist.core.log.records import Record, Submitted, create_record, move_out, read_record
+from persist.core.state.collection_rules import ExpectNothingBeyondUpper
+from persist.core.state.draft import Draft
+from persist.core.state.location import check_uploaded
+from persist.core.state.state import State, apply, format_after
+from persist.engine.follow.checkpoint import checkpoint_due, write_checkpoint
+from persist.engine.follow.follower import Follower
+from persist.engine.follow.log_queries import say_whose
+from persist.engine.write.archiving import with_archiving
+from persist.engine.write.commit_future import Committed
+from persist.engine.write.operations import (
+    Operation,
+    Step,
+    Submission,
+    Write,
+    assigned_times,
+    in_records,
+    is_of_clock,
+    merge,
+)
+from persist.engine.write.part_writer import PartWriter
+from persist.engine.write.relay import Relay, doubt, is_in_doubt, is_plain, may_be_relayed, submitted
+from persist.engine.write.store_checks import LookBack, StoreProof
+
+COUNTS = ("records", "operations", "repeated", "rejected", "lost_races", "relayed", "in_doubt")
+
+B = TypeVar("B", bound=BringsParts)
+
+
+class GroupCommit:
+    """Commits one group after another; `commit` is called by one thread, the others by any."""
+
+    def __init__(
+        self,
+        blob: Blob,
+        follower: Follower,
+        clock: Clock,
+        writer_name: str,
+        parts: PartWriter,
+        pool: Executor,
+        deadline_s: float,
+        *,
+        look_back: bool,
+    ) -> None:
+        self.epoch: int | None = None  # Set once, by whoever opened the location exclusively.
+        self.relay: Relay | None = None  # Set once, before anything is submitted.
+        self.appended: Callable[[str], object] = lambda collection: None  # Told of each commit that adds updates.
+        self.checkpointing = Checkpointing(blob, follower, pool)
+        self._look_back = LookBack(blob, follower, clock, is_wanted=look_back)
+        self._blob = blob
+        self._follower = follower
+        self._clock = clock
+        self._writer_name = writer_name
+        self._parts = parts
+        self._deadline_s = deadline_s
+        self._proof = StoreProof(blob, clock, deadline_s=deadline_s)
+        self._submitter, self._numbers, self._relayed = uuid.uuid4().hex, itertools.count(1), -1
+        self._counts = dict.fromkeys(COUNTS, 0)
+        self._is_crowded = False  # Whether the last commit lost a race, or had to wait for a turn.
+        threads = self._look_back.threads
+        if threads is not None and follower.state.seqno >= 0 and follower.interrupted is None:
+            newest = follower.newest_record()
+            if newest is not None:
+                self._proof.begin(newest, threads)
+
+    def counts(self) -> dict[str, int]:
+        """Return counts of what was asked for, and of what became of it.
+
+        Records made, the operations they or an earlier record hold, those among them that were done before, those
+        rejected, attempts that found their slot of the log taken, and checkpoints made. Then the operations that
+        another client committed or rejected for this one, and those that it was asked for and did not answer.
+        """
+        return self._counts | {"checkpoints": self.checkpointing.made}
+
+    def close(self) -> None:
+        """End the threads that look back, which may have a request under way; idempotent."""
+        self._look_back.close()
+
+    def abandon(self, steps: Sequence[Step]) -> None:
+        """Delete what has been uploaded for steps that will not be submitted after all."""
+        for step in steps:
+            if isinstance(step, Write) and isinstance(step.data, Future):
+                step.data.add_done_callback(partial(self._discard_upload, step.collection))
+
+    def commit(self, group: list[Operation]) -> None:
+        """Resolve the future of every operation of the group."""
+        operations = self._relayed_first(self._with_failed_uploads_rejected(group))
+        try:
+            self._commit_here(operations)
+        except BaseException as error:
+            doubt(operations, error)
+            raise
+
+    def _relayed_first(self, operations: list[Operation]) -> list[Operation]:
+        """Have another client commit operations, if there is one; return those that are left to do."""
+        relay, location = self.relay, self._follower.state.location
+        if relay is None or location is None or not may_be_relayed(operations):
+            return operations
+        after = max(self._follower.state.seqno, self._relayed)
+        asked = [
+            replace(operation, submission=Submission(self._submitter, next(self._numbers), after, is_own=True))
+            for operation in operations
+        ]
+        answers = relay.commit(location, asked)
+        if answers is None:
+            return operations
+        self._relayed = max((done.seqno for done in answers if isinstance(done, Committed)), default=self._relayed)
+        left = [operation for operation, answer in zip(asked, answers, strict=True) if answer is None]
+        self._counts["relayed"] += len(asked) - len(left)
+        self._counts["in_doubt"] += len(left)
+        if not all(map(is_plain, asked)):
+            with suppress(PersistError):  # They are committed; whoever reads what they did hears of it.
+                self._follower.refresh()
+        self._follower.looks.committed_elsewhere()
+        for operation, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, PersistError):
+                self._reject(operation, answer)
+            elif answer is not None:
+                operation.future.succeed(*answer)
+        return left
+
+    def _commit_here(self, operations: list[Operation]) -> None:
+        submissions = [operation.submission for operation in operations if is_in_doubt(operation)]
+        doubtful = [submission.after for submission in submissions if submission is not None]
+        if doubtful:
+            self._follower.catch_up(min(doubtful))
+            if not self._look_back.now(self._follower.state):
+                self._follower.restart()
+        for of_record in in_records(operations):
+            with ExitStack() as turn:
+                if self._is_crowded:
+                    self._is_crowded = turn.enter_context(turn_at(self._blob, record_key(0)))
+                    if self._is_crowded:
+                        self._follower.refresh()
+                self._commit_in_turn(of_record, turn)
+
+    def _commit_in_turn(self, operations: list[Operation], turn: ExitStack) -> None:
+        """Commit, with the turn to create records if many race for the next slot, and the store has turns.
+
+        It is taken for reading, encoding and creating together, and given back before anybody hears what came of it.
+        Who had it for the create alone would lose and wait again. So each who waits once gets a slot, and nothing is
+        read and encoded in vain.
+        """
+        appends: dict[str, tuple[list[Write], list[kinds.Append | kinds.Pend]]] = {}
+        while operations:
+            self._follower.prove()
+            state, unreadable = self._state_for(operations)
+            if not self._is_store_proven(state):
+                continue
+            operations = self._unsettled(operations, state, unreadable)
+            try:
+                accepted, done, rejected, times = self._validate(state, operations, unreadable)
+            except MissingBlob:  # Pages of a directory that newer checkpoints do not refer to have been collected.
+                if self._follower.restart().entries.is_over_the_same_as(state.entries):
+                    raise
+                continue
+            mutations = self._mutations(state, accepted, appends, times)
+            is_final = bool(rejected) or (bool(accepted) and not mutations)
+            if is_final and self._follower.refresh().seqno != state.seqno:
+                continue  # Nobody is refused, and nothing found to change nothing, on the strength of an old state.
+            # What may come in another way must not, before anybody is told what became of it.
+            is_record = bool(mutations) or any(map(is_in_doubt, operations))
+            try:
+                if is_record and not self._create(state, mutations, submitted(operations, accepted)):
+                    self._is_crowded = True
+                    turn.enter_context(turn_at(self._blob, record_key(0)))
+                    self._follower.refresh()  # Where many race, the next slot has been taken meanwhile, too.
+                    continue
+                if not is_record and (accepted or done) and not self._look_back.now(state):
+                    self._follower.restart()
+                    continue
+            except BaseException:
+                turn.close()
+                for operation, _ in rejected:
+                    if not is_in_doubt(operation):  # Another client may commit those yet.
+                        untried = "it came after others that could not be committed, and was not tried. Try it again."
+                        self._reject_alone(state, operation, unreadable, untried)
+                raise
+            turn.close()
+            # Only now: what refuses them may be what was asked for before them, and is true only with this record.
+            for operation, error in rejected:
+                self._reject(operation, error)
+            for mutation in mutations:
+                if isinstance(mutation, kinds.Append | kinds.Resolve):
+                    self.appended(mutation.collection)
+            self._succeed(accepted, done, state.seqno + is_record, times)
+            break
+
+    def _succeed(self, accepted: list[Operation], done: list[Operation], seqno: int, times: Mapping[str, int]) -> None:
+        self._counts["operations"] += len(accepted) + len(done)
+        self._counts["repeated"] += len(done)
+        for operation in done:
+            self.abandon(operation.steps)
+        for operation in accepted:
+            operation.future.succeed(seqno, _own(times, operation))
+        for operation in done:  # In this record, or in one before.
+            operation.future.succeed(seqno, self._remembered(operation))
+
+    def _remembered(self, operation: Operation) -> dict[str, int]:
+        """Return the times that an operation got which is remembered by its token."""
+        marks = [step for step in operation.steps if isinstance(step, kinds.Tokens)] if operation.at_commit else []
+        times: dict[str, int] = {}
+        for marked in marks:
+            entry = self._follower.entry(marked.collection)
+            contents = None if entry is None else entry.contents
+            for mark in marked.tokens if contents is not None else ():
+                known = None if contents is None else self._follower.remembered(contents, mark.token)
+                if known is not None:
+                    times[marked.collection] = known.time_min
+        return _own(times, operation)
+
+    def _in_record(self, seqno: int, operation: Operation) -> dict[str, int]:
+        """Return the times that an operation got in a record, which seals after them; none if that is gone."""
+        record = read_record(self._blob, seqno) if operation.at_commit else None
+        sealed = {
+            step.collection: step.upper if isinstance(step, kinds.Seal) else step.end
+            for step in (() if record is None else record.mutations)
+            if isinstance(step, kinds.Seal | kinds.Resolve)
+        }
+        return _own({id_: upper[0] - 1 for id_, upper in sealed.items() if upper}, operation)
+
+    def _unsettled(
+        self, operations: list[Operation], state: State, unreadable: dict[str, PersistError]
+    ) -> list[Operation]:
+        """Resolve operations of which the log says what became of them; return the others."""
+        known, left = self._follower.submissions, []
+        for operation in operations:
+            asked = operation.submission
+            if asked is None:
+                left.append(operation)
+            elif not known.knows(asked.after):
+                missing = f"records after {asked.after} have been truncated before this client read them"
+                operation.future.fail(
+                    Indeterminate(f"{missing}, and another client may have committed this there. Read back first.")
+                )
+            elif (seqno := known.seqno_of(asked.submitter, asked.number)) is not None:
+                self._counts["operations"] += 1
+                operation.future.succeed(seqno, self._in_record(seqno, operation))
+            elif known.is_past(asked.submitter, asked.number):
+                self._settle_past(state, operation, unreadable)
+            else:
+                left.append(operation)
+        return left
+
+    def _settle_past(self, state: State, operation: Operation, unreadable: dict[str, PersistError]) -> None:
+        """Answer an operation that is not in the log, while later ones are: it was rejected, or had nothing to do."""
+        accepted, done, _, times = self._validate(state, [operation], unreadable)
+        adds = any(isinstance(step, Write) for step in operation.steps)
+        if done or (accepted and not adds and not self._mutations(state, accepted, {}, times)):
+            self._succeed(accepted, done, state.seqno, times)
+            return
+        lost = "it was refused while others that came after it were not, and why was lost. Try it again."
+        self._reject_alone(state, operation, unreadable, lost)
+
+    def _reject_alone(
+        self, state: State, operation: Operation, unreadable: dict[str, PersistError], otherwise: str
+    ) -> None:
+        """Reject an operation with what state alone has against it, or if that is nothing, as not tried."""
+        _, _, rejected, _ = self._validate(state, [operation], unreadable)
+        self._reject(operation, rejected[0][1] if rejected else Unavailable(otherwise))
+
+    def _is_store_proven(self, state: State) -> bool:
+        """Have the store show that it refuses what exists, unless it has or the log is empty; False: begin again.
+
+        Before anything is created, or found to have been done before: so no record of others is overwritten.
+        """
+        self._proof.check()
+        taken = self._proof.offered_early()
+        if self._proof.is_given or state.seqno < 0:
+            return True
+        if taken is None:
+            newest = self._follower.newest_record()
+            # After a restore in place its slot is free, and to offer it would put it back behind the restored log.
+            if not self._follower.sees(state):
+                self._follower.restart()
+                self._follower.refresh()
+                return False
+            if newest is None or self._proof.offer(newest):
+                return True
+            taken = newest
+        if not self._follower.is_truncated(taken.seqno):
+            self._proof.refuse(taken.seqno, "It was not tried.")
+        # The store took it rightly, because it had been truncated meanwhile: it does not belong there any more.
+        with suppress(PersistError):
+            self._blob.delete(record_key(taken.seqno))
+        self._follower.restart()
+        self._follower.refresh()
+        return False
+
+    def _create(self, state: State, mutations: tuple[Mutation, ...], marks: tuple[Submitted, ...]) -> bool:
+        """Try to be the record that follows state; return whether this was it."""
+        record = Record(
+            format=format_after(state, mutations) if state.location else FORMAT,
+            location=state.location or uuid.uuid4().hex,
+            seqno=state.seqno + 1,
+            commit=uuid.uuid4().hex,
+            previous=state.commit,
+            writer=self._writer_name,
+            epoch=self.epoch,
+            written_ms=self._clock.wall_ms(),
+            mutations=mutations,
+            submitted=marks or UNSET,
+        )
+        # Whatever went wrong before, a record that readers would refuse must not enter the log.
+        after = apply(state, record)
+        began = self._follower.now()
+        look = self._look_back.begin(state)
+        winner = create_record(self._blob, record, self._clock, deadline_s=self._deadline_s)
+        past_is_there = look(record if winner is None else None)
+        if winner is None and self._was_truncated(record, began, past_is_there=past_is_there):
+            # The slot was free because its record is no longer needed: this one is not part of the log.
+            with suppress(PersistError):  # What stays below the floor is collected sooner or later.
+                self._blob.delete(record_key(record.seqno))
+            if not past_is_there:
+                self._follower.restart()
+            self._follower.refresh()
+            return False
+        if winner is None and not self._proof.is_given:
+            self._proof.offer_own(record)
+        if winner is not None:
+            self._follower.lost_to(winner)
+            self._counts["lost_races"] += 1
+            return False
+        self._follower.advance(record, (state, after))
+        self._counts["records"] += 1
+        if checkpoint_due(record.seqno):
+            self.checkpointing.begin(record.seqno)
+        return True
+
+    def _was_truncated(self, record: Record, began: tuple[float, float], *, past_is_there: bool) -> bool:
+        """Return whether a record, created after began, went to a slot that had been truncated before."""
+        try:
+            was_truncated = self._follower.was_truncated(record, past_is_there=past_is_there)
+        except PersistError as error:
+            raise Indeterminate(
+                f"a record was created at seqno {record.seqno} after so long that its slot may have been truncated "
+                f"before, and that could not be found out: {error}. Read back before writing it again."
+            ) from error
+        if was_truncated and self._follower.is_long_ago(began):
+            # Both are possible: it was in the log and was truncated since, or it never was.
+            raise Indeterminate(
+                f"creating a record at seqno {record.seqno} took so long that the log has been truncated beyond it "
+                "meanwhile, so it cannot be told whether the record was part of it. Read back before writing it again."
+            )
+        return was_truncated
+
+    def _with_failed_uploads_rejected(self, group: list[Operation]) -> list[Operation]:
+        uploaded = []
+        for operation in group:
+            failed = (step.upload_error() for step in operation.steps if isinstance(step, Write))
+            error = next((error for error in failed if error is not None), None)
+            if error is None:
+                uploaded.append(operation)
+            else:
+                self._reject(operation, error)
+        return uploaded
+
+    def _state_for(self, operations: list[Operation]) -> tuple[State, dict[str, PersistError]]:
+        """Return a state with the contents of all collections concerned, and why some could not be read."""
+        unreadable: dict[str, PersistError] = {}
+        wanted = {id_ for operation in operations for step in operation.steps for id_ in _concerned(step)}
+        while wanted:
+            for id_ in wanted:
+                try:
+                    self._follower.load(id_)
+                except Corruption as error:
+                    unreadable[id_] = error
+            state = self._follower.state
+            # To load one, or to refresh in another thread, may go back to a checkpoint: without any contents.
+            loaded = (state.entries.get(id_) for id_ in wanted - unreadable.keys())
+            if all(entry is None or entry.contents is not None for entry in loaded):
+                return state, unreadable
+        return self._follower.state, unreadable
+
+    def _mutations(
+        self,
+        state: State,
+        accepted: list[Operation],
+        appends: dict[str, tuple[list[Write], list[kinds.Append | kinds.Pend]]],
+        times: Mapping[str, int],
+    ) -> tuple[Mutation, ...]:
+        """Return what the record must say; appends keeps what was encoded for an attempt that lost the race."""
+        first, changes, last = merge(accepted, times)
+        mutations: list[Mutation] = [*first]
+        for change in changes.values():
+            entry = state.entries.get(change.id)
+            contents = entry.contents if entry is not None else None
+            known = appends.get(change.id)
+            if known is None or known[0] != change.writes:
+                inline_bytes = contents.inline_bytes if contents is not None else 0
+                appends[change.id] = (change.writes, self._parts.encoded(change.id, change.writes, inline_bytes))
+            encoded = appends[change.id][1]
+            if change.id in times:
+                encoded = [_stamped(mutation, times[change.id]) for mutation in encoded]
+            if state.location is not None:
+                # For every attempt: a list whose name is below the log's floor is collected, whoever names it.
+                move = partial(_moved_out, self._blob, state)
+                encoded, change.replaces = move(encoded), move(change.replaces)
+                change.resolves = move(change.resolves)
+                change.publishes = move(change.publishes)
+                alone = (move([step]) if isinstance(step, kinds.Erase) else [step] for step in change.alone)
+                change.alone = [step for moved in alone for step in moved]
+                if isinstance(change.create, kinds.Clone):
+                    (change.create,) = move([change.create])
+            named = change.mutations(contents, encoded)
+            mutations += (with_archiving(self._blob, self._follower, state, contents, step) for step in named)
+        return (*mutations, *last)
+
+    def _reject(self, operation: Operation, error: BaseException) -> None:
+        self.abandon([step for step in operation.steps if not (isinstance(step, Write) and step.is_kept)])
+        if isinstance(error, CollectionNotFound):
+            error = CollectionNotFound(operation.names.get(error.name, error.name), self._blob.url, error.known)
+        if isinstance(error, UpdatesBeyondUpper):
+            self._say_whose(operation, error)
+        self._counts["rejected"] += 1
+        operation.future.fail(error)
+
+    def _say_whose(self, operation: Operation, error: UpdatesBeyondUpper) -> None:
+        for step in operation.steps:
+            if isinstance(step, ExpectNothingBeyondUpper) and not error.writes:
+                say_whose(error, self._blob, self._follower.state, step.collection, self._writer_name)
+
+    def _validate(
+        self, state: State, operations: list[Operation], unreadable: dict[str, PersistError]
+    ) -> tuple[list[Operation], list[Operation], list[tuple[Operation, PersistError]], dict[str, int]]:
+        """Return the operations that may follow state in this order, those done before, and the others with the reason.
+
+        Last come the times for those who named none. An operation that repeats another of the same group counts as
+        done, too: it is once the group is.
+        """
+        draft = Draft(state, self.epoch, self._follower.remembered)
+        times = assigned_times(operations, partial(_upper_in, state), self._clock.wall_ms())
+        accepted: list[Operation] = []
+        done: list[Operation] = []
+        rejected: list[tuple[Operation, PersistError]] = []
+        for operation in operations:
+            broken = [unreadable[id_] for step in operation.steps for id_ in _concerned(step) if id_ in unreadable]
+            if broken:
+                rejected.append((operation, broken[0]))
+                continue
+            try:
+                if operation.renew is not None:
+                    operation = replace(operation, steps=tuple(operation.renew(state)))
+                self._check_clock(state, operation, times)
+                for step in operation.steps:
+                    # Here, where it costs its own operation only; `apply` would refuse the whole record.
+                    if isinstance(step, Write) and isinstance(step.data, Future):
+                        check_uploaded(state.control, kinds.Append(step.collection, step.data.result()))
+                (accepted if draft.extend(operation.plan(times)) else done).append(operation)
+            except MissingBlob as error:
+                if not error.key.startswith(PARTS):
+                    raise
+                rejected.append(
+                    (operation, error)
+                )  # An archive of tokens; if it was merged meanwhile, all begins again.
+            except (InvalidUsage, Conflict, Corruption) as error:
+                rejected.append((operation, error))
+        return accepted, done, rejected, times
+
+    def _check_clock(self, state: State, operation: Operation, times: Mapping[str, int]) -> None:
+        """Raise ClockAhead if the clock that gives an operation its time is far ahead, and that is not allowed."""
+        if any(
+            not a.allow_future and is_of_clock(a, times, _upper_in(state, a.collection)) for a in operation.at_commit
+        ):
+            error = self._follower.clock_check.error(state.seqno)
+            if error is not None:
+                raise error
+
+    def _discard_upload(self, collection: str, upload: "Future[tuple[Part, ...]]") -> None:
+        """Delete parts, except those that were committed nevertheless, such as by a commit that was tried again."""
+        entry = self._follower.entry(collection)
+        if upload.exception() is not None or (entry is not None and entry.contents is None):
+            return  # Nobody knows whether they are in use, so they are left to garbage collection.
+        committed = set() if entry is None or entry.contents is None else entry.contents.named_blobs
+        self._parts.discard(
+            part for part in upload.result() if part.blob not in committed and is_upload(part.blob, collection)
+        )
+
+
+def _concerned(step: Step) -> set[str]:
+    """Return the collections whose contents say whether a step is valid."""
+    return {step.collection, step.source if isinstance(step, kinds.Clone) else ""} - {""}
+
+
+def _upper_in(state: State, collection: str) -> Antichain:
+    """Return the upper of a collection; one that is not there, or cannot be read, is refused by other rules."""
+    entry = state.entries.get(collection)
+    return Antichain(0) if entry is None or entry.contents is None else entry.contents.upper
+
+
+def _own(times: Mapping[str, int], operation: Operation) -> dict[str, int]:
+    return {asked.collection: times[asked.collection] for asked in operation.at_commit if asked.collection in times}
+
+
+def _stamped(mutation: kinds.Append | kinds.Pend, time: int) -> kinds.Append | kinds.Pend:
+    """Return a mutation with the time of the commit in those of its parts that get it."""
+    parts = tuple(part.stamped_at(time) if part.stamped else part for part in mutation.parts)
+    return msgspec.structs.replace(mutation, parts=parts)
+
+
+def _moved_out(blob: Blob, state: State, mutations: Sequence[B]) -> list[B]:
+    assert state.location is not None
+    return [move_out(blob, state.location, mutation, state.seqno + 1, format=state.format) for mutation in mutations]
+
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpointing:
+    """Makes checkpoints in the pool; every method may be called from any thread."""
+
+    def __init__(self, blob: Blob, follower: Follower, pool: Executor) -> None:
+        self.made = 0
+        self.least_seqno: int | None = None  # Of the checkpoint that is being made, None if there is none.
+        self._blob = blob
+        self._follower = follower
+        self._pool = pool
+        self._is_making = threading.Lock()
+
+    def begin(self, seqno: int) -> None:
+        """Have a checkpoint made at seqno or later, unless one is being made."""
+        if self._is_making.acquire(blocking=False):
+            self.least_seqno = seqno
+            try:
+                self._pool.submit(self._make)
+            except RuntimeError:  # The client was closed by a callback: the next one makes it.
+                self._end()
+
+    def wait(self) -> None:
+        """Wait until none is being made."""
+        with self._is_making:
+            pass
+
+    def _make(self) -> None:
+        """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""
+        state, recent, levels = self._follower.recent()
+        try:
+            self._follower.prove_now()
+            self.made += write_checkpoint(self._blob, state, recent, levels)
+        except PersistError as error:
+            logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
+            seqno = record_seqno(error.key) if isinstance(error, CorruptBlob) else None
+            if seqno is not None:
+                with suppress(PersistError):  # Whoever asks for something next is told.
+                    self._follower.doubt(seqno)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self.least_seqno = None
+        self._is_making.release()

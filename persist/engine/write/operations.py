@@ -1,0 +1,521 @@
+"""What callers ask a client to commit, and how many such requests become few mutations.
+
+An `Operation` is one caller's request, accepted or rejected as a whole: a write, a seal, or all of a multi-collection
+commit. `merge` turns accepted operations into one `Change` per collection, in the order in which the collections were
+first touched. Their net effect is that of the operations one after the other: appends commute with each other,
+and all of them were found valid, so they may stand before the last seal; holds come in the order asked for, and since
+is the least of them and of what was allowed, whichever came first; and a name is only taken again after the
+collection that had it was touched (destroyed), so its `Change` comes first. Leases are granted before all else, because
+holds need them, and whatever else concerns the location comes last. Compactions and resolutions come before what is
+added, of which they know nothing: a resolution that would have to know of events of the same group was refused. What
+cannot be put into another order, such as a rename, gets a record of its own.
+
+A caller who names no time asks for that of the commit, with `AtCommit`. Rule 21 says which time that is, and which of
+them may have one record together. The time is assigned when the record is made, from the state that the record follows:
+beyond the upper of every collection concerned, and on a timeline not before the clock. So nobody who named no time is
+ever late. A record that loses the race for its seqno gets another time with its next attempt, and what was encoded for
+it stays.
+
+All operations of one record that name no time and touch the same collection get one time, as if they had been one
+write: their updates are appended at it, their events in call order, and one seal follows them. Operations that name a
+time never share a record with them on the same collection, so each of them finds the state that it would find alone.
+"""
+
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.order.digest import DIGEST_MODULUS, digest_of_text
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import TIME_MAX, TIME_UNITS, CollectionSchema
+from persist.codecs.updates.small import SmallUpdates
+from persist.core.antichain import Antichain
+from persist.core.log import kinds
+from persist.core.log.fields import CollectionMutation, LocationMutation, TokenMark
+from persist.core.log.kinds import Mutation
+from persist.core.names import is_text
+from persist.core.state.annotations import check_note
+from persist.core.state.collection_rules import Condition, PlannedAppend
+from persist.core.state.contents import CollectionState
+from persist.core.state.draft import DraftStep
+from persist.core.state.keyed_rules import PlannedPend
+from persist.core.state.state import State
+from persist.engine.write.commit_future import CommitFuture
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Write:
+    """Updates for one collection: few of them, to be encoded with others, or parts that are being uploaded.
+
+    Attributes:
+        bytes: what it occupies in memory until it is durable.
+        digest: of the updates, if it was wanted.
+        is_kept: whether the parts of a commit that is rejected stay, because whoever asks for it sees to them.
+        events: what is known of them, if these are events for a keyed collection, and of which schema is the events'.
+        at_commit: whether they get the time of their commit; the one that they have until then is 0.
+    """
+
+    collection: str
+    schema: CollectionSchema
+    time_min: int
+    bytes: int
+    data: "SmallUpdates | pa.Table | Future[tuple[Part, ...]]"
+    is_kept: bool = False
+    events: "PlannedPend | None" = None
+    digest: int | None = None
+    at_commit: bool = False
+
+    @property
+    def time_max(self) -> int | None:
+        """The last time of the updates; None if that is known only when they are stored."""
+        if isinstance(self.data, SmallUpdates):
+            return self.data.time_max
+        return None if isinstance(self.data, Future) else int(self.data["_time"].to_numpy().max())
+
+    @property
+    def versions(self) -> Iterable[int]:
+        """The versions of the schema that the updates were written with."""
+        if self.events is None and isinstance(self.data, Future):
+            return sorted({part.schema for part in self.data.result()})
+        return (self.schema.version,)
+
+    def upload_error(self) -> BaseException | None:
+        """Return why an upload cannot be committed, None if it can or there is none; waits for it."""
+        if not isinstance(self.data, Future):
+            return None
+        if (error := self.data.exception()) is not None:
+            return error
+        if any(part.time_min < self.time_min for part in self.data.result()):
+            return InvalidUsage(
+                "the updates were changed while they were being written: their buffers must stay as they are until "
+                "the future resolves. Write them again; nothing was applied."
+            )
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The digest of what a caller asked for: of updates, or of the rows of an overwrite; None if nobody knows it.
+
+    It is no step of a commit: `with_token` takes it out.
+    """
+
+    collection: str
+    digest: int | None
+
+
+class AtCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
+    """Give what is written to a collection without a time that of the commit, and seal it just after that.
+
+    Attributes:
+        timeline: the collection's unit of time, None if its times only count.
+        time: what it must be, because other steps were made for it; None if any will do.
+        allow_future: the time may come of a clock that is more than a day ahead of the store's.
+    """
+
+    collection: str
+    timeline: str | None = None
+    time: int | None = None
+    allow_future: bool = False
+
+
+TOKEN_CHARS_MAX = 200
+
+Step = Write | Mutation | Condition | Asked | AtCommit
+Renew = Callable[[State], Sequence[Step]]  # Raises as the rules of a commit do.
+Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]  # Of the steps, and the names of what they concern.
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The id by which an operation is known that one client asks another one to commit for it.
+
+    Attributes:
+        submitter: of the client that asks, drawn by it.
+        number: among its operations, of which a later one has a greater number.
+        after: a record of the log which was there before the client asked.
+        is_own: whether this is the client that asked, which finds out by itself what became of it.
+    """
+
+    submitter: str
+    number: int
+    after: int
+    is_own: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """All steps, or none of them.
+
+    Attributes:
+        names: what people call the collections concerned, by id.
+        bytes: what all its writes occupy in memory.
+        submission: by what id it was asked for; None if no other client was asked to commit it.
+        at_commit: those of its steps that ask for the time of the commit.
+        shares_time: whether it does nothing else than to write at that time; then it may have it together with others.
+        renew: returns its steps for the state that the record follows, if they depend on what others commit meanwhile.
+    """
+
+    steps: tuple[Step, ...]
+    names: dict[str, str]
+    future: CommitFuture
+    bytes: int
+    submission: Submission | None = None
+    at_commit: tuple[AtCommit, ...] = ()
+    shares_time: bool = False
+    renew: "Renew | None" = None
+
+    @classmethod
+    def of(
+        cls,
+        steps: Sequence[Step],
+        names: dict[str, str],
+        future: CommitFuture,
+        submission: Submission | None,
+        renew: "Renew | None" = None,
+    ) -> "Operation":
+        """Return the operation of some steps; there are very many small ones, so each look at a step counts."""
+        size = sum([step.bytes for step in steps if isinstance(step, Write)])
+        at_commit = tuple([step for step in steps if isinstance(step, AtCommit)])
+        shares_time = bool(at_commit) and all(map(_may_share_time, steps))
+        return cls(tuple(steps), names, future, size, submission, at_commit, shares_time, renew)
+
+    @property
+    def uploads(self) -> list["Future[tuple[Part, ...]]"]:
+        """The uploads that must end before this can be committed."""
+        return [s.data for s in self.steps if isinstance(s, Write) and isinstance(s.data, Future)]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it gets a record of its own, because its place among the others matters."""
+        return any(isinstance(step, Mutation) and step.is_alone for step in self.steps)
+
+    @property
+    def is_ready(self) -> bool:
+        for step in self.steps:
+            if isinstance(step, Write) and isinstance(step.data, Future) and not step.data.done():
+                return False
+        return True
+
+    def plan(self, times: Mapping[str, int]) -> Iterable[DraftStep]:
+        """Return what `persist.core.state.draft.Draft` needs to validate this, given the times that are assigned.
+
+        Where several share a time, their collections are sealed when all of them are valid, and not by each of them.
+        """
+        last = {asked.collection: asked for asked in self.at_commit}  # What is written before it has the same time.
+        for step in self.steps:
+            if isinstance(step, Write):
+                time = times[step.collection] if step.at_commit else step.time_min
+                if step.events is not None:
+                    yield replace(step.events, time_min=time, time_max=time) if step.at_commit else step.events
+                    continue
+                for version in step.versions:
+                    yield PlannedAppend(step.collection, time, version)
+            elif isinstance(step, AtCommit):
+                if not self.shares_time and step is last[step.collection]:
+                    yield self.seal_of(step, times)
+            elif isinstance(step, kinds.Tokens) and self.at_commit:
+                yield remembered_at(step, times)
+            elif not isinstance(step, Asked):
+                yield step
+
+    def seal_of(self, asked: AtCommit, times: Mapping[str, int]) -> kinds.Seal:
+        """Return the seal of a collection after the time it was given, or farther if a step before seals it farther."""
+        after = Antichain(times[asked.collection] + 1)
+        return kinds.Seal(asked.collection, max(self.sealed_before(asked), after).elements)
+
+    def sealed_before(self, asked: AtCommit) -> Antichain:
+        """Return how far the operation itself seals a collection before it asks for the time of the commit."""
+        upper = Antichain(0)
+        for step in self.steps:
+            if step is asked:
+                break
+            if isinstance(step, kinds.Seal) and step.collection == asked.collection:
+                upper = Antichain(*step.upper)
+        return upper
+
+
+def _may_share_time(step: Step) -> bool:
+    if isinstance(step, Write):
+        return step.at_commit
+    return step.time is None if isinstance(step, AtCommit) else isinstance(step, kinds.Tokens | kinds.Note)
+
+
+@dataclass(slots=True)
+class Change:
+    """The net effect of some operations on one collection."""
+
+    id: str
+    create: kinds.Makes | None = None
+    writes: list[Write] = field(default_factory=list)
+    resolves: list[kinds.Resolve] = field(default_factory=list)
+    late_bounds: list[kinds.AdvanceLateBound] = field(default_factory=list)
+    replaces: list[kinds.Replace] = field(default_factory=list)
+    publishes: list[kinds.Publish] = field(default_factory=list)
+    tokens: list[TokenMark] = field(default_factory=list)
+    batches: list[kinds.Batch] = field(default_factory=list)
+    holds: list[kinds.SetHold | kinds.ReleaseHold] = field(default_factory=list)
+    seal: kinds.Seal | None = None
+    allow_compaction: kinds.AllowCompaction | None = None
+    alone: list[CollectionMutation] = field(default_factory=list)
+    notes: list[kinds.Note] = field(default_factory=list)
+    destroy: kinds.Destroy | None = None
+
+    def add(self, step: Step, times: Mapping[str, int]) -> None:
+        """Account for one more step, which is valid after the ones before."""
+        if isinstance(step, Write):
+            self.writes.append(step)
+        elif isinstance(step, AtCommit):
+            end = times[step.collection] + 1
+            if self.seal is None or (self.seal.upper and self.seal.upper[0] < end):
+                self.seal = kinds.Seal(step.collection, (end,))
+        elif isinstance(step, kinds.Makes):
+            self.create = step
+        elif isinstance(step, kinds.Replace):
+            self.replaces.append(step)
+        elif isinstance(step, kinds.Resolve):
+            self.resolves.append(step)
+        elif isinstance(step, kinds.AdvanceLateBound):
+            self.late_bounds.append(step)
+        elif isinstance(step, kinds.Publish):
+            self.publishes.append(step)
+        elif isinstance(step, kinds.Tokens):
+            self.tokens += remembered_at(step, times).tokens
+        elif isinstance(step, kinds.Batch):
+            self.batches.append(step)
+        elif isinstance(step, kinds.SetHold | kinds.ReleaseHold):
+            self.holds.append(step)
+        elif isinstance(step, kinds.Seal):
+            self.seal = step
+        elif isinstance(step, kinds.AllowCompaction):
+            before = self.allow_compaction
+            if before is None or Antichain(*before.since) < Antichain(*step.since):
+                self.allow_compaction = step
+        elif isinstance(step, CollectionMutation) and step.is_alone:
+            self.alone.append(step)
+        elif isinstance(step, kinds.Note):
+            self.notes.append(step)
+        elif isinstance(step, kinds.Destroy):
+            self.destroy = step
+        else:
+            assert isinstance(step, Condition | Asked), f"callers cannot ask for {step!r}"
+
+    def mutations(
+        self, contents: CollectionState | None, encoded: Sequence[kinds.Append | kinds.Pend]
+    ) -> list[Mutation]:
+        """Return the mutations to write, given the contents before (None if it is new) and the encoded writes."""
+        tokens = kinds.Tokens(self.id, tuple(self.tokens)) if self.tokens else None
+        wanted = [
+            self.create,
+            *self.replaces,
+            *self.resolves,
+            *self.publishes,
+            *encoded,
+            *self.late_bounds,
+            tokens,
+            *self.batches,
+            *self.holds,
+            self.seal,
+            self.allow_compaction,
+            *self.alone,
+            *self.notes,
+            self.destroy,
+        ]
+        ends = [resolve.end for resolve in self.resolves]
+        if contents is not None and self.seal is not None and self.seal.upper in (contents.upper_times, *ends):
+            wanted.remove(self.seal)
+        if (
+            contents is not None
+            and self.allow_compaction is not None
+            and Antichain(*self.allow_compaction.since) <= Antichain(*contents.allowed_times)
+        ):
+            wanted.remove(self.allow_compaction)
+        if contents is not None and kinds.Rename(self.id, contents.name) in self.alone:
+            wanted.remove(kinds.Rename(self.id, contents.name))
+        return [mutation for mutation in wanted if mutation is not None]
+
+
+def check_token(token: str | None) -> None:
+    """Raise InvalidUsage if token is neither None nor a text of 1 to `TOKEN_CHARS_MAX` printable characters."""
+    if token is not None and not (isinstance(token, str) and 0 < len(token) <= TOKEN_CHARS_MAX and token.isprintable()):
+        raise InvalidUsage(
+            f"token={token!r} is not a text of 1 to {TOKEN_CHARS_MAX} printable characters: give each write one of "
+            "its own, and the same one when it is tried again"
+        )
+
+
+def filter_text(where: pc.Expression) -> str:
+    """Return the text of a filter for a digest: equal for equal filters, in all processes, and another for others.
+
+    Arrow's own text leaves out what is in the middle of a long list of values.
+    """
+    serialised: list[pickle.PickleBuffer] = []
+    pickle.dumps(where, protocol=5, buffer_callback=serialised.append)
+    (whole,) = serialised  # Arrow's serialisation of the expression.
+    return whole.raw().hex()
+
+
+def overwrite_digest(rows: int, time: int | None, where: str | None = None) -> int:
+    """Return the digest of an overwrite, given that of its rows by key and value; time None is that of upper."""
+    return rows + digest_of_text(f"overwrite at {'upper' if time is None else time} where {where}")
+
+
+def delete_digest(keys: int, time: int | None, where: str | None = None) -> int:
+    """Return the digest of a deletion, given that of its distinct keys, each with a diff of 1, or 0 for a filter."""
+    return keys + digest_of_text(f"delete at {'upper' if time is None else time} where {where}")
+
+
+def with_token(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Step]:
+    """Return steps, and what makes collections remember that they were done under token, if there is one.
+
+    Each collection remembers the digest of all that was asked of it, unless some of it has none.
+    """
+    kept: list[Step] = [step for step in steps if not isinstance(step, Asked)]
+    if token is None:
+        return kept
+    for id_ in collections:
+        writes = [step for step in kept if isinstance(step, Write) and step.collection == id_]
+        digests = [step.digest for step in steps if isinstance(step, Asked) and step.collection == id_]
+        time_min = min((write.time_min for write in writes), default=0)
+        known = [digest for digest in digests if digest is not None]
+        digest = f"{sum(known) % DIGEST_MODULUS:016x}" if len(known) == len(digests) else None
+        kept.append(kinds.Tokens(id_, (TokenMark(token, time_min, digest),)))
+    return kept
+
+
+def note_steps(message: str | None, metadata: Mapping[str, str] | None, collections: Iterable[str]) -> list[kinds.Note]:
+    """Return the steps that let the log remember a message and metadata of a commit, with each of the collections.
+
+    Raises:
+        InvalidUsage: they are not text, or too large.
+    """
+    if message is None and not metadata:
+        return []
+    text_of_note, texts_by_name = "" if message is None else message, {} if metadata is None else metadata
+    if not is_text(text_of_note) or not isinstance(texts_by_name, Mapping):
+        raise InvalidUsage(
+            f"message={message!r:.200} and metadata={metadata!r:.200} are not a text and a dict of texts"
+        )
+    if not all(is_text(text) for item in texts_by_name.items() for text in item):
+        raise InvalidUsage(f"metadata={metadata!r:.200} is not a dict of texts: give each value as a str")
+    notes = [kinds.Note(id_, text_of_note, dict(texts_by_name)) for id_ in dict.fromkeys(collections)]
+    for note in notes[:1]:
+        check_note(note)
+    return notes
+
+
+def remembered_at(step: kinds.Tokens, times: Mapping[str, int]) -> kinds.Tokens:
+    """Return the step that remembers writes, with the time that their collection was given, if it was."""
+    time = times.get(step.collection)
+    if time is None:
+        return step
+    return kinds.Tokens(step.collection, tuple(TokenMark(mark.token, time, mark.digest) for mark in step.tokens))
+
+
+def merge(
+    operations: Sequence[Operation], times: Mapping[str, int]
+) -> tuple[list[kinds.GrantLease], dict[str, Change], list[LocationMutation]]:
+    """Return what must come first, the net change of each collection in the order they were touched, and the rest."""
+    grants: list[kinds.GrantLease] = []
+    changes: dict[str, Change] = {}
+    rest: list[LocationMutation] = []
+    for operation in operations:
+        for step in operation.steps:
+            if isinstance(step, kinds.GrantLease):
+                grants.append(step)
+            elif isinstance(step, LocationMutation):
+                rest.append(step)
+            else:
+                change = changes.get(step.collection)
+                if change is None:
+                    change = changes[step.collection] = Change(step.collection)
+                change.add(step, times)
+    return grants, changes, rest
+
+
+def in_records(operations: Sequence[Operation]) -> list[list[Operation]]:
+    """Cut operations, in their order, where one may not be in the record of those before it.
+
+    On one collection, only those that write at the time of the commit, and do nothing else, share it; and only those
+    that name their times go together without it.
+    """
+    if not any(operation.at_commit for operation in operations):
+        return [[*operations]]
+    records: list[list[Operation]] = [[]]
+    sharing: dict[str, bool | None] = {}  # Of the collections of a record: None lets nobody else in.
+    for operation in operations:
+        how = operation.shares_time
+        if how and len(operation.steps) == 2 and sharing.get(operation.at_commit[0].collection) is True:
+            records[-1].append(operation)
+            continue
+        closed = bool(operation.at_commit) and not how
+        ids = {step.collection for step in operation.steps} - {""}
+        if any(id_ in sharing and (closed or sharing[id_] is not how) for id_ in ids):
+            records.append([])
+            sharing = {}
+        records[-1].append(operation)
+        sharing.update(dict.fromkeys(ids, None if closed else how))
+    return records
+
+
+def assigned_times(
+    operations: Iterable[Operation], upper_of: Callable[[str], Antichain], wall_ms: int
+) -> dict[str, int]:
+    """Return, by collection, the time of a commit that is made now for those who named none.
+
+    It is beyond the upper of each collection, and on a timeline not before the clock. Collections that an operation
+    writes together get one time: one moment on their timelines, one number where times only count.
+
+    Args:
+        upper_of: returns the newest upper of a collection.
+        wall_ms: the clock, in milliseconds since 1970.
+    """
+    together: dict[str, dict[str, AtCommit]] = {}  # The collections of one time, for each of them.
+    uppers: dict[str, Antichain] = {}
+    for operation in operations:
+        asks: dict[str, AtCommit] = {}
+        if len(operation.at_commit) == 1 and operation.at_commit[0].collection in together:
+            continue  # As most of very many small writes: it shares the time of those before it.
+        for asked in operation.at_commit:
+            uppers[asked.collection] = max(upper_of(asked.collection), operation.sealed_before(asked))
+            asks |= together.get(asked.collection, {}) | {asked.collection: asked}
+        together |= dict.fromkeys(asks, asks)
+    times: dict[str, int] = {}
+    for id_, asks in together.items():
+        if id_ not in times:
+            times |= times_together(asks, uppers, wall_ms)
+    return times
+
+
+def times_together(asks: Mapping[str, AtCommit], uppers: Mapping[str, Antichain], wall_ms: int) -> dict[str, int]:
+    """Return the time that collections get together: one moment on timelines, and one number where times only count.
+
+    On timelines of different units that is a time of the coarsest of them.
+    """
+    rates = {id_: 1000 ** TIME_UNITS.index(asked.timeline) for id_, asked in asks.items() if asked.timeline is not None}
+    number = max((_least(uppers[id_]) for id_ in asks if id_ not in rates), default=0)
+    coarsest = min(rates.values(), default=1)
+    # Rounded up: a time of a finer timeline that lies between two of the coarsest is not beyond the first of them.
+    bounds = (-(-_least(uppers[id_]) * coarsest // rate) for id_, rate in rates.items())
+    moment = max(wall_ms * coarsest // 1000, *bounds, 0)
+    assigned = {id_: min(moment * (rates[id_] // coarsest), TIME_MAX) if id_ in rates else number for id_ in asks}
+    chosen = {id_: asked.time for id_, asked in asks.items() if asked.time is not None}
+    return assigned | chosen
+
+
+def is_of_clock(asked: AtCommit, times: Mapping[str, int], upper: Antichain) -> bool:
+    """Return whether the clock gives a commit its time on a timeline, not the upper, and may not be far ahead."""
+    assigned = times.get(asked.collection)
+    is_guarded = asked.timeline is not None and not asked.allow_future
+    return is_guarded and assigned is not None and assigned > _least(upper)
+
+
+def _least(upper: Antichain) -> int:
+    """Return the least time that may be written; none may where all are sealed, and then the last one is refused."""
+    return TIME_MAX if upper.time is None else min(upper.time, TIME_MAX)

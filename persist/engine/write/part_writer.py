@@ -1,0 +1,222 @@
+"""Updates to parts: encoded, checksummed, and stored where the commit record will say.
+
+    part/<collection>/<seqno known then, 20 digits>-<uuid>.parquet
+
+Names are drawn anew for every upload, so nothing is ever overwritten and an upload that no record refers to is
+harmless. They begin with the seqno that the uploader thought was next, by which garbage collection can declare old
+uploads void (`persist.core.state.location`). Small batches need no blob of their own: their bytes travel inside the
+record, as long as the collection's inline bytes stay under `INLINE_TOTAL_MAX`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from itertools import groupby
+
+import msgspec
+import pyarrow as pa
+
+from persist.blob.errors import Indeterminate, PersistError, Unavailable
+from persist.blob.protocol import Blob
+from persist.codecs.errors import DiffOverflow
+from persist.codecs.part.part import Part
+from persist.codecs.part.stream import ROW_GROUP_BYTES_MAX, encode_parts
+from persist.codecs.types.arrow_types import leaf_count
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.small import SmallUpdates, gathered
+from persist.core.keyed.events import in_order_of_arrival
+from persist.core.log import kinds
+from persist.core.log.fields import Watermarks
+from persist.core.log.keys import part_key
+from persist.engine.write.operations import Write
+
+INLINE_PART_MAX = 64 << 10
+BATCH_BYTES_MAX = 16 << 10  # From about here on, the Parquet file is so much shorter that it is worth making.
+INLINE_TOTAL_MAX = 1 << 20
+MEMORY_BUDGET = 256 << 20
+LEAF_BYTES_MIN = 512
+
+
+class PartWriter:
+    """Encodes updates and puts them where readers find them.
+
+    Attributes:
+        piece_bytes: about how large a table is that is sorted at once.
+    """
+
+    def __init__(
+        self,
+        blob: Blob,
+        next_seqno: Callable[[], int],
+        memory_budget: int = MEMORY_BUDGET,
+    ) -> None:
+        """Make one that uploads to blob.
+
+        Args:
+            next_seqno: gives the next seqno of the log, as of not long ago.
+            memory_budget: what encoding may take besides what it is given; see `Settings.memory_budget`.
+        """
+        self._blob = blob
+        self._next_seqno = next_seqno
+        self.piece_bytes = memory_budget // 4
+        self._memory_budget = memory_budget
+
+    def upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> tuple[Part, ...]:
+        """Encode table and store its parts; return their descriptors. Cost: one PUT for each part.
+
+        If the table is larger than what can be sorted within the budget, pieces of it are sorted by themselves: their
+        parts overlap in key, and the next merge puts them together.
+
+        Raises:
+            DiffOverflow: the diffs of equal updates sum to more than int64 holds.
+            Unavailable: the store did not take a part; those stored before are deleted again.
+        """
+        stored: list[Part] = []
+        group_bytes = group_bytes_max(self._memory_budget, schema)
+        seqno = self._next_seqno()
+        try:
+            for piece in _pieces(table, self.piece_bytes):
+                for data, part in encode_parts(piece, schema, row_group_bytes_max=group_bytes):
+                    stored.append(self._put(collection, seqno, data, part))
+        except BaseException:
+            self.discard(stored)
+            raise
+        return tuple(stored)
+
+    def append(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> kinds.Append | None:
+        """Return the mutation that adds all writes to a collection that has inline_bytes already; None if empty."""
+        parts = [part for write in writes if isinstance(write.data, Future) for part in _uploaded(write)]
+        for at_commit in (False, True):
+            small = [w for w in writes if w.at_commit is at_commit and not isinstance(w.data, Future)]
+            for data, part in self._encoded_together(small, _batch_room(inline_bytes)):
+                made = self.stored(collection, data, part, inline_bytes)
+                parts.append(made.stamped_at(0) if at_commit else made)
+                inline_bytes += len(made.inline)
+        return kinds.Append(collection, tuple(parts)) if parts else None
+
+    def encoded(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> list[kinds.Append | kinds.Pend]:
+        """Return the mutations that add all writes to a collection that has inline_bytes already: updates, and events.
+
+        Events keep the order of the writes: small ones that follow each other become one part. Parts of what gets the
+        time of the commit are stamped, with 0 until it is known.
+        """
+        append = self.append(collection, [write for write in writes if write.events is None], inline_bytes)
+        inline_bytes += sum(len(part.inline) for part in append.parts) if append is not None else 0
+        events = [write for write in writes if write.events is not None]
+        parts: list[Part] = []
+        for (is_small, _, at_commit), group in groupby(events, _how_encoded):
+            if not is_small:
+                parts += [part for write in group for part in _uploaded(write)]
+                continue
+            small = [*group]
+            table = in_order_of_arrival(_table(small, small[0].schema))
+            made = self.stored_parts(collection, table, small[0].schema, inline_bytes)
+            inline_bytes += sum(len(part.inline) for part in made)
+            parts += [part.stamped_at(0) for part in made] if at_commit else made
+        pend = kinds.Pend(collection, tuple(parts), watermarks=_watermarks(events)) if parts else None
+        return [mutation for mutation in (append, pend) if mutation is not None]
+
+    def stored_parts(self, collection: str, table: pa.Table, schema: CollectionSchema, inline_bytes: int) -> list[Part]:
+        """Return a table as parts with their bytes, where they are few enough, or stored; none if nothing is left.
+
+        Those stored before are deleted again if one cannot be.
+        """
+        made: list[Part] = []
+        group_bytes, room = group_bytes_max(self._memory_budget, schema), _batch_room(inline_bytes)
+        try:
+            encoded = encode_parts(table, schema, row_group_bytes_max=group_bytes, batch_bytes_max=room)
+            for data, part in encoded:  # All but the last are too large to travel in the record.
+                made.append(self.stored(collection, data, part, inline_bytes))
+        except BaseException:
+            self.discard(made)
+            raise
+        return made
+
+    def stored(self, collection: str, data: bytes, part: Part, inline_bytes: int) -> Part:
+        """Return an encoded part with its bytes, if they are few enough, or else stored."""
+        if len(data) <= INLINE_PART_MAX and inline_bytes + len(data) <= INLINE_TOTAL_MAX:
+            return msgspec.structs.replace(part, inline=data)
+        return self.put(collection, data, part)
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """Delete parts that no record refers to. What cannot be deleted now is left to garbage collection."""
+        for part in parts:
+            if part.blob:
+                try:
+                    self._blob.delete(part.blob)
+                except PersistError:
+                    continue
+
+    def put(self, collection: str, data: bytes, part: Part) -> Part:
+        """Store one encoded part of a collection; return its descriptor. Raises Unavailable if it was not stored."""
+        return self._put(collection, self._next_seqno(), data, part)
+
+    def _put(self, collection: str, seqno: int, data: bytes, part: Part) -> Part:
+        key = part_key(collection, seqno)
+        try:
+            self._blob.set(key, data)
+        except Indeterminate as error:
+            # The blob may be there or not, but no record will name it: of the write, nothing has happened.
+            raise Unavailable(f"a part could not be stored, so nothing was written: {error}") from error
+        return msgspec.structs.replace(part, blob=key)
+
+    def _encoded_together(self, writes: Sequence[Write], batch_bytes_max: int) -> list[tuple[bytes, Part]]:
+        """Encode small writes as one part, or each alone if their diffs overflow only when they are added up."""
+        if not writes:
+            return []
+        if any(write.schema.version != writes[0].schema.version for write in writes):
+            # Some writers have an older schema: each version becomes a part of its own.
+            versions = sorted({write.schema.version for write in writes})
+            groups = ([write for write in writes if write.schema.version == version] for version in versions)
+            return [part for group in groups for part in self._encoded_together(group, batch_bytes_max)]
+        schema = writes[0].schema
+        try:
+            return encode_parts(_table(writes, schema), schema, batch_bytes_max=batch_bytes_max)
+        except DiffOverflow:  # Rare, and each takes of the room: as files, which may go anywhere.
+            return [encoded for write in writes for encoded in encode_parts(_table([write], schema), schema)]
+
+
+def group_bytes_max(memory_budget: int, schema: CollectionSchema) -> int:
+    """Return how large the row groups may be that are written within a budget, so that many can be read within it.
+
+    If there are very many columns, row groups are larger: each takes 0.2 KB and 0.1 ms for each column, whatever is
+    in it.
+    """
+    least = max(256 << 10, LEAF_BYTES_MIN * sum(leaf_count(kind) for kind in schema.types))
+    return min(max(memory_budget // 32, least), ROW_GROUP_BYTES_MAX)
+
+
+def _pieces(table: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
+    """Yield slices of a table of at most about bytes_max each."""
+    rows = -(-len(table) // max(1, -(-table.nbytes // bytes_max)))
+    for start in range(0, len(table), max(1, rows)):
+        yield table.slice(start, rows)
+
+
+def _batch_room(inline_bytes: int) -> int:
+    """Return how large a batch may be that is added to so many inline bytes; 0 for none, as it could not be a blob."""
+    bytes_max = min(BATCH_BYTES_MAX, INLINE_PART_MAX)
+    return bytes_max if inline_bytes + bytes_max <= INLINE_TOTAL_MAX else 0
+
+
+def _table(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:
+    values = [write.data for write in writes if isinstance(write.data, SmallUpdates)]
+    tables = [write.data for write in writes if isinstance(write.data, pa.Table)]
+    if values:
+        tables.append(gathered(values, schema))
+    return pa.concat_tables(tables)
+
+
+def _watermarks(writes: Sequence[Write]) -> Watermarks | None:
+    known = [write.events.watermarks for write in writes if write.events is not None and write.events.watermarks]
+    return (min(least for least, _ in known), max(greatest for _, greatest in known)) if known else None
+
+
+def _how_encoded(events: Write) -> tuple[bool, int, bool]:
+    """Return whether events are encoded with those that follow them, of which schema, and at the commit's time."""
+    return not isinstance(events.data, Future), events.schema.version, events.at_commit
+
+
+def _uploaded(write: Write) -> list[Part]:
+    """Return the parts of a write that was uploaded."""
+    assert isinstance(write.data, Future), "what is uploaded has a future"
+    return [part.stamped_at(0) if write.at_commit else part for part in write.data.result()]

@@ -1,0 +1,211 @@
+"""What a client asks the store before it acknowledges a commit: does `create` refuse what exists, is the past there?
+
+`StoreProof`, rule 15. The commit log stands on the promise that `create` refuses a key that exists. A store that breaks
+it (an old server, or a proxy that loses the `If-None-Match` of a PUT) answers "stored" to everybody, so that two
+writers overwrite each other's records. Only an attempt shows it. So before a client acknowledges anything, it offers
+the store a record that is there already, once more and with the same content, and the store must answer that it exists:
+
+- the newest record of the log, before the client creates its first one. A client whose way to the store is bad then
+  does no harm to the records of others whose way is sound. In a store far away, this is under way as soon as the
+  location was opened, which has just read that record, so that the first commit need not wait for it;
+- in an empty location its own first record, as soon as that was created and before anybody hears of it.
+
+The proof cannot show that two `create` at the same moment do not both succeed, nor that a store keeps its behaviour.
+Rejected: a key made for the proof, which costs three requests and something to clean up; and offering other content,
+which would do damage exactly where the store is bad.
+
+`LookBack`, rule 9 where somebody restores a backup in place. A `create` asks for its own slot only. After a roll-back
+that slot is free, and so is the one before it: the record would be acknowledged and never read
+(`persist.engine.follow.log_identity`). So the client also looks for the records that its own must follow, and nobody
+hears of the
+commit before that was done:
+
+- in a store near by, after the create: an `open` and a read of some 20 µs;
+- in one far away, by a GET that is under way at the same time, so it adds no latency. If the create took longer than
+  `VALID_S`, what was seen before it is too old, and is looked for again.
+
+If one of them has been truncated, the state is an old one. The client then restarts from the newest checkpoint, and its
+record does not count if the slot has been truncated, too.
+
+If one of them is gone, the client stops. Its record stays where it is, beyond the end of the log: to delete it could
+take something away from another client, and `fsck` sets it aside. If a restore removes the record before after that
+look, it was under way while the client committed. Rejected: a generation in every record, which a restore changes. A
+record that is created cannot be conditional on another blob, so a client would have to read it as well.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+
+from persist.blob.errors import Indeterminate, PersistError, StoreFull, StoreMisconfigured, Unavailable
+from persist.blob.protocol import Blob, is_remote
+from persist.blob.threads import Backoff, Clock, Pool
+from persist.core.errors import LogReplaced
+from persist.core.log.keys import record_key
+from persist.core.log.records import COMMIT_DEADLINE_S, Record, record_bytes
+from persist.core.state.state import State
+from persist.engine.follow.follower import Follower
+from persist.engine.follow.log_identity import fate_of
+
+
+class StoreProof:
+    """What the store of one client has shown so far; for one thread at a time. Cost: one PUT per client, all in all.
+
+    Attributes:
+        is_given: whether the store has passed.
+        early: the record that was offered when the location was opened, and the answer that is under way.
+    """
+
+    def __init__(self, blob: Blob, clock: Clock, *, deadline_s: float = COMMIT_DEADLINE_S) -> None:
+        self.is_given = False
+        self.early: tuple[Record, Future[bool]] | None = None
+        self._blob = blob
+        self._clock = clock
+        self._deadline_s = deadline_s
+        self._refusal = ""
+
+    def check(self) -> None:
+        """Raise StoreMisconfigured if the store has failed the proof before: a client stays refused."""
+        if self._refusal:
+            raise StoreMisconfigured(self._refusal)
+
+    def begin(self, record: Record, threads: Executor) -> None:
+        """Offer a record that was seen a moment ago, once, in another thread; `offered_early` returns the answer."""
+        self.early = record, threads.submit(self._blob.create, record_key(record.seqno), record_bytes(record))
+
+    def offered_early(self) -> Record | None:
+        """Return the record that was offered by `begin` if the store took it; None if it did not, or did not answer."""
+        early, self.early = self.early, None
+        if early is None:
+            return None
+        record, answer = early
+        try:
+            self.is_given = not answer.result()
+        except PersistError:
+            return None  # It is offered again, and then its error counts.
+        return None if self.is_given else record
+
+    def offer(self, record: Record) -> bool:
+        """Offer a record that exists already; return False if the store took it, as one does that overwrites.
+
+        Raises:
+            Unavailable: the store gave no answer in time, or is full. Nothing was changed.
+            StoreMisconfigured, ReadOnlyStore: it cannot be written to.
+        """
+        key, data = record_key(record.seqno), record_bytes(record)
+        backoff = Backoff(self._clock, self._deadline_s)
+        while True:
+            try:
+                self.is_given = not self._blob.create(key, data)
+                return self.is_given
+            except StoreFull:
+                raise
+            except (Indeterminate, Unavailable) as error:
+                if not backoff.wait():
+                    raise Unavailable(
+                        f"the store at {self._blob.url} did not say within {self._deadline_s:g} s that {key!r}, which "
+                        f"exists, exists ({error}), and without that no commit is safe; nothing was written. Try again "
+                        "when the store answers."
+                    ) from error
+
+    def offer_own(self, record: Record) -> None:
+        """Offer the record that this client has just created in an empty location.
+
+        Raises:
+            StoreMisconfigured: the store overwrites, or says that it may not be written to. The client stays refused.
+            Indeterminate: the store gave no answer in time. The record is there, and may have been overwritten.
+        """
+        try:
+            is_refused = self.offer(record)
+        except StoreMisconfigured:
+            raise
+        except PersistError as error:
+            raise Indeterminate(
+                f"a record was created at seqno {record.seqno} of {self._blob.url}, and may be there still, but the "
+                f"store has not shown within {self._deadline_s:g} s that others cannot overwrite it "
+                f"({error.__cause__ or error}). Read back before writing it again."
+            ) from error
+        if not is_refused:
+            self.refuse(record.seqno, "What was asked for first may be found there, and must not be relied on.")
+
+    def refuse(self, seqno: int, what_happened: str) -> None:
+        """Raise StoreMisconfigured, now and from now on, because the store took what exists at seqno."""
+        self._refusal = (
+            f"the store at {self._blob.url} overwrites: it answered 'stored' when {record_key(seqno)!r}, which exists, "
+            "was offered to its create a second time. Two writers would lose each other's commits, so nothing that "
+            f"this client asked for is acknowledged. {what_happened} Use a server, and proxies before it, that "
+            "refuse a PUT with If-None-Match: * of a key that exists; until then the location can be read with "
+            'mode="read".'
+        )
+        self.check()
+
+
+LOOKS_MAX = 4  # At the same time; most often there is one record to look for.
+VALID_S = 1.0
+
+
+class LookBack:
+    """Looks back for one client; for one thread at a time.
+
+    Args:
+        is_wanted: see `Settings.look_back`; without it, nothing is looked for.
+
+    Attributes:
+        threads: of a store far away, for requests that are made beside others.
+    """
+
+    def __init__(self, blob: Blob, follower: Follower, clock: Clock, *, is_wanted: bool) -> None:
+        self._blob = blob
+        self._follower = follower
+        self._clock = clock
+        self._is_wanted = is_wanted
+        self.threads = Pool(LOOKS_MAX, "persist-look") if is_remote(blob) else None
+
+    def close(self) -> None:
+        """End the threads, which may have a request under way; idempotent."""
+        if self.threads is not None:
+            self.threads.shutdown(wait=False)
+
+    def begin(self, before: State) -> Callable[[Record | None], bool]:
+        """Begin to look for what a record after a state follows; return what ends that, when the record was created.
+
+        That takes the record that this client created, or None if another one was there first, and returns what `now`
+        does. It raises LogReplaced if something is gone, and Indeterminate if that could not be found out.
+        """
+        if not self._is_wanted:
+            return lambda record: True
+        began_s = self._clock.monotonic_s()
+        looks = None
+        if self.threads is not None:
+            tops = self._follower.tops(before)
+            looks = [(top, self.threads.submit(fate_of, self._blob, top)) for top in tops]
+
+        def end(record: Record | None) -> bool:
+            try:
+                if looks is not None and (record is None or self._clock.monotonic_s() - began_s <= VALID_S):
+                    return self._follower.saw([(top, look.result()) for top, look in looks])
+                return record is None or self.now(before)
+            except LogReplaced:
+                raise
+            except PersistError as error:
+                if record is None:
+                    return True
+                raise Indeterminate(
+                    f"a record was created at seqno {record.seqno}, and whether the one before it is still there could "
+                    f"not be found out: {error}. So this may or may not be in the log. Read back before writing it "
+                    "again."
+                ) from error
+
+        return end
+
+    def now(self, before: State) -> bool:
+        """Look for the newest record of a state, and for those that `begin` would look for, if that is wanted.
+
+        Returns:
+            Whether all of them are there. If not, the log has been truncated beyond some of them: the state is an old
+            one, and the slot after it may be truncated, too.
+
+        Raises:
+            LogReplaced: one of them is gone.
+            Unavailable, Corruption: that could not be found out.
+        """
+        return not self._is_wanted or self._follower.sees(before)

@@ -1,0 +1,228 @@
+"""Clients that nobody closes: what was asked of them is finished, and what went wrong is said.
+
+Three things may happen to a client besides `close`:
+
+- *It is collected*, because nobody refers to it any more. A `ResourceWarning` says what was pending. Its committer
+  finishes that and ends. An error that nobody looked at is printed when its last future is gone, too.
+- *The process ends.* What was asked for until then is waited for, `Settings.exit_timeout_s` at most. What is not done
+  by then, and each error that nobody looked at, is printed on standard error, and the exit status is not 0.
+- *The process is forked.* The child has none of the threads. It waits for nothing, and reports nothing of its parent's.
+
+The process is told to wait by `atexit`, which runs while daemon threads are still alive. Children of `multiprocessing`
+that were forked skip that before Python 3.14, and are told by their own finalizers. Rejected: threads that are no
+daemons, because one that waits for a store which does not answer would keep the process for ever; and
+`threading._register_atexit`, which is private.
+
+Python has no way to choose the exit status that late. Ending the process on the spot would skip what others have to do,
+down to files that are not flushed yet. But an error in the last flush of a standard stream counts as one of the whole
+process, so the status is made by that: it is 120 (1 in a child of `multiprocessing`).
+
+A client stays usable while the process ends, for whoever closes it in an `atexit` function of their own. The registry
+is the one state of a module in this package, because the end of the process is one, too. It keeps no client alive.
+"""
+
+import atexit
+import os
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from persist.engine.write.commit_future import UnobservedErrors
+from persist.engine.write.committer import Committer
+
+NOTICE_AFTER_S = 3.0  # Then a person at a terminal is told why the process is still there.
+
+
+class Unclosed:
+    """Stands for a client until it is closed."""
+
+    def __init__(self, client: object, url: str, committer: Committer | None, timeout_s: float) -> None:
+        """Watch a client. Without a committer, it only reads."""
+        self.pid = os.getpid()
+        self.url = url
+        self.committer = committer
+        self.timeout_s = timeout_s
+        self._collected = weakref.finalize(client, _dropped, self)
+        self._collected.atexit = False  # At that time `_finish` sees to it.
+        _registry.add(self)
+
+    def closed(self) -> None:
+        """Take note that the client was closed."""
+        self._collected.detach()
+        _registry.remove(self)
+
+    def pending(self) -> str:
+        """Say what was asked for and is not done."""
+        count, names = (0, ()) if self.committer is None else self.committer.pending()
+        if not count:
+            return "nothing was pending"
+        of = f" of {', '.join(map(repr, names))}" if names else ""
+        return f"{count:,} operation{'s' if count > 1 else ''}{of} {'were' if count > 1 else 'was'} pending"
+
+
+def forget() -> None:
+    """Let what was not closed so far neither be waited for nor reported: for test runners, which do that otherwise."""
+    _registry.forget()
+
+
+class _Registry:
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # Finalizers may run inside of it.
+        self._pid = -1
+        self._has_atexit = False
+        self.has_failed = False
+        self.unclosed: set[Unclosed] = set()
+        self.ledgers: weakref.WeakKeyDictionary[UnobservedErrors, weakref.finalize[..., UnobservedErrors]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def add(self, unclosed: Unclosed) -> None:
+        if self._pid != os.getpid():
+            # Forked: what is here belongs to the parent, and its lock may be held by one of the parent's threads.
+            self._lock, self._pid = threading.RLock(), os.getpid()
+            self.unclosed, self.ledgers, self.has_failed = set(), weakref.WeakKeyDictionary(), False
+            self._be_told()
+        with self._lock:
+            self.unclosed.add(unclosed)
+            if unclosed.committer is not None:
+                ledger = unclosed.committer.unobserved
+                report = weakref.finalize(ledger, _report_lost, os.getpid(), unclosed.url, ledger.kept)
+                report.atexit = False
+                self.ledgers[ledger] = report
+
+    def remove(self, unclosed: Unclosed) -> None:
+        if unclosed.pid == self._pid == os.getpid():
+            with self._lock:
+                self.unclosed.discard(unclosed)
+
+    def forget(self) -> None:
+        with self._lock:
+            self.unclosed.clear()
+            for report in self.ledgers.values():
+                report.detach()
+            self.ledgers.clear()
+            self.has_failed = False
+
+    def taken(self) -> tuple[list[Unclosed], list[UnobservedErrors]]:
+        """Return what belongs to this process."""
+        if self._pid != os.getpid():
+            return [], []
+        with self._lock:
+            return list(self.unclosed), list(self.ledgers)
+
+    def _be_told(self) -> None:
+        if not self._has_atexit:
+            self._has_atexit = True
+            atexit.register(_finish)
+        processes: Any = sys.modules.get("multiprocessing.process")
+        if processes is not None and processes.parent_process() is not None:
+            from multiprocessing.util import Finalize
+
+            Finalize(None, _finish, exitpriority=100)
+
+
+_registry = _Registry()
+
+
+def _dropped(unclosed: Unclosed) -> None:
+    """Let a client that was collected finish by itself, and warn."""
+    if unclosed.pid != os.getpid():
+        return
+    pending = unclosed.pending()
+    if unclosed.committer is not None:
+        unclosed.committer.request_stop()
+    # Those who have something to finish stay in the registry until the process ends, but nothing else of a client does.
+    if unclosed.committer is None or unclosed.committer.settle(0):
+        _registry.remove(unclosed)
+    else:
+        unclosed.committer.when_ended(lambda: _registry.remove(unclosed))
+    _warn(unclosed.url, pending)
+
+
+def _warn(url: str, pending: str) -> None:
+    warnings.warn(
+        f"a client of {url} was not closed; {pending}. Close it, or use it in a with statement.",
+        ResourceWarning,
+        stacklevel=2,
+    )
+
+
+def _finish() -> None:
+    """Wait for what was asked for in this process, and report what came of it."""
+    unclosed, ledgers = _registry.taken()
+    left_open = [(client.url, client.pending()) for client in unclosed]
+    for lost in _wait(unclosed):
+        _print(f"persist: {lost.url}: {lost.pending()} when the process ended, and may be lost")
+        _registry.has_failed = True
+    for ledger in ledgers:
+        _report(ledger.url, ledger.take())
+    if _registry.has_failed:
+        _fail_the_process()
+    for url, pending in left_open:
+        _warn(url, pending)
+
+
+def _wait(unclosed: Sequence[Unclosed]) -> list[Unclosed]:
+    """Return those that were not finished in time."""
+    began_s = time.monotonic()
+    waiting = [client for client in unclosed if client.committer is not None and not client.committer.settle(0)]
+    try:
+        for client in waiting:
+            assert client.committer is not None
+            if client.committer.settle(min(NOTICE_AFTER_S, client.timeout_s)):
+                continue
+            left_s = began_s + client.timeout_s - time.monotonic()
+            _print(
+                f"persist: {client.url}: {client.pending()}; finishing for {max(0, left_s):.0f} s at most, "
+                "Ctrl-C gives up"
+            )
+            client.committer.settle(max(0.0, left_s))
+    except KeyboardInterrupt:
+        pass  # Whoever presses it again does not want to wait.
+    return [client for client in waiting if client.committer is not None and not client.committer.settle(0)]
+
+
+def _report_lost(pid: int, url: str, kept: dict[int, BaseException | None]) -> None:
+    """Report the errors of a ledger that nobody can look at any more."""
+    if pid == os.getpid():
+        _report(url, list(kept.values()))
+
+
+def _report(url: str, errors: Sequence[BaseException | None]) -> None:
+    if not errors:
+        return
+    _registry.has_failed = True
+    _print(f"persist: {url}: {len(errors):,} operations failed, and nobody looked at their errors:")
+    # Operations that failed together share one error.
+    for error in {id(error): error for error in errors if error is not None}.values():
+        _print(f"  {type(error).__name__}: {error}")
+
+
+def _print(line: str) -> None:
+    with suppress(Exception):  # There may be no standard error, or no more.
+        print(line, file=sys.stderr, flush=True)
+
+
+def _fail_the_process() -> None:
+    if sys.stderr is not None and not isinstance(sys.stderr, _Unflushable):
+        sys.stderr = _Unflushable(sys.stderr)
+
+
+class _Unflushable:
+    """A standard stream like the one before it, except that it cannot be flushed."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def flush(self) -> None:
+        """Flush it, and raise OSError."""
+        self._stream.flush()
+        raise OSError("persist: operations were lost or failed, see above; this makes the exit status")

@@ -1,0 +1,213 @@
+"""From updates in whatever form callers have them to the step of a commit that adds them.
+
+Few updates wait to be encoded with those of other writes. More of them are uploaded by a pool, at once. A stream is
+read in the caller's thread, because it is the caller's: each piece is sorted and uploaded while the next one is read,
+so a stream may be larger than memory, and its parts are committed together.
+
+Whoever writes may use the buffers again, once they got back control. Arrow does not tell its own memory from that of a
+NumPy array, so whatever is encoded later is copied before. Only what is larger than what is sorted at once is not: its
+upload is waited for.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from persist.codecs.order.arrays import copied
+from persist.codecs.order.digest import digest_of
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.codecs.updates.inputs import TableStream, opened
+from persist.codecs.updates.small import gathered, small_updates
+from persist.codecs.updates.updates import Stamp, stamped, streamed_updates, to_updates
+from persist.core.keyed.intake import EventTable
+from persist.core.state.keyed_rules import PlannedPend
+from persist.core.timeline import timeline_of
+from persist.engine.write.operations import Write
+from persist.engine.write.part_writer import PartWriter
+
+SMALL_WRITE_BYTES_MAX = 64 << 10
+
+Upload = Future[tuple[Part, ...]]
+
+
+class WriteSteps:
+    """Makes the steps of one client; safe to use from many threads."""
+
+    def __init__(self, parts: PartWriter, pool: Executor) -> None:
+        self._parts = parts
+        self._pool = pool
+
+    def of(
+        self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None, *, by: Sequence[str] = ()
+    ) -> Write | None:
+        """Return the step that adds updates, of any form that `to_updates` takes; start their upload if they are large.
+
+        With a stamp, the updates are plain rows, which get the time of the commit if the stamp has none; with some
+        columns to take it by, their digest is told, too. None if there are none. Raises what `to_updates` raises, and
+        what a stream raises; nothing is left behind then.
+        """
+        at_commit = stamp is not None and stamp.time is None
+        if stamp is not None:
+            updates = stamped(updates, schema, stamp)
+        small = small_updates(updates, schema)
+        if small is not None and small.diff_abs_sum < 2**63:
+            digest = _digest(gathered([small], schema), by) if by else None  # As a table it costs more than all else.
+            return Write(collection, schema, small.time_min, small.bytes, small, digest=digest, at_commit=at_commit)
+        data = opened(updates)
+        if isinstance(data, TableStream):
+            pieces = streamed_updates(data, schema, moments=timeline_of(schema))
+            write = self._of_stream(collection, schema, pieces, by)
+        else:
+            table = to_updates(data, schema, moments=timeline_of(schema))
+            write = self._of_table(collection, schema, table, by) if len(table) else None
+        return replace(write, at_commit=True) if at_commit and write is not None else write
+
+    def held_or_stored(
+        self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None, *, by: Sequence[str] = ()
+    ) -> tuple[pa.Table | tuple[Part, ...], int]:
+        """Return updates in memory, if there is room for them, or else as parts that no record names; and their digest.
+
+        A table may take half of the budget, for it is mostly the caller's anyway; of a stream, one piece is held. What
+        is held is not sorted; of a table, it may share the caller's buffers. Raises what `of` raises, and what an
+        upload does.
+        """
+        if stamp is not None:
+            updates = stamped(updates, schema, stamp)
+        data = opened(updates)
+        if isinstance(data, TableStream):
+            pieces = gathered_pieces(
+                streamed_updates(data, schema, moments=timeline_of(schema)), self._parts.piece_bytes
+            )
+            first, second = next(pieces, None), next(pieces, None)
+            if second is not None:
+                assert first is not None
+                write = self._of_pieces(collection, schema, chain((first, second), pieces), by)
+                return _stored_by(write), write.digest or 0
+            table = schema.arrow.empty_table() if first is None else first
+        else:
+            table = to_updates(data, schema, moments=timeline_of(schema))
+        if table.nbytes <= 2 * self._parts.piece_bytes:
+            return table, _digest(table, by) or 0
+        write = self._of_table(collection, schema, table, by)
+        return _stored_by(write), write.digest or 0
+
+    def of_events(self, collection: str, events: EventTable) -> Write:
+        """Return the step that adds events, of which there are some; start their upload if they are large.
+
+        Their buffers are nobody else's.
+        """
+        times = events.table["_time"].to_numpy()
+        planned = PlannedPend(collection, int(times.min()), int(times.max()), events.watermarks, events.schema.version)
+        size = int(events.table.nbytes)
+        if size <= SMALL_WRITE_BYTES_MAX:
+            data: pa.Table | Upload = events.table
+        else:
+            data = self._upload(collection, events.schema, events.table)
+        at_commit = events.at_commit
+        return Write(collection, events.schema, planned.time_min, size, data, events=planned, at_commit=at_commit)
+
+    def _of_table(
+        self, collection: str, schema: CollectionSchema, table: pa.Table, by: Sequence[str], *, is_ours: bool = False
+    ) -> Write:
+        """Return the step that adds a table; is_ours says that the caller has not got its buffers."""
+        size = table.get_total_buffer_size()
+        if size > SMALL_WRITE_BYTES_MAX:
+            size = table.nbytes  # What of these buffers is in use; it takes longer to find out.
+        fits = size <= self._parts.piece_bytes
+        if fits and not is_ours:
+            table = copied(table)
+        digest = _digest(table, by)
+        # numpy rather than Arrow's kernels: for few rows those cost more than all else, and give up the GIL each time.
+        diffs = table["_diff"].to_numpy()
+        largest = max(abs(int(diffs.min())), abs(int(diffs.max())))
+        # A small write is encoded together with others, so it must be sure not to overflow by itself.
+        if size <= SMALL_WRITE_BYTES_MAX and largest * len(diffs) < 2**63:
+            return Write(collection, schema, _time_min(table), size, table, digest=digest)
+        upload = self._upload(collection, schema, table)
+        if not (fits or is_ours):
+            upload.exception()  # Waits; what went wrong is raised by the future of the commit.
+        return Write(collection, schema, _time_min(table), size, upload, digest=digest)
+
+    def _of_stream(
+        self, collection: str, schema: CollectionSchema, tables: Iterator[pa.Table], by: Sequence[str]
+    ) -> Write | None:
+        pieces = gathered_pieces(tables, self._parts.piece_bytes)
+        first, second = next(pieces, None), next(pieces, None)
+        if first is None or second is None:
+            return None if first is None else self._of_table(collection, schema, first, by, is_ours=True)
+        return self._of_pieces(collection, schema, chain((first, second), pieces), by)
+
+    def _of_pieces(
+        self, collection: str, schema: CollectionSchema, pieces: Iterator[pa.Table], by: Sequence[str]
+    ) -> Write:
+        uploads: list[Upload] = []
+        time_min = TIME_MAX
+        digest = 0
+        try:
+            for piece in pieces:
+                if uploads and uploads[-1].exception() is not None:
+                    break  # The commit will be rejected with that, so there is no need to read on.
+                time_min = min(time_min, _time_min(piece))
+                digest += _digest(piece, by) or 0
+                uploads.append(self._upload(collection, schema, piece))
+        except BaseException:
+            self._parts.discard(_stored(uploads))
+            raise
+        return Write(collection, schema, time_min, 0, self._joined(uploads), digest=digest if by else None)
+
+    def _upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Upload:
+        return self._pool.submit(self._parts.upload, collection, schema, table)
+
+    def _joined(self, uploads: Sequence[Upload]) -> Upload:
+        """Return one upload that has ended as all of those: with their parts, or with the first error among them."""
+        errors = [error for upload in uploads if (error := upload.exception()) is not None]
+        parts = _stored(uploads)
+        whole: Upload = Future()
+        if errors:
+            self._parts.discard(parts)
+            whole.set_exception(errors[0])
+        else:
+            whole.set_result(tuple(parts))
+        return whole
+
+
+def gathered_pieces(tables: Iterable[pa.Table], bytes_max: int) -> Iterator[pa.Table]:
+    """Yield the rows of tables, in order, in tables of at least bytes_max each but the last, and none that is empty.
+
+    The buffers are copies, for a stream may fill the same ones again for its next table. Memory: such a piece, and one
+    table of the stream twice.
+    """
+    held: list[pa.Table] = []
+    size = 0
+    for table in tables:
+        if len(table):
+            held.append(copied(table))
+            size += table.nbytes
+        if size >= bytes_max:
+            yield pa.concat_tables(held)
+            held, size = [], 0
+    if held:
+        yield pa.concat_tables(held)
+
+
+def _stored_by(write: Write) -> tuple[Part, ...]:
+    assert isinstance(write.data, Future), "what is not held is uploaded"
+    return write.data.result()
+
+
+def _stored(uploads: Sequence[Upload]) -> list[Part]:
+    """Return the parts of those uploads that did not fail; waits for all of them."""
+    return [part for upload in uploads if upload.exception() is None for part in upload.result()]
+
+
+def _digest(table: pa.Table, by: Sequence[str]) -> int | None:
+    return digest_of(table, by) if by else None
+
+
+def _time_min(table: pa.Table) -> int:
+    return int(table["_time"].to_numpy().min())

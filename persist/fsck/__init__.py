@@ -1,7 +1,0 @@
-"""The examination of a location: everything is read, replayed and compared, and nothing is believed.
-
-Promises: an examination changes nothing; a repair touches only what the log implies.
-"""
-
-from persist.fsck.examination import examine, fsck
-from persist.fsck.report import Checked, FsckReport, Problem, Repair, Unreferenced

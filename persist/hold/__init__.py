@@ -1,8 +1,0 @@
-"""What keeps history readable: one lease per client, and durable holds on collections.
-
-Promises: while a claim is open, `since` stays where its reader needs it and no blob of it is deleted; a reader whose
-lease ran out is told so before it is given anything.
-"""
-
-from persist.hold.holds import ConsumerLeases, Hold, HoldInfo, LeasedHold, NamedHold
-from persist.hold.leases import Claim, Leases, WantedClaim, no_claim

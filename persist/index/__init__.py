@@ -1,9 +1,0 @@
-"""Indexes: collections that keep a collection in a second order, for who looks up by columns that are not its key.
-
-Promises: an index is a hint. What is read through one is what is read without; one that is missing, behind, ahead or
-from before a change of columns makes reads dearer and nothing else. It is never half there: one record makes it.
-"""
-
-from persist.index.indexes import IndexInfo, drop_index, indexes_of, steps_to_drop, steps_to_empty
-from persist.index.keeping import create_index, keep_indexes_current, refresh_indexes
-from persist.index.reading import PAYS, FoundByIndex, Path, among, indexed, own_path, paths_of

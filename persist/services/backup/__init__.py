@@ -1,0 +1,10 @@
+"""A location as a copy elsewhere: backups that are incremental, restores and moves, and the proof that a copy is whole.
+
+Promises: a copy is the location as it was after one record of its log, whoever writes and collects meanwhile; whatever
+a copy names is there before the copy can be opened; what is interrupted goes on where it was when it is called again.
+"""
+
+from persist.services.backup.copying import Copied, backup, copy
+from persist.services.backup.proof import Verified, verify
+
+__all__ = ["Copied", "Verified", "backup", "copy", "verify"]

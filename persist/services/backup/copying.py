@@ -1,0 +1,545 @@
+"""Copying a location to another place: `backup` again and again to the same place, `copy` once to an empty one.
+
+All objects of a location but a few are never changed, and an object is older than those that name it. So a copy needs
+no lock and no lease, and only the right to read what is copied:
+
+1. The state at some record N is read, and the newest checkpoint C that was made before N.
+2. What is not in the target yet is copied: first all blobs that the state at N names, then the lists, state and
+   directory objects that C and the records name, then the records from the floor of the log to N, and last C itself.
+   The records go on in their order where there are some, and otherwise come in reverse.
+3. If something has gone in between, a collector has deleted it, and the state at a later record does not name it. Then
+   all is done again, from the newest state; only what is new is copied.
+
+Invariants of the target:
+
+- Until the first record or checkpoint is there, nobody can open it. The first record of a first copy comes after all
+  others. Afterwards it is the location as it was after its last record: what a record needs is there before the record.
+- Its log is a beginning of that of the source. Where a record of the target is not the source's, or the target has
+  more, nothing is copied: somebody has written to it, or it is the copy of another location. Only the leases and holds
+  of its readers are taken off its end.
+- A state object that is there proves that the blobs it names are, too, unless `DAMAGED` says that some were left out.
+  So of a collection that did not change since the last backup, nothing is listed.
+
+Every blob is compared with the checksum by which the state names it, and every other object with its own, before it
+goes to the target. What has been stored is read again and compared, so that a copy is known to be readable. Blobs of
+the source that are damaged are left out and named in the result: a backup of all the rest is worth having. The target
+remembers them, so each later backup tries them again, and names them until the source is mended.
+
+One backup at a time goes to a target. Each leaves a mark of its own there first, and looks for it before it stores what
+makes others believe that something is there, and before it deletes. So one that was left behind, or that a timer has
+begun a second time, stops instead of deleting what the other one has just copied.
+
+Afterwards a backup forgets what the copied state does not name: that is what makes it as large as the location, and
+no archive. A copy deletes nothing.
+
+Memory: `COPIES_AT_ONCE` blobs, and the names of the blobs of one collection.
+"""
+
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from persist.blob.errors import Conflict, CorruptBlob, MissingBlob
+from persist.blob.protocol import Blob, delete_all
+from persist.blob.threads import Clock, Pool, SystemClock
+from persist.codecs.part.part import checksum_of
+from persist.core.closing import note_on_error
+from persist.core.errors import InvalidUsage
+from persist.core.log import kinds
+from persist.core.log.framing import BlobRef, decode_framed, intact_kind
+from persist.core.log.keys import (
+    CHECKPOINTS,
+    CLOCK_KEY,
+    DIRECTORIES,
+    LISTS,
+    LOG,
+    PARTS,
+    STATES,
+    collection_part,
+    is_upload,
+    listed_checkpoints,
+    listed_records,
+    pages_key,
+    pages_seqno,
+    record_key,
+    state_collection,
+)
+from persist.core.log.kinds import BringsParts, Mutation
+from persist.core.log.records import Record
+from persist.core.names import is_id
+from persist.core.progress import Done, task
+from persist.core.rendering import Shown, counted
+from persist.core.settings import Location, Settings, open_storage
+from persist.core.state.contents import CollectionState
+from persist.core.state.state import CollectionEntry, State
+from persist.engine.follow.checkpoint import StoredCheckpoint, load_contents
+from persist.engine.follow.follower import Follower
+from persist.engine.upkeep import OBJECTS, Names, named_in, sharers
+
+COPIES_AT_ONCE = 4
+PASSES_MAX = 20
+DAMAGED = "lost/left-out.json"  # The parts of the source that the target lacks, because they are damaged there.
+OURS = (PARTS, LISTS, STATES, DIRECTORIES, LOG, CHECKPOINTS, CLOCK_KEY, "lost/")
+Check = Callable[[bytes], object]  # Raises CorruptBlob.
+
+
+@dataclass(frozen=True)
+class Copied(Shown):
+    """What a backup or a copy did.
+
+    Attributes:
+        seqno: the target is the location after this record of its log.
+        collections: in it.
+        blobs, bytes: stored in the target now, and read again there.
+        deleted: blobs of the target that the location does not name any more.
+        damaged: keys in the source whose bytes are not what their checksum says, or which are missing; they were not
+            copied. What the target had of them stays.
+    """
+
+    seqno: int
+    collections: int
+    blobs: int
+    bytes: int
+    deleted: int
+    damaged: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        done = f"{counted(self.blobs, 'new blob')} of {self.bytes:,} bytes, {counted(self.deleted, 'old one')} deleted"
+        text = f"{counted(self.collections, 'collection')} as of record {self.seqno}: {done}"
+        if not self.damaged:
+            return text
+        return f"{text}; damaged in the source, and not copied: {', '.join(self.damaged)}"
+
+
+def backup(
+    location: Location,
+    target: Location,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    settings: Settings | None = None,
+    clock: Clock | None = None,
+) -> Copied:
+    """Make target a copy of a location as it is now, and let it forget what the location has forgotten.
+
+    Writers, readers and collectors may go on. The first backup copies everything, later ones what is new. One that is
+    interrupted goes on when it is called again. The target can be read at any time. The next backup deletes the
+    leases of its readers, which begin again then, so mode="read" is best while one is made. A write to the target makes
+    it useless as a backup, and the next one says so.
+
+    Args:
+        location, target: what `persist.open` takes; the target is empty, or a backup of the location.
+        storage_options, target_options: of the location's store, and of the target's.
+
+    Cost: for each new blob a GET of the location, and a PUT and a GET of the target; a LIST of the target; a GET for
+    each collection that has changed.
+
+    Raises:
+        InvalidUsage: there is nothing to copy; or the target is another location, or something else, or has been
+            written to, or is older than a restore of the location.
+        Conflict: another backup to the target, or a collection of garbage there, has begun meanwhile.
+        Unavailable: a store did not answer; what was copied stays.
+        CorruptBlob: the log or what checkpoints name is damaged, so the state cannot be told.
+    """
+    return _run(location, target, storage_options, target_options, settings, clock, forgets=True)
+
+
+def copy(
+    location: Location,
+    target: Location,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    leave_out_damaged: bool = False,
+    settings: Settings | None = None,
+    clock: Clock | None = None,
+) -> Copied:
+    """Copy a location, or a backup of it, to where nothing is yet: to restore it, or to move it to another store.
+
+    Nothing can be written to the target before all has been copied and read again. A copy is the same location as the
+    first one: only one of the two may be written to from then on. Arguments, costs and errors are those of `backup`;
+    the target is empty, or a copy that was interrupted.
+
+    Args:
+        leave_out_damaged: copy all the rest although parts are damaged or lost, and name them in the result. Otherwise
+            nobody can open the target: mend them, and call again, or take another backup.
+
+    Raises:
+        CorruptBlob: a part is damaged or lost.
+    """
+    is_whole = not leave_out_damaged
+    return _run(location, target, storage_options, target_options, settings, clock, forgets=False, is_whole=is_whole)
+
+
+def _run(
+    location: Location,
+    target: Location,
+    storage_options: Mapping[str, Any] | None,
+    target_options: Mapping[str, Any] | None,
+    settings: Settings | None,
+    clock: Clock | None,
+    *,
+    forgets: bool,
+    is_whole: bool = False,
+) -> Copied:
+    settings, clock = settings or Settings(), clock or SystemClock()
+    with ExitStack() as ends:
+        # Around the caches, which may hold what a store has lost.
+        source = open_storage(location, storage_options, settings, clock)
+        ends.callback(source.close)
+        there = open_storage(target, target_options, settings, clock)
+        ends.callback(there.close)
+        pool = Pool(COPIES_AT_ONCE, "persist-copy")
+        ends.callback(pool.shutdown)
+        done = ends.enter_context(task("copy", source.retried.url, unit="blobs"))
+        return _Copying(source.retried, there.retried, pool, clock, done, is_whole=is_whole).run(forgets=forgets)
+
+
+class _Copying:
+    def __init__(self, source: Blob, target: Blob, pool: Pool, clock: Clock, done: Done, *, is_whole: bool) -> None:
+        self._is_whole = is_whole  # Whether damage is an error.
+        self._source = source
+        self._target = target
+        self._pool = pool
+        self._clock = clock
+        self._done = done
+        self._names = Names(source)
+        self._blobs = self._bytes = 0
+        self._damaged: set[str] = set()
+        self._missing: set[str] = set()  # Parts that this pass does not find,
+        self._gone: set[str] = set()  # and those that an earlier one did not.
+        self._mark = uuid.uuid4().hex.encode()
+        self._incomplete: frozenset[str] = frozenset()  # Collections of which the target lacked parts before,
+        self._left_out: set[str] = set()  # and those of which it lacks some now.
+        self._changed: set[str] = set()  # The collections of which something was copied,
+        self._is_any_dropped = False  # and whether the target has some that are not there any more.
+
+    def run(self, *, forgets: bool) -> Copied:
+        follower = Follower(self._source, self._clock)
+        try:
+            if follower.refresh().location is None:
+                raise InvalidUsage(f"there is no location at {self._source.url}, so there is nothing to copy")
+            before = self._without_leases(follower.state)
+            for turn in range(PASSES_MAX):
+                state = follower.refresh()
+                self._check_follows(before, state)
+                try:
+                    checkpoint = self._pass(state, before.seqno)
+                    break
+                except MissingBlob as error:
+                    is_lost = follower.refresh().seqno == state.seqno and not error.key.startswith(PARTS)
+                    if is_lost or turn == PASSES_MAX - 1:
+                        raise
+                    follower.restart()
+        finally:
+            follower.close()
+        copied = Copied(
+            state.seqno, len(state.entries), self._blobs, self._bytes, deleted=0, damaged=tuple(sorted(self._damaged))
+        )
+        with note_on_error(lambda: f"{copied}. What failed is only the deletion of what the target needs no longer."):
+            try:
+                return replace(copied, deleted=self._forget(self._state_of_target(), checkpoint) if forgets else 0)
+            except MissingBlob:
+                self._check_alone()  # Who came later may have deleted it.
+                raise
+
+    def _without_leases(self, state: State) -> State:
+        """Return what the target is so far, after deleting what its own readers added to the end of its log.
+
+        Args:
+            state: of the source.
+
+        Raises:
+            InvalidUsage: it is nothing that may be gone on with.
+        """
+        before = self._target_before()
+        last = before.seqno
+        while last >= 0 and before.location == state.location and self._is_reading(last, state):
+            last -= 1
+        made = [(seqno, entry.key) for seqno, entry in listed_checkpoints(self._target)]
+        begins = last >= before.control.log_floor or any(seqno <= last for seqno, _ in made)
+        common = (
+            {self._record(blob, last) for blob in (self._source, self._target)} if 0 <= last < before.seqno else set()
+        )
+        if not begins or len(common) != 1 or None in common:
+            return before  # What is there does not come from readers alone.
+        self._check_alone()
+        for key in [key for seqno, key in made if seqno > last]:
+            self._target.delete(key)
+        for seqno in range(before.seqno, last, -1):
+            self._target.delete(record_key(seqno))
+        return self._state_of_target()
+
+    def _is_reading(self, seqno: int, state: State) -> bool:
+        """Return whether a record of the target is none of the source's, and only has leases and holds of readers."""
+        ours, theirs = (self._record(blob, seqno) for blob in (self._source, self._target))
+        if theirs is None or ours == theirs or (ours is None and seqno <= state.seqno):
+            return False
+        return all(_is_of_a_reader(mutation) for mutation in decode_framed(theirs, Record, record_key(seqno)).mutations)
+
+    def _target_before(self) -> State:
+        """Return what the target is so far.
+
+        Raises:
+            InvalidUsage: it is nothing that may be gone on with.
+        """
+        url, own = self._target.url.rstrip("/"), self._source.url.rstrip("/")
+        if url.startswith(f"{own}/") or own.startswith(f"{url}/"):
+            raise InvalidUsage(f"{url} and {own} lie one in the other, and a copy lies beside: give another target")
+        foreign = next((entry.key for entry in self._target.list("") if not entry.key.startswith(OURS)), None)
+        if foreign is not None:
+            raise InvalidUsage(f"{url} has {foreign!r}, which is none of a location: give an empty target")
+        self._target.set(CLOCK_KEY, self._mark)
+        if self._source.get(CLOCK_KEY) == self._mark:  # However the two are spelled.
+            raise InvalidUsage(f"{self._source.url} cannot be copied to itself: give another target")
+        left_out = self._target.get(DAMAGED)
+        self._incomplete = frozenset(msgspec.json.decode(left_out, type=list[str])) if left_out else frozenset()
+        first = next((seqno for seqno, _ in listed_records(self._target)), 0)
+        if first and not any(True for _ in listed_checkpoints(self._target)):
+            return State()  # A first copy of a log that was truncated stopped before its checkpoint came: it goes on.
+        return self._state_of_target()
+
+    def _state_of_target(self) -> State:
+        """Return the state that is there. Its entries name objects of its own checkpoint.
+
+        Those of the state that was read of the source may name objects of an older one, which were not copied.
+        """
+        follower = Follower(self._target, self._clock)
+        try:
+            return follower.refresh()
+        finally:
+            follower.close()
+
+    def _check_follows(self, before: State, state: State) -> None:
+        """Raise InvalidUsage unless the log of the target is a beginning of that of the source."""
+        if before.location is None:
+            return
+        what = f"{self._target.url}, which is to become a copy of {self._source.url},"
+        advice = "Give another target, or empty this one"
+        if before.location != state.location:
+            raise InvalidUsage(f"{what} holds another location. {advice}")
+        if before.seqno > state.seqno:
+            raise InvalidUsage(f"{what} has records that are not there: somebody wrote to it. {advice}")
+        ours, theirs = (self._record(blob, before.seqno) for blob in (self._source, self._target))
+        if ours is not None and ours != theirs:
+            raise InvalidUsage(f"{what} has another record {before.seqno}: somebody wrote to one of them. {advice}")
+
+    @staticmethod
+    def _record(blob: Blob, seqno: int) -> bytes | None:
+        return blob.get(record_key(seqno))
+
+    def _pass(self, state: State, last: int) -> StoredCheckpoint | None:
+        """Copy what makes the target the location after the last record of a state; return the checkpoint it has.
+
+        Args:
+            last: the seqno of the last record that the target had.
+
+        Raises:
+            MissingBlob: something is not there any more.
+        """
+        newest = self._names.newest()
+        if newest is not None and newest.checkpoint.seqno > state.seqno:  # It was made since the state was read.
+            raise MissingBlob(newest.pointer.blob, "a newer state has been stored", "read it")
+        self._missing.clear()
+        self._left_out.clear()
+        objects = set() if newest is None else self._names.named_by(newest.checkpoint)
+        present = {what: self._present(prefix) for what, prefix in OBJECTS.items()}
+        self._is_any_dropped = any((state_collection(key) or "") not in state.entries for key in present["states"])
+        for id_, entry in state.entries.items():
+            is_there = entry.stored and all(pointer.blob in present["states"] for pointer in entry.stored)
+            if not is_there or entry.pending or id_ in self._incomplete:
+                self._copy_collection(state, id_, entry)
+        missing = self._missing - self._gone
+        if missing:  # Either the newest state does not name them, or they will be missing again.
+            self._gone |= missing
+            raise MissingBlob(min(missing), "it has gone, or is lost", "restore it from a copy")
+        if self._is_whole and self._damaged:
+            first, count = min(self._damaged), counted(len(self._damaged), "blob")
+            advice = (
+                "Nothing can be opened there: mend them and go on, take another backup, or leave out what is damaged"
+            )
+            raise CorruptBlob(first, f"{count} of {self._source.url} cannot be copied", advice)
+        self._check_alone()
+        self._remember_damage()
+        floor = state.control.log_floor
+        lists = _lists(self._source, max(floor, last + 1), state.seqno)
+        there = {**present["lists"], **present["states"], **present["directories"]}
+        for prefix in (LISTS, STATES, DIRECTORIES):
+            wanted = sorted(key for key in objects | lists if key.startswith(prefix) and key not in there)
+            self._copy((key, partial(_check_framed, key)) for key in wanted)
+        seqnos = range(max(floor, last + 1), state.seqno + 1)
+        # A log that is there goes on in order. A new one begins with its first record, which comes last, so that
+        # nobody takes a part of it for all.
+        for seqno in seqnos if last >= 0 else reversed(seqnos):
+            self._copy_one(record_key(seqno), partial(_check_framed, record_key(seqno)))
+        if newest is not None:
+            key = newest.pointer.blob
+            if self._target.get(key, (0, 0)) is None:
+                self._check_alone()
+                self._copy_one(key, partial(_check_framed, key))
+        return newest
+
+    def _check_alone(self) -> None:
+        """Raise Conflict if somebody else has begun to change the target."""
+        if self._target.get(CLOCK_KEY) != self._mark:
+            raise Conflict(
+                f"another backup to {self._target.url}, or a collection of garbage there, has begun meanwhile. Only "
+                "one at a time may go on: wait for it, and back up again"
+            )
+
+    def _remember_damage(self) -> None:
+        """Say in the target of which collections it lacks parts, before a state object says that it has them."""
+        if self._left_out:
+            self._target.set(DAMAGED, msgspec.json.encode(sorted(self._left_out)))
+        elif self._incomplete:
+            self._target.delete(DAMAGED)
+
+    def _copy_collection(self, state: State, id_: str, entry: CollectionEntry) -> None:
+        contents = _contents(self._source, state, entry)
+        if contents is None:
+            return
+        self._changed.add(id_)
+        checks = _checks(contents)
+        present: dict[str, int] = {}
+        for folder in {collection_part(key) for key in checks}:
+            present |= self._present(f"{PARTS}{folder}/")
+        self._copy((key, check) for key, check in sorted(checks.items()) if key not in present)
+        if self._damaged & checks.keys():
+            self._left_out.add(id_)
+
+    def _present(self, prefix: str) -> dict[str, int]:
+        return {entry.key: entry.bytes for entry in self._target.list(prefix)}
+
+    def _copy(self, wanted: Iterable[tuple[str, Check]]) -> None:
+        """Copy blobs, some at once."""
+        waiting: deque[Any] = deque()
+        try:
+            for key, check in wanted:
+                waiting.append(self._pool.submit(self._copied, key, check))
+                if len(waiting) >= COPIES_AT_ONCE:
+                    self._count(waiting.popleft().result())
+            while waiting:
+                self._count(waiting.popleft().result())
+        finally:
+            for future in waiting:
+                future.exception()  # Nothing is under way when this returns.
+
+    def _copy_one(self, key: str, check: Check) -> None:
+        self._count(self._copied(key, check))
+
+    def _count(self, bytes_: int | None) -> None:
+        if bytes_ is not None:
+            self._blobs += 1
+            self._bytes += bytes_
+            self._done(1)
+
+    def _copied(self, key: str, check: Check) -> int | None:
+        """Copy a blob; return its size, None if it is damaged."""
+        data = self._source.get(key)
+        if data is None and key.startswith(PARTS):
+            (self._damaged if key in self._gone else self._missing).add(key)
+            return None
+        if data is None:
+            raise MissingBlob(key, "it has gone, or is lost", "restore it from a copy")
+        try:
+            check(data)
+        except CorruptBlob:
+            if not key.startswith(PARTS):
+                raise  # Without it, the state cannot be told.
+            self._damaged.add(key)
+            return None
+        is_new = self._target.create(key, data)
+        stored = self._target.get(key)
+        if stored != data:
+            why = "it was stored, and reads otherwise" if is_new else "another one lies in the target"
+            raise CorruptBlob(f"{self._target.url}/{key}", why, "Delete it there, and copy again")
+        return len(data) if is_new else None
+
+    def _forget(self, state: State, checkpoint: StoredCheckpoint | None) -> int:
+        """Delete from the target what its state does not name; return how many blobs."""
+        deleted = 0
+        shares = sharers(state)
+        for folder, entries in groupby(self._target.list(PARTS), lambda entry: collection_part(entry.key)):
+            known = {folder, *(sharer.id for sharer in shares.get(folder, ()))}
+            if known <= state.entries.keys() and not (self._is_any_dropped or known & self._changed):
+                continue
+            named = named_in(self._target, state, folder, shares)
+            gone = [entry.key for entry in entries if is_upload(entry.key, folder) and entry.key not in named]
+            deleted += self._deleted(gone)
+        floor, older, named = state.control.log_floor, list[str](), set[str]()
+        if checkpoint is not None:
+            older = [e.key for seqno, e in listed_checkpoints(self._target) if seqno < checkpoint.checkpoint.seqno]
+            named = Names(self._target).named_by(checkpoint.checkpoint)
+        records = [entry.key for seqno, entry in listed_records(self._target) if seqno < floor]
+        named |= _lists(self._target, floor, state.seqno)
+        objects = [key for prefix in OBJECTS.values() for key in self._present(prefix) if key not in named]
+        return deleted + sum(self._deleted(keys) for keys in (older, records, objects))
+
+    def _deleted(self, keys: Sequence[str]) -> int:
+        if keys:
+            self._check_alone()
+        return delete_all(self._target, keys)
+
+
+def _is_of_a_reader(mutation: Mutation) -> bool:
+    """Return whether a mutation concerns nothing but a lease, or a hold that lives by one."""
+    if isinstance(mutation, kinds.SetHold):
+        return mutation.lease is not None
+    if isinstance(mutation, kinds.ReleaseHold):
+        return is_id(mutation.hold)
+    return isinstance(mutation, kinds.GrantLease | kinds.EndLease) and not getattr(mutation, "consumer", "")
+
+
+def _contents(blob: Blob, state: State, entry: CollectionEntry) -> CollectionState | None:
+    assert state.location is not None
+    return load_contents(blob, state.location, entry).contents
+
+
+def _lists(blob: Blob, first: int, last: int) -> set[str]:
+    """Return the part lists that records name.
+
+    Raises:
+        MissingBlob: a record is not there any more.
+    """
+    named = set()
+    for seqno in range(first, last + 1):
+        key = record_key(seqno)
+        data = blob.get(key)
+        if data is None:
+            raise MissingBlob(key, "it has gone", "read on")
+        mutations = decode_framed(data, Record, key).mutations
+        lists = (mutation.parts_in for mutation in mutations if isinstance(mutation, BringsParts))
+        named |= {pointer.blob for pointer in lists if isinstance(pointer, BlobRef)}
+    return named
+
+
+def _checks(contents: CollectionState) -> dict[str, Check]:
+    """Return all blobs that a collection names, and what each is compared with."""
+    checks: dict[str, Check] = dict.fromkeys(contents.named_blobs, _check_nothing)
+    stored = [(part.blob, part.checksum) for part in contents.stored_parts if part.blob]
+    archives = () if contents.archives is None else contents.archives.stored
+    stored += [(archive.stored.blob, archive.stored.checksum) for archive in archives]
+    return checks | {key: partial(_check_part, key, checksum) for key, checksum in stored}
+
+
+def _check_nothing(data: bytes) -> None:
+    """What goes with a published table has no checksum but its own, which its readers know."""
+
+
+def _check_part(key: str, checksum: str, data: bytes) -> None:
+    if checksum_of(data) != checksum:
+        raise CorruptBlob(key, f"its checksum is not {checksum}")
+
+
+def _check_framed(key: str, data: bytes) -> None:
+    seqno = pages_seqno(key)
+    is_intact = intact_kind(data) is not None if seqno is None else pages_key(seqno, data) == key
+    if not is_intact:
+        raise CorruptBlob(key, "it is no undamaged object of a log")

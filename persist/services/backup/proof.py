@@ -1,0 +1,117 @@
+"""The proof that a location is whole: all is read, and what collections hold is compared with another copy."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from persist.blob.errors import Corruption
+from persist.blob.threads import Clock, SystemClock
+from persist.core.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound
+from persist.core.names import OWN_PREFIX
+from persist.core.progress import task
+from persist.core.rendering import Shown, counted
+from persist.core.settings import Location, Settings
+from persist.core.state.contents import last_sealed
+from persist.engine.collection.reads import snapshot
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded, loaded_by_id, open_engine
+from persist.engine.location.writer import OpenOptions
+from persist.services.fsck import Problem, fsck
+
+
+@dataclass(frozen=True)
+class Verified(Shown):
+    """What a proof came to.
+
+    Attributes:
+        seqno: the last record of the log.
+        digests: of what each collection holds at its last sealed time: time and digest by name.
+        problems: of `persist.fsck`.
+        differences: by name, of collections that cannot be read, or hold something else in the other location.
+    """
+
+    seqno: int
+    digests: Mapping[str, tuple[int, str]]
+    problems: tuple[Problem, ...] = ()
+    differences: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems and not self.differences
+
+    def __str__(self) -> str:
+        text = f"{counted(len(self.digests), 'collection')} as of record {self.seqno}"
+        wrong = [f"{problem.blob}: {problem.what}" for problem in self.problems]
+        wrong += [f"{name}: {why}" for name, why in self.differences.items()]
+        if not wrong:
+            return f"{text}: all of it was read, and it is whole"
+        if self.problems:
+            wrong.append("If this is a backup: delete from it the objects that are named here, and back up again.")
+        return "\n".join([f"{text}:", *wrong])
+
+
+def verify(
+    location: Location,
+    against: Location | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    against_options: Mapping[str, Any] | None = None,
+    settings: Settings | None = None,
+    clock: Clock | None = None,
+) -> Verified:
+    """Read a whole location, such as a backup, and compare what its collections hold with another copy of it.
+
+    Args:
+        location: what is to be proved; nothing is written there.
+        against: what it is a copy of. Each collection is compared at its last sealed time in the copy, by its digest;
+            where the other one cannot be read at that time any more, that is no difference.
+        storage_options, against_options: of the two stores.
+
+    Cost: two reads of everything, and one of what is compared.
+
+    Raises:
+        InvalidUsage: there is no location.
+        Unavailable: a store did not answer.
+    """
+    report = fsck(location, storage_options=storage_options, settings=settings, clock=clock)
+    digests: dict[str, tuple[int, str]] = {}
+    differences: dict[str, str] = {}
+    options = OpenOptions("read", settings=settings or Settings(), clock=clock or SystemClock())
+    with ExitStack() as ends:
+        engine = ends.enter_context(open_engine(location, storage_options, options))
+        other = None if against is None else ends.enter_context(open_engine(against, against_options, options))
+        names = engine.names() + engine.names(OWN_PREFIX)
+        done = ends.enter_context(task("verify", engine.url, total=len(names), unit="collections"))
+        for name in names:
+            try:
+                handle = loaded(engine, name)
+                time, version = last_sealed(handle.contents()), handle.schema.version
+                if time >= 0:
+                    digests[name] = (time, _digest(handle, time, version))
+                    if other is not None and (why := _difference(other, handle, digests[name])):
+                        differences[name] = why
+            except Corruption as error:
+                differences[name] = str(error)
+            done(1)
+        return Verified(engine.seqno, digests, tuple(report.problems), differences)
+
+
+def _digest(handle: CollectionHandle, time: int, version: int) -> str:
+    with snapshot(handle, time, schema=version) as taken:
+        return taken.digest()
+
+
+def _difference(other: Engine, handle: CollectionHandle, proved: tuple[int, str]) -> str | None:
+    """Return why a collection holds something else in another copy; None if it does not, or nobody can tell."""
+    time, digest = proved
+    try:
+        theirs = loaded_by_id(other, handle.id, handle.name)
+        held = _digest(theirs, time, handle.schema.version)
+    except (CollectionNotFound, AsOfCompacted):
+        return None
+    except AsOfNotSealed:
+        return f"time {time} is sealed here, and not there"
+    return None if held == digest else f"at time {time} its digest is {digest}, and there it is {held}"

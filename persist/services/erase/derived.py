@@ -1,0 +1,74 @@
+"""Collections that hold what a query gave of erased records, and that no erasure follows into.
+
+A view begins anew when something is erased from its inputs, because its definition says what it holds. A clone of a
+view has the rows alone, under columns of their own: nothing tells which of them came from an erased record. So an
+erasure names such clones, what depends on them, and the views of which the collection itself is a clone. Without texts
+to look for, a search takes each of them for a trace, so there is no receipt.
+
+A view that begins anew gets a new id, and a view may be dropped before its clone. Therefore a clone of a view has the
+property `DERIVED_FROM`: the ids of the view and of all that the view depended on. Clones of the clone have it, too.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from persist.compute.sql import dependents_of
+from persist.core.errors import CollectionNotFound
+from persist.core.names import DERIVED_FROM, OWN_PREFIX
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded_by_id
+from persist.services.erase.relatives import related, relatives_in
+
+WHY = (
+    "it holds what a query gave of these records, and no erasure follows there: erase from it, or drop it. A search "
+    "for texts looks in it, too"
+)
+
+
+def unfollowed(handle: CollectionHandle) -> list[CollectionHandle]:
+    """Return the collections that hold what a query gave of a collection or its relatives, by name; without views.
+
+    Cost: a GET for each clone of the location.
+    """
+    engine = handle.engine
+    family = related(handle)
+    found: dict[str, CollectionHandle] = {}
+    ids = {relative.id for relative in family}
+    for id_ in engine.follower.over_all(lambda state: relatives_in(state, handle.id)) - ids:
+        with suppress(CollectionNotFound):
+            found[id_] = loaded_by_id(engine, id_, id_)  # A view that this is a clone of.
+    sources = ids | _dependents(family)
+    clones = {id_: {*folders, *derived} for id_, folders, derived in _clones(engine)}
+    while new := {id_ for id_, of in clones.items() if id_ not in ids | found.keys() and not sources.isdisjoint(of)}:
+        handles = [loaded_by_id(engine, id_, id_) for id_ in sorted(new)]
+        views = _dependents(handles)
+        found |= {held.id: held for held in (*handles, *(loaded_by_id(engine, id_, id_) for id_ in sorted(views)))}
+        sources |= new | views
+    named = (held for held in found.values() if not held.name.startswith(OWN_PREFIX))
+    return sorted(named, key=lambda held: held.name)
+
+
+def longer_views(family: Iterable[CollectionHandle]) -> list[str]:
+    """Return the names of views that can be read at times before those that their inputs can still tell."""
+    names = set()
+    for relative in family:
+        since = relative.contents().since
+        views = (view for view in dependents_of(relative.engine, relative) if not view.name.startswith(OWN_PREFIX))
+        names |= {view.name for view in views if view.contents().upper.time and view.contents().since < since}
+    return sorted(names)
+
+
+def _dependents(handles: Iterable[CollectionHandle]) -> set[str]:
+    return {view.id for handle in handles for view in dependents_of(handle.engine, handle)}
+
+
+def _clones(engine: Engine) -> list[tuple[str, tuple[str, ...], list[str]]]:
+    """Return each clone's id, the collections whose parts it may share, and those that its rows were derived from."""
+    clones = engine.follower.over_all(lambda state: [(id_, e.folders) for id_, e in state.entries.each() if e.folders])
+    found = []
+    for id_, folders in clones:
+        with suppress(CollectionNotFound):
+            properties = engine.follower.current(id_, id_).about.properties
+            found.append((id_, folders, properties.get(DERIVED_FROM, "").split()))
+    return found

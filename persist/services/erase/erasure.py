@@ -1,0 +1,436 @@
+"""One erasure: what it concerns, and the one record that does it.
+
+| what | how it follows |
+|---|---|
+| the collection | its parts are exchanged (`persist.engine.compact.eraser`), those with pending events, too |
+| its clones, what it was cloned from, and their clones | the same, whether they still share parts or not |
+| indexes of all of these | empty ones take their places, which are filled after that |
+| views that depend on any of them | they begin anew (`persist.compute.sql.redefine`), and are refreshed after that |
+| published tables of any of them | they are given up, their files deleted, and they are published anew after that |
+
+All of it but the last steps is one record of the log. Whatever was committed before the record is erased, and what is
+committed after it is new data, which stays. A record that left a part out could take the insertion of a row and leave
+the deletion that somebody commits meanwhile: a negative multiplicity, with what was to be erased in it. So the thread
+that commits looks at what was written since the plan, for each state that the record may follow (`_Erasing.renewed`).
+It reads what is inline, and no blobs at first. If a blob, a compaction or something derived came meanwhile, the
+record loses, and the next attempt looks at what is new. After `BRIEF_ATTEMPTS`, the thread that commits reads blobs,
+too: other commits of this client wait then, and writers that never rest hold no erasure up.
+
+An attempt looks at the log once. Where writers are many and the store is far, each look has to catch up with them, and
+an attempt that looks ten times is beaten by every compaction.
+
+The record also keeps what the last steps are (`persist.services.erase.pending_erasures`). If the process dies before
+it has done them, the next call does, or any client that looks after the location.
+"""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence, Set
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import Event
+from typing import Any
+
+import pyarrow as pa
+
+from persist.blob.errors import MissingBlob
+from persist.compute.index import indexes_of, steps_to_empty
+from persist.compute.sql import dependents_of, views_anew
+from persist.core.closing import note_on_error
+from persist.core.errors import (
+    AsOfCompacted,
+    CollectionNotFound,
+    InvalidUsage,
+    PersistError,
+    Superseded,
+    UploadExpired,
+)
+from persist.core.log import kinds
+from persist.core.names import OWN_PREFIX, published_hold
+from persist.core.progress import task
+from persist.core.rendering import Shown, counted
+from persist.core.state.collection_rules import ExpectDerived, ExpectErasures, derived_holds
+from persist.core.state.contents import CollectionState, Publication
+from persist.core.state.erasures import check_reason, erasure_number
+from persist.core.state.state import State
+from persist.engine.compact import ErasedRecords, PartEraser
+from persist.engine.follow.checkpoint import write_checkpoint
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.read.lookups.requested_keys import wanted_keys
+from persist.engine.read.results.snapshot import checked_filter
+from persist.engine.write.operations import Step
+from persist.services.erase.derived import longer_views, unfollowed
+from persist.services.erase.pending_erasures import Owed, OwedTable, settle_all, steps_to_owe
+from persist.services.erase.relatives import related, relatives_in
+from persist.services.publish import REPLACES, delete_abandoned
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 100  # Each looks at what was written meanwhile, and at nothing else.
+BRIEF_ATTEMPTS = 5
+TEXT_CHARS_MIN = 3
+TEXTS_MAX = 1000  # Of each key column, that are looked for in queries and comments.
+REPLACED_MAX = 10  # Tables that a catalog may still have in place of one.
+
+
+@dataclass(frozen=True)
+class ErasureReport(Shown):
+    """What one erasure did.
+
+    Attributes:
+        collection: the name of the collection.
+        updates: how many updates, and events that are pending, were taken out of it and of its clones.
+        seqno: of the record that did so; None if there was nothing to erase.
+        clones: the other collections from which records were erased.
+        views: those that began anew.
+        indexes: how many were made anew.
+        tables: those that were published anew, as (collection, format).
+        unfollowed: collections that hold what a query gave of such records, and that are as they were: clones of views,
+            what depends on these, and views that can be read at earlier times than their inputs.
+        untold: tables of which only a program's own catalog knows, by what they are called there. It names files that
+            are deleted, until that program publishes again.
+        mentions: what still says a text of the keys or of the condition, because an erasure does not read it: queries,
+            comments and properties.
+    """
+
+    collection: str
+    updates: int = 0
+    seqno: int | None = None
+    clones: tuple[str, ...] = ()
+    views: tuple[str, ...] = ()
+    indexes: int = 0
+    tables: tuple[tuple[str, str], ...] = ()
+    unfollowed: tuple[str, ...] = ()
+    untold: tuple[str, ...] = ()
+    mentions: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        said = f". {mentioned(self.mentions)}" if self.mentions else ""
+        if self.unfollowed:
+            listed = ", ".join(map(repr, self.unfollowed))
+            said = f". What a query gave of such records may still be in {listed}: erase there, too, or drop it{said}"
+        if self.seqno is None:
+            return f"nothing of {self.collection!r} to erase{said}"
+        also = [f"also from {', '.join(map(repr, self.clones))}"] if self.clones else []
+        also += [f"{counted(len(self.views), 'view')} begun anew"] if self.views else []
+        also += [f"{self.indexes:,} index{'' if self.indexes == 1 else 'es'} made anew"] if self.indexes else []
+        also += [f"{counted(len(self.tables), 'table')} published anew"] if self.tables else []
+        done = ", ".join([f"erased {counted(self.updates, 'update')} of {self.collection!r} from all times", *also])
+        if self.untold:
+            tables = ", ".join(self.untold)
+            done += f". The catalog of {tables} is known to no client but its program: it names deleted files until "
+            done += "that program publishes again"
+        return done + said
+
+
+def wanted_records(handle: CollectionHandle, keys: Any, where: Any) -> ErasedRecords:
+    """Return the records to erase from a collection, as users say them.
+
+    Raises:
+        InvalidUsage: not exactly one of both is given, or it does not fit the columns.
+        SchemaMismatch: a column is unknown.
+    """
+    if (keys is None) == (where is None):
+        raise InvalidUsage("erase: give keys, or a condition as where=, and not both")
+    schema = handle.contents().schema
+    if keys is not None:
+        if not schema.key_names:
+            raise InvalidUsage(f"collection {handle.name!r} has no key columns: erase by a condition, where=")
+        return ErasedRecords(wanted_keys(keys, schema), None)
+    return ErasedRecords.matching(checked_filter(schema, where), schema)
+
+
+def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reason: str) -> ErasureReport:
+    """Erase records of a collection from all times; see `Collection.erase`."""
+    engine = handle.engine
+    writer = engine.writer("erase")
+    check_reason(reason)
+    contents = handle.contents()
+    if contents.view is not None:
+        raise InvalidUsage(
+            f"{handle.name!r} is a view: it holds what its query gives of its inputs. Erase from these, and it follows"
+        )
+    writer.committer.check_may_wait()
+    engine.settle()
+    records = wanted_records(handle, keys, where)
+    if records.where is not None:  # What its events come to decides, too.
+        for relative in related(handle):
+            if relative.keyed is not None:
+                writer.resolver.resolve(relative.id, relative.name, relative.machine)
+    report = ErasureReport(handle.name)
+    with task("erase", handle.name, unit="records of the log") as done, ExitStack() as stack:
+        work = _Erasing(handle, records, reason, stack)
+        for attempt in range(ATTEMPTS):
+            try:
+                with engine.follower.looks.once():
+                    made = work.planned()
+                if made is None:
+                    break
+                renew = partial(work.renewed, made, reads_blobs=attempt >= BRIEF_ATTEMPTS)
+                seqno = engine.submit("erase", made.steps, dict(made.names), renew).result()
+            except (Superseded, UploadExpired, CollectionNotFound, MissingBlob, AsOfCompacted) as error:
+                work.lost(error)
+                handle.contents()  # Raises if it is the collection itself that was dropped.
+                if attempt == ATTEMPTS - 1:
+                    raise
+                continue
+            done(1)
+            report = _reported(handle.name, made, work.committed(), seqno)
+            break
+    after = "What failed comes after erasures: the next erase() does it, or client.maintain()."
+    with note_on_error(lambda: f"{report}. {after}"):
+        if report.seqno is not None:
+            _write_checkpoint(engine)
+        settle_all(engine)
+        for relative in related(handle):
+            delete_abandoned(relative)
+        left = {copied.name for copied in unfollowed(handle)} | {*longer_views(related(handle))} - {*report.views}
+        return replace(report, unfollowed=tuple(sorted(left)), mentions=mentions(handle, keys, where))
+
+
+def _write_checkpoint(engine: Engine) -> None:
+    """Write a checkpoint: from its age on, the collector reckons when what is from before the erasure may go.
+
+    Without it, the next checkpoint of any client counts.
+    """
+    try:
+        write_checkpoint(engine.blob, *engine.follower.recent())
+    except PersistError as error:
+        logger.warning("the checkpoint after an erasure was not made: %s", error)
+
+
+def mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str, ...]:
+    """Return the places that hold a text of the keys or the condition, and that no erasure changes.
+
+    Those are queries, comments and properties of the collection, its relatives, and the views that depend on them.
+    """
+    texts = _texts(None if keys is None else wanted_keys(keys, handle.known().schema), where)
+    family = related(handle) if texts else []
+    views = {view.id: view for relative in family for view in dependents_of(handle.engine, relative)}
+    places: list[str] = []
+    for contents in (collection.known() for collection in (*family, *views.values())):
+        about, name = contents.about, contents.name
+        said = {"the query": str((contents.view or {}).get("sql")), "the comment": about.comment}
+        said |= {f"the property {key!r}": value for key, value in about.properties.items()}
+        said |= {"a comment on a column": "\n".join(column.comment for column in about.columns.values())}
+        if not name.startswith(OWN_PREFIX):
+            places += [f"{what} of {name!r}" for what, own in said.items() if any(text in own for text in texts)]
+    return tuple(places)
+
+
+def mentioned(places: Sequence[str]) -> str:
+    """Return a sentence that tells people of these places."""
+    listed = ", ".join(places)
+    has = "have" if len(places) > 1 else "has"
+    return (
+        f"{listed[0].upper()}{listed[1:]} {has} a text of what is erased, and no erasure changes that: do it yourself"
+    )
+
+
+def _texts(keys: pa.Table | None, where: Any) -> list[str]:
+    """Return the texts that keys or a condition name; shorter ones than `TEXT_CHARS_MIN` are in too many words."""
+    if keys is None:
+        # A condition of Arrow has its texts in double quotes.
+        quoted = re.findall(r"'((?:[^']|'')*)'" if isinstance(where, str) else r'"([^"]*)"', str(where))
+        texts = [text.replace("''", "'") for text in quoted]
+    else:
+        columns = [column for column in keys.columns if pa.types.is_string(column.type)]
+        texts = [text for column in columns for text in column.slice(0, TEXTS_MAX).to_pylist() if text]
+    return [text for text in dict.fromkeys(texts) if len(text) >= TEXT_CHARS_MIN]
+
+
+@dataclass(frozen=True)
+class _Made:
+    """One record, and what is to be done after it.
+
+    Attributes:
+        seqno: of the state that it was made for.
+        relatives: the ids of all that the collection shares records with, views included.
+        family: those of the collections that were looked at.
+        erased: by id of a collection, what is erased from it.
+        tables: of a collection of some name, those that were published.
+        indexed: the columns of indexes, by name of their collection, which are to be there again.
+        views: whether each was ever refreshed, by name.
+    """
+
+    seqno: int
+    relatives: Set[str]
+    family: Set[str]
+    steps: Sequence[Step]
+    names: Mapping[str, str]
+    own: str
+    erased: Mapping[str, kinds.Erase]
+    tables: Mapping[str, Mapping[str, Publication]]
+    indexed: Mapping[str, Sequence[tuple[str, ...]]]
+    views: Mapping[str, bool]
+
+
+class _Erasing:
+    """The state of one erasure between attempts: what is known of the parts of each collection."""
+
+    def __init__(self, handle: CollectionHandle, records: ErasedRecords, reason: str, stack: ExitStack) -> None:
+        self._handle = handle
+        self._records = records
+        self._reason = reason
+        self._erasers: dict[str, PartEraser] = {}
+        stack.callback(self._discard)
+        self._stop = Event()
+        self._erased: Mapping[str, kinds.Erase] = {}  # What the record says, of each collection.
+
+    def planned(self) -> _Made | None:
+        """Return the record that erases what there is now; None if there is nothing."""
+        engine = self._handle.engine
+        seqno, relatives = engine.follower.refresh().seqno, related(self._handle)
+        ids = engine.follower.over_all(lambda state: relatives_in(state, self._handle.id))
+        concerned: list[tuple[CollectionHandle, CollectionState, kinds.Erase]] = []
+        steps: list[Step] = []
+        names: dict[str, str] = {}
+        for handle in relatives:
+            step, contents = self._step(handle)
+            names[handle.id] = contents.name
+            steps.append(ExpectErasures(handle.id, erasure_number(contents)))
+            if step is not None:
+                concerned.append((handle, contents, step))
+        if not concerned:
+            return None
+        handles = [handle for handle, _, _ in concerned]
+        views = views_anew(engine, handles)
+        indexed: dict[str, Sequence[tuple[str, ...]]] = {**views.indexed}
+        tables: dict[str, Mapping[str, Publication]] = {**views.published}
+        for handle, contents, step in concerned:
+            steps.append(ExpectDerived(handle.id, derived_holds(contents)))
+            steps.append(step)
+            tables[contents.name] = contents.published
+            held = (name for name in map(published_hold, contents.published) if name in contents.holds)
+            steps += (kinds.ReleaseHold(handle.id, name) for name in held)
+        for handle, _, _ in concerned:
+            known = indexes_of(handle)
+            emptied, named = steps_to_empty(handle, known)
+            steps += emptied
+            names |= named
+            indexed[names[handle.id]] = [by for index in known if (by := index.columns_in(handle.known().schema))]
+        made = [step for step in views.steps if isinstance(step, kinds.Create)]
+        by_name = {name: id_ for id_, name in names.items()} | {step.name: step.collection for step in made}
+        owing, owed_names = steps_to_owe(
+            Owed(
+                engine.clock.wall_ms(),
+                tuple(by_name[name] for name, was_refreshed in views.views.items() if was_refreshed),
+                {by_name[name]: tuple(columns) for name, columns in indexed.items() if columns},
+                {
+                    by_name[name]: {t: _owed(known) for t, known in given.items()}
+                    for name, given in tables.items()
+                    if given
+                },
+            )
+        )
+        return _Made(
+            seqno,
+            ids,
+            {handle.id for handle in relatives},
+            _released_last((*steps, *views.steps, *owing)),
+            {**names, **views.names, **owed_names},
+            self._handle.id,
+            {handle.id: step for handle, _, step in concerned},
+            tables,
+            indexed,
+            views.views,
+        )
+
+    def _step(self, handle: CollectionHandle) -> tuple[kinds.Erase | None, CollectionState]:
+        engine = handle.engine
+        writer = engine.writer("erase")
+        if handle.id not in self._erasers:
+            maker = writer.local_part_maker(self._stop)
+            part_writer = writer.part_writer()
+            self._erasers[handle.id] = PartEraser(handle.id, self._records, maker, part_writer, engine.reader)
+        eraser, by, at_ms = self._erasers[handle.id], writer.committer.writer_name, engine.clock.wall_ms()
+        while True:
+            contents = handle.contents()
+            try:
+                return eraser.step(contents, by=by, at_ms=at_ms, reason=self._reason), contents
+            except MissingBlob as error:
+                if handle.needs(error.key):
+                    raise
+
+    def renewed(self, made: _Made, state: State, *, reads_blobs: bool) -> Sequence[Step]:
+        """Return the steps of a record for the state that it follows: they erase what came since the plan, too.
+
+        Args:
+            reads_blobs: whether parts may be read that are not inline.
+
+        Raises:
+            Superseded: the plan must be made again.
+        """
+        self._erased = made.erased
+        if state.seqno <= made.seqno:
+            return made.steps
+        if relatives_in(state, self._handle.id) != made.relatives:
+            raise Superseded(f"{self._handle.name!r} was cloned, or a clone was dropped, meanwhile: try again")
+        erased: dict[str, kinds.Erase] = {}
+        for id_ in made.family:
+            entry = state.entries.get(id_)
+            assert entry is not None, "relatives that a state has"
+            assert entry.contents is not None, "the record has a condition on each relative"
+            planned = made.erased.get(id_)
+            by, at_ms = ("", 0) if planned is None else (planned.by, planned.at_ms)
+            step = self._erasers[id_].step(
+                entry.contents, by=by, at_ms=at_ms, reason=self._reason, reads_blobs=reads_blobs
+            )
+            if (step is None) != (planned is None):
+                raise Superseded(f"something else of {entry.name!r} is concerned by now: try again")
+            if step is not None:
+                erased[id_] = step
+        self._erased = erased
+        return [erased[step.collection] if isinstance(step, kinds.Erase) else step for step in made.steps]
+
+    def lost(self, error: BaseException) -> None:
+        """Note that a record was refused."""
+        if isinstance(error, UploadExpired):  # What was made may be deleted by now.
+            for eraser in self._erasers.values():
+                eraser.discard()
+
+    def committed(self) -> Mapping[str, kinds.Erase]:
+        """Note that the record is there; return what it erased, by the id of each collection."""
+        for id_, eraser in self._erasers.items():
+            eraser.committed(self._erased.get(id_))
+        return self._erased
+
+    def _discard(self) -> None:
+        for eraser in self._erasers.values():
+            eraser.discard()
+
+
+def _released_last(steps: Sequence[Step]) -> Sequence[Step]:
+    """Return steps of one record in an order in which since stays where it is.
+
+    Where a hold of an index or a view takes the place of another one, since would go on between the two, beyond what
+    the new one is to keep.
+    """
+    gone = {step.collection for step in steps if isinstance(step, kinds.Destroy)}
+    late = [step for step in steps if isinstance(step, kinds.ReleaseHold) and step.collection not in gone]
+    return (*(step for step in steps if step not in late), *late)
+
+
+def _owed(known: Publication) -> OwedTable:
+    options = {**known.options}
+    if "identifier" in options:  # The catalog has this table, or one before it that it replaced.
+        options[REPLACES] = " ".join([*options.get(REPLACES, "").split(), known.id][-REPLACED_MAX:])
+    return OwedTable(options, digest=bool(known.digest))
+
+
+def _reported(name: str, made: _Made, erased: Mapping[str, kinds.Erase], seqno: int) -> ErasureReport:
+    others = {made.names[id_] for id_ in erased if id_ != made.own}
+    options = [known.options for tables in made.tables.values() for known in tables.values()]
+    untold = [table["identifier"] for table in options if "identifier" in table and "catalog" not in table]
+    return ErasureReport(
+        name,
+        sum(step.updates for step in erased.values()),
+        seqno,
+        tuple(sorted(others)),
+        tuple(made.views),
+        sum(map(len, made.indexed.values())),
+        tuple((name, table) for name, tables in made.tables.items() for table in tables),
+        untold=tuple(dict.fromkeys(untold)),
+    )

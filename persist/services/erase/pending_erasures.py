@@ -1,0 +1,151 @@
+"""What an erasure still has to do after its record: kept in the store until it is done, so that anybody can finish it.
+
+    a hidden collection, which the record of the erasure creates and which its last commit drops
+        name                .owed.<an id>
+        properties["owed"]  an `Owed` as JSON
+
+Views that began anew are empty until a refresh, and so are indexes; published tables are given up. What they were is in
+no other place once the record is there. All that `settle` does can be done twice, or by two at once: a refresh, an
+index or a publication that is there already stays as it is. Whoever deletes the files of a table that was given up
+publishes it after that, and so shows again what another one has published in between.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+
+import msgspec
+
+from persist.codecs.types.schema import CollectionSchema
+from persist.compute.index import create_index
+from persist.compute.sql import ViewsTogether, live_view
+from persist.core.errors import CollectionNotFound, NotConverging, OperatorFailed, PersistError
+from persist.core.log import kinds
+from persist.core.log.fields import Words
+from persist.core.names import OWED_PREFIX
+from persist.core.state.contents import CollectionState
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded_by_id
+from persist.engine.write.operations import Step
+from persist.services.publish import delete_abandoned, format_of, publish
+
+AT_ONCE = 200  # Collections in one note: their names may be long, and what is said of a collection is bounded.
+PATIENCE_S = 60.0  # For so long, others leave an erasure to the process that made it.
+
+
+class OwedTable(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A table that is to be published again."""
+
+    options: dict[str, str] = {}
+    digest: bool = False
+
+
+class Owed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is still to be done, by the ids of collections.
+
+    Attributes:
+        at_ms: when the record was made, by the clock of whoever made it.
+        views: that are to be refreshed, each after those that it reads.
+        indexes: the columns of those that are to be filled.
+        tables: by their format.
+    """
+
+    at_ms: int
+    views: tuple[str, ...] = ()
+    indexes: dict[str, tuple[tuple[str, ...], ...]] = {}
+    tables: dict[str, dict[str, OwedTable]] = {}
+
+
+def steps_to_owe(owed: Owed) -> tuple[list[Step], dict[str, str]]:
+    """Return the steps that keep in the erasure's record what is owed, and the names of what they create, by id."""
+    steps, names = list[Step](), dict[str, str]()
+    ids = list(dict.fromkeys((*owed.indexes, *owed.tables)))
+    for start in range(0, max(len(owed.views), len(ids)), AT_ONCE):
+        some = ids[start : start + AT_ONCE]
+        piece = Owed(
+            owed.at_ms,
+            owed.views[start : start + AT_ONCE],
+            {id_: owed.indexes[id_] for id_ in some if id_ in owed.indexes},
+            {id_: owed.tables[id_] for id_ in some if id_ in owed.tables},
+        )
+        id_ = uuid.uuid4().hex
+        names[id_] = f"{OWED_PREFIX}{id_}"
+        said = Words("what an erasure still has to do", {"owed": msgspec.json.encode(piece).decode()})
+        schema = CollectionSchema.of({"k": int}, None).to_json()
+        steps += [kinds.Create(id_, names[id_], schema), kinds.Describe(id_, said)]
+    return steps, names
+
+
+def settle_all(engine: Engine) -> None:
+    """Do all that erasures of a location still owe; if some of it fails, raise the first error after all the rest."""
+    with first_of() as attempt:
+        engine.follower.refresh()
+        for name, id_ in engine.follower.over_all(lambda state: [*state.ids.starting_with(OWED_PREFIX)]):
+            with attempt(), suppress(CollectionNotFound):  # Another one has done it.
+                settle(engine, engine.follower.known(id_, name))
+
+
+@contextmanager
+def first_of() -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Give a context in which an attempt may fail; raise the first error at the end, when all were tried."""
+    errors: list[PersistError] = []
+
+    @contextmanager
+    def attempt() -> Iterator[None]:
+        try:
+            yield
+        except PersistError as error:
+            errors.append(error)
+
+    yield attempt
+    if errors:
+        raise errors[0]
+
+
+def settle_old(engine: Engine, contents: CollectionState) -> None:
+    """Do what a hidden collection says is owed, unless whoever made the erasure is likely to be doing it."""
+    owed = _owed(contents)
+    if engine.clock.wall_ms() - owed.at_ms >= 1000 * PATIENCE_S:
+        settle(engine, contents)
+
+
+def settle(engine: Engine, contents: CollectionState) -> None:
+    """Do what a hidden collection says is owed, and drop it; if some of that fails, the rest is done, and it stays."""
+    owed = _owed(contents)
+    with first_of() as attempt:
+        views = _not_dropped(engine, owed.views)
+        if views:
+            # A query that fails on some rows says so with the next refresh.
+            with (
+                attempt(),
+                suppress(OperatorFailed, NotConverging),
+                ViewsTogether([live_view(engine, view.name) for view in views], {}) as together,
+            ):
+                together.refresh()
+        for handle in _not_dropped(engine, [*owed.indexes]):
+            for columns in owed.indexes[handle.id]:
+                with attempt():
+                    create_index(handle, columns)
+        for handle in _not_dropped(engine, [*owed.tables]):
+            with attempt():
+                delete_abandoned(handle)
+            for table, known in owed.tables[handle.id].items():
+                with attempt():
+                    format = format_of(handle, table, known.options)
+                    publish(handle, format, None, options=known.options, digest=known.digest)
+    with suppress(CollectionNotFound):
+        engine.submit("erase", [kinds.Destroy(contents.id)], {contents.id: contents.name}).result()
+
+
+def _owed(contents: CollectionState) -> Owed:
+    return msgspec.json.decode(contents.about.properties["owed"], type=Owed)
+
+
+def _not_dropped(engine: Engine, ids: Sequence[str]) -> list[CollectionHandle]:
+    """Return the collections of some ids that have not been dropped meanwhile."""
+    handles = []
+    for id_ in ids:
+        with suppress(CollectionNotFound):
+            handles.append(loaded_by_id(engine, id_, id_))
+    return handles

@@ -1,0 +1,37 @@
+"""The collections that share records with another one: clones, and what they were cloned from."""
+
+from collections.abc import Set
+from contextlib import suppress
+
+from persist.core.errors import CollectionNotFound
+from persist.core.state.state import State
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.opening import loaded_by_id
+
+
+def related(handle: CollectionHandle) -> list[CollectionHandle]:
+    """Return a collection, and all that were cloned from it, or that it was cloned from, by way of others, too.
+
+    A view is none of them: its inputs say what it holds.
+    """
+    engine = handle.engine
+    engine.follower.refresh()
+    others = sorted(engine.follower.over_all(lambda state: relatives_in(state, handle.id)) - {handle.id})
+    relatives = [handle.newest()]
+    for id_ in others:
+        with suppress(CollectionNotFound):  # It was dropped just now.
+            relative = loaded_by_id(engine, id_, id_)
+            if relative.known().view is None:
+                relatives.append(relative)
+    return relatives
+
+
+def relatives_in(state: State, collection: str) -> Set[str]:
+    """Return the ids of a collection and its relatives that a state has."""
+    shares = {id_: entry.folders for id_, entry in state.entries.each() if entry.folders}
+    ids, new = {collection}, {collection}
+    while new:
+        folders = {folder for id_ in new for folder in (id_, *shares.get(id_, ()))}
+        new = (folders | {id_ for id_, shared in shares.items() if not folders.isdisjoint((id_, *shared))}) - ids
+        ids |= new
+    return {id_ for id_ in ids if state.entries.get(id_) is not None}

@@ -1,0 +1,499 @@
+"""What the store still holds of records that were erased, and the receipt when nothing does.
+
+An object holds them for one of two reasons:
+
+- It is *from before* the erasure. Records of the log, checkpoints and what these name tell of parts by their least and
+  greatest values. So each that is older than the erasure and speaks of the collections concerned counts, unread.
+- It has *rows*. So each part that lies in the store, or lives in the log, is read and searched, whoever names it.
+
+Texts that must not be anywhere, such as an address, are looked for in every object: as they stand, in what stands in
+base64, and in the columns of parts.
+
+When an object goes is decided by the collector (`persist.engine.upkeep.garbage`). What is said here is when it may, by
+the
+same dates: a lease that ends sooner, or a collector that comes later, makes it differ.
+
+What lies outside the store is beyond this search, and `BEYOND` says so.
+"""
+
+import base64
+import hashlib
+import io
+import json
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from persist.blob.protocol import Blob, BlobEntry
+from persist.codecs.order.ordering import sort_indices
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.errors import InvalidUsage
+from persist.core.keyed.machine import DELETED
+from persist.core.log.keys import (
+    CHECKPOINTS,
+    DIRECTORIES,
+    LISTS,
+    LOG,
+    PARTS,
+    STATES,
+    checkpoint_seqno,
+    collection_part,
+    directory_seqno,
+    is_shown,
+    pages_seqno,
+    record_seqno,
+    state_collection,
+    state_seqno,
+    uploaded_seqno,
+)
+from persist.core.rendering import Shown, aligned, counted, moment_text, plain
+from persist.core.state.contents import CollectionState, Erasure
+from persist.core.state.erasures import erasure_number
+from persist.core.state.location import Dropped, is_waited_for
+from persist.core.state.state import State
+from persist.engine.compact import ErasedRecords, events_of, without_deletions
+from persist.engine.follow.checkpoint import directory_blobs, stored_checkpoints
+from persist.engine.follow.follower import STALE_AFTER_S
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.services.erase.derived import WHY, unfollowed
+from persist.services.erase.erasure import wanted_records
+from persist.services.erase.relatives import related
+
+BEYOND = (
+    "backups and copies of the location, and versions that the store keeps by itself",
+    "cache and spill folders of clients, and the memory of those that are running",
+    "exports, and what consumers and other programs have received",
+    "collections that programs have derived by themselves, but for views: erase from these, too",
+)
+STORED = (pa.field("_time", pa.int64()), pa.field("_diff", pa.int64()))
+_BLOCK = re.compile(rb"(?:[\x80-\xff]*[\x00-\x7f]){2}(.*)", re.DOTALL)
+OLD = "it is from before the erasure; gc() deletes it when no client can need it for the log"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """An object that holds what was erased, or may.
+
+    Attributes:
+        key: of the object.
+        why: what it has, and what keeps it there.
+        until: when the collector may delete it; None if it never does.
+        rows: how many rows were found in it; None where nobody looked inside.
+    """
+
+    key: str
+    why: str
+    until: datetime | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Traces(Shown):
+    """What a search for erased records found.
+
+    Attributes:
+        collection: the name of the collection.
+        objects, bytes: how many objects of the store were looked at, and how large they are.
+        found: the objects that still hold something, or may.
+        facts: what else a receipt says.
+    """
+
+    collection: str
+    objects: int
+    bytes: int
+    found: tuple[Trace, ...]
+    facts: dict[str, Any]
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing was found."""
+        return not self.found
+
+    def receipt(self) -> dict[str, Any]:
+        """Return a receipt that nothing is left, to be kept as JSON; `check_receipt` tells whether it is unchanged.
+
+        Raises:
+            InvalidUsage: something is left.
+        """
+        if self.found:
+            until = max((trace.until for trace in self.found if trace.until is not None), default=None)
+            raise InvalidUsage(
+                f"{counted(len(self.found), 'object')} may hold what was erased from {self.collection!r}, such as "
+                f"{self.found[0].key} ({self.found[0].why}). Collect garbage with gc() "
+                f"{'then' if until is None else f'after {until}'}, and search again"
+            )
+        said = {**self.facts, "searched": {"objects": self.objects, "bytes": self.bytes}, "not_searched": [*BEYOND]}
+        return {**said, "digest": receipt_digest(said)}
+
+    def __str__(self) -> str:
+        if self.is_gone:
+            looked = f"{counted(self.objects, 'object')} of {self.bytes:,} bytes"
+            return f"nothing of what was erased from {self.collection!r} is left in {looked}"
+        alike: dict[tuple[str, str], list[Trace]] = {}
+        for trace in self.found:
+            until = "-" if trace.until is None else moment_text(trace.until)
+            alike.setdefault((until, trace.why), []).append(trace)
+        rows = [(f"{len(some):,}", until, plain(some[0].key), why) for (until, why), some in alike.items()]
+        table = aligned([("objects", "until", "such as", "why"), *rows], right={0})
+        some = f"{len(self.found):,} of {counted(self.objects, 'object')}"
+        return "\n".join([f"{some}, of {self.bytes:,} bytes in all, may hold what was erased:", *table])
+
+
+def receipt_digest(receipt: dict[str, Any]) -> str:
+    """Return the digest of a receipt: SHA-256 of its JSON without the digest, members sorted, no white space."""
+    said = {name: value for name, value in receipt.items() if name != "digest"}
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def traces(handle: CollectionHandle, keys: Any = None, where: Any = None, *, texts: Sequence[str] = ()) -> Traces:
+    """Search the store for what was erased from a collection; see `Collection.traces`."""
+    if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
+        raise InvalidUsage(f'texts={texts!r:.100} is not a list of texts: give texts=["ada@example.com"]')
+    records = None if keys is None and where is None else wanted_records(handle, keys, where)
+    return _Search(handle, records, tuple(texts)).run()
+
+
+class _Search:
+    """One look at all objects of a store."""
+
+    def __init__(self, handle: CollectionHandle, records: ErasedRecords | None, texts: tuple[str, ...]) -> None:
+        self._handle = handle
+        self._engine = handle.engine
+        self._blob: Blob = handle.engine.blob
+        self._texts = texts
+        self._state: State = self._engine.follower.refresh()
+        self._family = {relative.id: relative.known() for relative in related(handle)}
+        self._records = {
+            id_: None if records is None else records.of(contents.schema) for id_, contents in self._family.items()
+        }
+        if records is not None:
+            for contents in self._family.values():
+                records.check(contents.schema, repr(contents.name))
+        self._erased_at = self._last_erasure()
+        self._dropped = {key: dropped for dropped in self._state.control.dropped for key in dropped.blobs}
+        self._gone = {dropped.collection: dropped for dropped in self._state.control.dropped if dropped.is_destroyed}
+        self._named = {key for contents in self._family.values() for key in contents.named_blobs}
+        self._marks: list[tuple[int, float]] = []
+        # Those that the newest checkpoint names hold nothing that is gone, however old they are.
+        newest = next(stored_checkpoints(self._blob), None)
+        named = set() if newest is None else directory_blobs(self._blob, newest.checkpoint)
+        self._pages = {key for key in named if pages_seqno(key) is not None}
+
+    def run(self) -> Traces:
+        traces: list[Trace] = []
+        objects = size = 0
+        entries = [*self._blob.list("")]
+        made = [entry for entry in entries if entry.key.startswith(CHECKPOINTS)]
+        self._marks = [(checkpoint_seqno(entry.key) or 0, entry.modified_s) for entry in made]
+        for entry in entries:
+            objects, size = objects + 1, size + entry.bytes
+            trace = self._look(entry)
+            if trace is not None:
+                traces.append(trace)
+        if not self._texts:  # They are searched for texts, like everything, and for nothing else.
+            traces += [Trace(f"{PARTS}{copied.id}/", f"{copied.name!r}: {WHY}") for copied in unfollowed(self._handle)]
+        return Traces(self._handle.known().name, objects, size, tuple(traces), self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        known = self._handle.known()
+        return {
+            "location": self._blob.url,
+            "location_id": self._state.location,
+            "seqno": self._state.seqno,
+            "at": _moment(self._engine.clock.wall_ms() / 1000).isoformat(),
+            "collection": known.name,
+            "collection_id": known.id,
+            "erasures": [
+                {**msgspec.to_builtins(erasure), "at": _moment(erasure.at_ms / 1000).isoformat()}
+                for erasure in known.erasures
+            ],
+        }
+
+    def _last_erasure(self) -> int:
+        """Return the seqno of the last record that erased something from the family; 0 if there was none."""
+        if not any(contents.erasures for contents in self._family.values()):
+            return 0
+        control = self._state.control
+        own = [seqno for seqno, collection in control.erasures if collection in self._family]
+        # Where it is not known any more, it was before the last one of those that the log does not reach back to.
+        return max(own, default=control.erasures[0][0] if control.erasures else control.log_floor)
+
+    def _old_s(self, seqno: int, age_s: float) -> float:
+        """Return from when on the collector takes a record for so old, by the store's clock."""
+        after = (modified_s for made_at, modified_s in self._marks if made_at >= seqno)
+        return min(after, default=self._engine.clock.wall_ms() / 1000) + age_s
+
+    def _look(self, entry: BlobEntry) -> Trace | None:
+        key = entry.key
+        if key.startswith(PARTS):
+            return self._part(entry)
+        if key.startswith("lost/"):
+            return Trace(key, "it was put aside when the log was repaired, and nobody deletes it: look, and delete it")
+        seqno, collection = _place(key)
+        is_since = self._is_state_since(key, collection) or key in self._pages
+        if seqno is not None and seqno < self._erased_at and not is_since:
+            is_ours = collection is None or collection in self._family or collection not in self._state.entries
+            if is_ours:
+                grace_s = max(self._engine.settings.grace_s, 2 * STALE_AFTER_S)
+                return Trace(key, OLD, _moment(self._old_s(self._erased_at, grace_s)))
+        if seqno is None and not self._texts:
+            return None
+        data = self._blob.get(key)
+        rows = 0 if data is None else self._rows_in(data)
+        return Trace(key, "it has such rows, written after the erasure or never erased", None, rows) if rows else None
+
+    def _is_state_since(self, key: str, collection: str | None) -> bool:
+        """Return whether an object has the state of a collection that knows of all erasures that there were."""
+        contents = self._family.get(collection or "")
+        if contents is None or not key.startswith(STATES):
+            return False
+        state = msgspec.json.decode(self._blob.get(key) or b"{}", type=_StateObject)
+        return bool(state.collection.erasures) and state.collection.erasures[-1].number == erasure_number(contents)
+
+    def _part(self, entry: BlobEntry) -> Trace | None:
+        key, collection = entry.key, collection_part(entry.key)
+        is_named = key in self._named
+        if is_shown(key, collection or ""):
+            contents = self._family.get(collection or "")
+            if contents is not None and self._erased_at and not contents.published:
+                return Trace(key, "it belongs to a published table that was given up: call erase() again")
+            return self._said(entry)
+        if not key.endswith(".parquet"):
+            is_of_another = collection not in self._family and collection in self._state.entries
+            return self._said(entry) if is_named or is_of_another else self._waiting(entry, None)
+        is_ours = collection in self._family
+        is_dropped = collection not in self._state.entries
+        if not (is_ours or is_dropped or self._texts):
+            return None
+        data = self._blob.get(key)
+        if data is None:
+            return None
+        rows = self._rows_of(data, collection)
+        if is_named:
+            return (
+                Trace(key, "it has such rows, written after the erasure or never erased", None, rows) if rows else None
+            )
+        if is_ours or is_dropped:
+            return self._waiting(entry, rows) if rows or (is_dropped and self._erased_at) else None
+        return Trace(key, "it has such texts", None, rows) if rows else None
+
+    def _said(self, entry: BlobEntry) -> Trace | None:
+        """Return whether a file that is no part has one of the texts."""
+        data = self._blob.get(entry.key) if self._texts else None
+        rows = 0 if data is None else self._rows_in(_unpacked(data))
+        return Trace(entry.key, "it has such texts", None, rows) if rows else None
+
+    def _waiting(self, entry: BlobEntry, rows: int | None) -> Trace:
+        """Return a trace that says why a blob is kept that nothing names."""
+        settings, control = self._engine.settings, self._state.control
+        dropped: Dropped | None = self._dropped.get(entry.key) or self._gone.get(collection_part(entry.key) or "")
+        if dropped is None:
+            until_s = entry.modified_s + settings.orphan_grace_s
+            return Trace(entry.key, "nothing names it; gc() deletes it then", _moment(until_s), rows)
+        until_s = self._old_s(dropped.seqno, settings.grace_s)
+        why = "the erasure, or a compaction, replaced it; gc() deletes it then"
+        if is_waited_for(control, dropped):
+            leases = [control.leases[id_] for id_ in dropped.leases if id_ in control.leases]
+            holders = sorted({lease.holder for lease in leases if lease.reads_from < dropped.seqno})
+            until_s = max([until_s, *(lease.expires_ms / 1000 for lease in leases)])
+            why = f"{', '.join(holders)} may still read it: close these clients, or let them read anew; then gc()"
+        return Trace(entry.key, why, _moment(until_s), rows)
+
+    def _rows_in(self, data: bytes) -> int:
+        """Return how many rows of what was erased, or texts, are in an object that is no part."""
+        count = sum(text.encode() in data or _escaped(text) in data for text in self._texts)
+        for inline in _inline(data):
+            count += self._rows_of(inline.data, inline.collection, inline)
+        return count
+
+    def _rows_of(self, data: bytes, collection: str | None, inline: "_Inline | None" = None) -> int:
+        """Return how many rows of a part are of what was erased, or have one of the texts."""
+        contents = self._family.get(collection or "")
+        records = self._records.get(collection or "")
+        rows = 0
+        for table in _tables(data, contents, inline):
+            if records is not None and contents is not None:
+                rows += _matching(table, records, contents)
+            if self._texts:
+                rows += sum(_mentions(table, text) for text in self._texts)
+        if self._texts and not data.startswith(b"PAR1"):
+            rows += sum(text.encode() in data for text in self._texts)
+        return rows
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(int(seconds) + 1, UTC)
+
+
+def _place(key: str) -> tuple[int | None, str | None]:
+    """Return the seqno that an object is of, and the collection; None where it is of none, or of all."""
+    if key.startswith(LOG):
+        return record_seqno(key), None
+    if key.startswith(CHECKPOINTS):
+        return checkpoint_seqno(key), None
+    if key.startswith(DIRECTORIES):
+        pages = pages_seqno(key)
+        return directory_seqno(key) if pages is None else pages, None
+    if key.startswith(STATES):
+        return state_seqno(key), state_collection(key)
+    return (uploaded_seqno(key), key.split("/")[1]) if key.startswith(LISTS) else (None, None)
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Return the contents of the blocks of an Avro file, which are deflated; other bytes as they are.
+
+    Such a file ends with the sixteen bytes that stand between its blocks. A block begins with two numbers, each as long
+    as its bytes have the highest bit.
+    """
+    head, *blocks = data.split(data[-16:]) if data.startswith(b"Obj\x01") else [data]
+    if b"deflate" not in head:
+        return data
+    return head + b"".join(zlib.decompress(block[1], -15) for block in map(_BLOCK.fullmatch, blocks) if block)
+
+
+def _escaped(text: str) -> bytes:
+    return json.dumps(text, ensure_ascii=False)[1:-1].encode()
+
+
+class _Erasures(msgspec.Struct, frozen=True):
+    erasures: tuple[Erasure, ...] = ()
+
+
+class _StateObject(msgspec.Struct, frozen=True):
+    """What a state object says of erasures."""
+
+    collection: _Erasures = _Erasures()
+
+
+@dataclass(frozen=True, slots=True)
+class _Inline:
+    """A part inside of an object.
+
+    Attributes:
+        collection: its id, if the object says it.
+        version: of the schema that it was written with.
+        is_of_events: whether it has events; None where only its rows tell that.
+    """
+
+    data: bytes
+    collection: str | None
+    version: int
+    is_of_events: bool | None
+
+
+def _inline(data: bytes) -> Iterator[_Inline]:
+    """Yield the parts inside of an object of JSON."""
+    try:  # Pages of a directory are one line each.
+        walked: Any = msgspec.json.Decoder().decode_lines(data) if data.startswith(b'{"') else None
+    except msgspec.DecodeError:
+        return
+    walked = walked[0] if walked and "persist" in walked[0] else walked
+    is_list = isinstance(walked, dict) and walked["persist"] == "parts"
+    waiting: list[tuple[str | None, bool | None, Any]] = [(None, None if is_list else False, walked)]
+    while waiting:
+        collection, is_of_events, value = waiting.pop()
+        if isinstance(value, list):
+            waiting += [(collection, is_of_events, inner) for inner in value]
+        elif isinstance(value, dict):
+            named = value.get("collection", value.get("id"))
+            collection = named if isinstance(named, str) else collection
+            if isinstance(value.get("inline"), str) and value["inline"]:
+                yield _Inline(base64.b64decode(value["inline"]), collection, value.get("schema", 1), is_of_events)
+            waiting += [(collection, *inner) for name in value for inner in _members(value, name, is_of_events)]
+
+
+def _members(value: dict[str, Any], name: str, is_of_events: bool | None) -> list[tuple[bool | None, Any]]:
+    """Return a member of an object in pieces, each with whether the parts in it have events."""
+    inner = value[name]
+    if name == "pending" or (name == "parts" and value.get("kind") == "pend"):
+        return [(True, inner)]
+    if name == "parts" and value.get("kind") == "erase" and value.get("events"):
+        return [(False, inner[: -value["events"]]), (True, inner[-value["events"] :])]
+    return [(is_of_events, inner)]
+
+
+def _tables(data: bytes, contents: CollectionState | None, inline: _Inline | None) -> Iterator[pa.Table]:
+    """Yield the rows of a part in pieces, its columns under the names that they have by now, if they are known."""
+    if data.startswith(b"PAR1"):
+        file = pq.ParquetFile(io.BytesIO(data))
+        names = _names_now(file.schema_arrow, contents)
+        for group in range(file.num_row_groups):
+            yield file.read_row_group(group).rename_columns(names)
+        return
+    for schema, newest in () if contents is None or inline is None else _schemas(contents, inline):
+        stored = pa.schema([*(schema.arrow.field(name) for name in schema.names), *STORED])
+        try:
+            batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), stored)
+            batch.validate(full=True)
+        except (pa.ArrowException, OSError):
+            continue
+        now = dict(zip(newest.ids, newest.names, strict=True))
+        renamed = [now.get(id_, f"{name} of old") for id_, name in zip(schema.ids, schema.names, strict=True)]
+        yield pa.Table.from_batches([batch]).rename_columns([*renamed, "_time", "_diff"])
+
+
+def _names_now(schema: pa.Schema, contents: CollectionState | None) -> list[str]:
+    known: dict[int, str] = {}
+    if contents is not None:
+        newest = events_of(contents) if contents.keyed is not None and DELETED in schema.names else contents.schema
+        known = dict(zip(newest.ids, newest.names, strict=True))
+    names = []
+    for field in schema:
+        written = (field.metadata or {}).get(b"PARQUET:field_id")
+        names.append(known.get(int(written) - 1, field.name) if written is not None else field.name)
+    return names
+
+
+def _schemas(contents: CollectionState, inline: _Inline) -> Iterator[tuple[CollectionSchema, CollectionSchema]]:
+    """Yield the schema that a batch was written with, and its newest version; of updates and events if it may be both.
+
+    The columns of events have ids of their own.
+    """
+    newest = [contents.schema] if not inline.is_of_events else []
+    if contents.keyed is not None and inline.is_of_events is not False:
+        newest.append(events_of(contents))
+    for schema in newest:
+        yield from ((written, schema) for written in schema.known or (schema,) if written.version == inline.version)
+
+
+def _matching(table: pa.Table, records: ErasedRecords, contents: CollectionState) -> int:
+    columns = records.columns(contents.schema)
+    if not {*columns} <= {*table.column_names}:
+        return 0
+    fields = pa.schema([contents.schema.arrow.field(name) for name in columns])
+    try:
+        rows = (table if records.where is None else without_deletions(table, contents)).select(columns).cast(fields)
+    except pa.ArrowException:
+        return 0
+    if records.keys is not None:
+        rows = rows.take(sort_indices(rows, columns))
+    return len(records.split(rows)[0])
+
+
+def _mentions(table: pa.Table, text: str) -> int:
+    """Return in how many cells a text stands; columns inside of others count, too."""
+    cells = 0
+    waiting = [chunk for column in table.columns for chunk in column.chunks]
+    while waiting:
+        array = waiting.pop()
+        if pa.types.is_dictionary(array.type):
+            waiting.append(array.dictionary)
+        elif pa.types.is_struct(array.type):
+            waiting += array.flatten()
+        elif pa.types.is_nested(array.type):
+            waiting.append(array.values if not pa.types.is_map(array.type) else array.items)
+            waiting += [array.keys] if pa.types.is_map(array.type) else []
+        elif pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+            cells += pc.sum(pc.match_substring(array, text)).as_py() or 0
+        elif pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
+            cells += pc.sum(pc.match_substring(array, text.encode())).as_py() or 0
+    return cells

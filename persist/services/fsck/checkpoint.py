@@ -1,0 +1,256 @@
+"""Repair of checkpoints, and of a log that has something beyond its end.
+
+A checkpoint is repaired by a new one in place of those that cannot be read, and only then these are deleted.
+
+The new one is made from the state that the examination replayed, at its seqno, with a new state object for every
+collection and a new directory, so that it relies on nothing that may be damaged, too.
+
+What lies beyond the end of the log is set aside, so that the log can go on from there.
+
+    lost/<key>      what lay at <key>
+
+Checkpoints and records are moved: copied, read back, and only then deleted, the last one first, so that a repair that
+is interrupted leaves a location in which the rest still lies beyond the end and can be set aside by the next one. What
+only these name (parts, part lists, directory and state objects) is copied; where it lay it is garbage like any other,
+and goes by its rules. Nothing below `lost/` is ever changed or deleted by this library.
+
+Only the end of the log decides what is set aside, and it is looked at again before anything is moved. If a record was
+put back there in between, nothing is done. Clients that were open during the roll-back must be closed before: one that
+has not noticed it could go on writing beyond the end.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from persist.blob.errors import Conflict, CorruptBlob, Corruption, IncompatibleVersion
+from persist.blob.protocol import Blob, get_at_most
+from persist.core.log import kinds
+from persist.core.log.framing import BlobRef, encode_framed, encoded_object, pointer_to
+from persist.core.log.keys import checkpoint_key, checkpoint_seqno, record_key, state_prefix
+from persist.core.log.kinds import BringsParts
+from persist.core.log.records import read_record
+from persist.core.state.contents import CollectionState
+from persist.core.state.state import CollectionEntry, State
+from persist.engine.follow.checkpoint import (
+    checkpoint_of,
+    checkpoint_state,
+    directory_blobs,
+    load_contents,
+    read_checkpoint,
+)
+from persist.engine.follow.directory import Directory, NewDirectory, new_directory
+from persist.engine.follow.state_objects import StateObject
+from persist.services.fsck.log import LogExamination
+from persist.services.fsck.report import Problem, Repair
+
+_BLOCKING = ("rule", "disagrees", "incompatible")
+
+
+class Renewal:
+    """What is to be done about the checkpoints of one location."""
+
+    def __init__(self, blob: Blob, state: State, bad: Sequence[str], *, makes_one: bool) -> None:
+        self._blob = blob
+        self._state = state
+        self._bad = bad
+        self._makes_one = makes_one
+        self._key = checkpoint_key(state.seqno)
+        self._directory: NewDirectory | None = None
+
+    @classmethod
+    def of(cls, blob: Blob, log: LogExamination, problems: Sequence[Problem]) -> "Renewal | None":
+        """Return what is to be done; None if there is nothing, or not enough is known to do it."""
+        bad = sorted(key for key in log.bad_checkpoints if _is_bad(blob, key))
+        newest_bad = max((checkpoint_seqno(key) or 0 for key in bad), default=-1)
+        makes_one = log.newest < newest_bad or any(problem.kind == "overdue" for problem in problems)
+        is_blocked = not log.is_complete or any(problem.kind in _BLOCKING for problem in problems)
+        if is_blocked or not (bad or makes_one):
+            return None
+        assert log.state is not None
+        return cls(blob, log.state, bad, makes_one=makes_one)
+
+    def plan(self) -> Iterator[Repair]:
+        """Yield what `run` will do."""
+        if self._makes_one:
+            for pointer, data in self._objects():
+                present = _present(self._blob, pointer)
+                if present != data:
+                    yield self._made(pointer.blob, present is not None)
+            yield self._made(self._key, self._key in self._bad)
+        for key in self._bad:
+            if not (self._makes_one and key == self._key):
+                yield self._deleted(key)
+
+    def run(self) -> Iterator[Repair]:
+        """Do it; yield each thing that was done."""
+        if self._makes_one:
+            yield from self._make()
+            made = read_checkpoint(self._blob, self._key)
+            if made is None or _is_bad(self._blob, self._key):
+                return  # What was written cannot be read: then nothing may be deleted.
+        for key in self._bad:
+            if key != self._key and _is_bad(self._blob, key):
+                self._blob.delete(key)
+                yield self._deleted(key)
+
+    def _make(self) -> Iterator[Repair]:
+        state = self._state
+        was_bad = _is_bad(self._blob, self._key)  # It may only lack a state object, which is made again here.
+        for pointer, data in self._objects():
+            present = _present(self._blob, pointer)
+            if present != data:
+                self._blob.set(pointer.blob, data)
+                yield self._made(pointer.blob, present is not None)
+        assert self._directory is not None, "it is made with the objects"
+        data = encode_framed(checkpoint_of(state, self._directory))
+        if self._blob.create(self._key, data):
+            yield self._made(self._key, False)
+        elif was_bad:
+            self._blob.set(self._key, data)
+            yield self._made(self._key, True)
+
+    def _objects(self) -> Iterator[tuple[BlobRef, bytes]]:
+        """Yield what the new checkpoint needs besides itself, and set `_directory`."""
+        state = self._state
+        entries: dict[str, CollectionEntry | None] = {}
+        assert state.location is not None
+        for entry in state.entries.values():
+            contents = entry.contents
+            assert isinstance(contents, CollectionState), "all contents are known"
+            stored = StateObject(format=state.format, location=state.location, collection=contents)
+            pointer, data = encoded_object(state_prefix(entry.id, state.seqno), stored)
+            entries[entry.id] = replace(entry, base=pointer, levels=(), pending=(), contents=None)
+            yield pointer, data
+        directory = Directory(state.entries.with_changes(entries), state.ids)
+        made: list[tuple[BlobRef, bytes]] = []
+
+        def store(key: str, data: bytes) -> None:
+            made.append((pointer_to(key, data), data))
+
+        self._directory = new_directory(self._blob, state, directory, (), (), store)
+        yield from made
+
+    def _made(self, key: str, is_there: bool) -> Repair:
+        return Repair("replace" if is_there else "create", key, f"what the log says up to seqno {self._state.seqno}")
+
+    def _deleted(self, key: str) -> Repair:
+        return Repair("delete", key, "it cannot be used, and a newer or equal one can")
+
+
+def _is_bad(blob: Blob, key: str) -> bool:
+    """Whether there is a checkpoint from which not everything can be read, though its version is known."""
+    try:
+        checkpoint = read_checkpoint(blob, key)
+        if checkpoint is not None:
+            for entry in checkpoint_state(blob, checkpoint).entries.values():
+                load_contents(blob, checkpoint.location, entry)
+    except IncompatibleVersion:
+        return False
+    except (Corruption, ValueError, Conflict, AssertionError):
+        return True
+    return False
+
+
+def _present(blob: Blob, pointer: BlobRef) -> bytes | None:
+    """Return what is where pointer says, as far as it can be what belongs there; None if there is nothing."""
+    try:
+        return get_at_most(blob, pointer.blob, pointer.bytes)
+    except CorruptBlob:
+        return b""
+
+
+LOST = "lost/"
+
+
+class SettingAside:
+    """What is to be done about records and checkpoints beyond the end of the log of one location."""
+
+    def __init__(
+        self, blob: Blob, state: State, beyond: Iterable[int], named: Iterable[str], checkpoints: Iterable[int] = ()
+    ) -> None:
+        self._blob = blob
+        self._state = state
+        self._moved = [checkpoint_key(seqno) for seqno in sorted(checkpoints, reverse=True)]
+        self._moved += [record_key(seqno) for seqno in sorted(beyond, reverse=True)]
+        self._copied = sorted(named)
+
+    @classmethod
+    def of(cls, blob: Blob, log: LogExamination, inventory: Iterable[str]) -> "SettingAside | None":
+        """Return what is to be done, given the keys of all blobs; None if nothing lies beyond the end."""
+        if not (log.beyond or log.beyond_checkpoints) or log.state is None:
+            return None
+        kept = log.state.named_blobs()
+        named = {key for seqno in log.beyond for key in _named_by_record(blob, seqno)}
+        named |= {key for seqno in log.beyond_checkpoints for key in _named_by_checkpoint(blob, seqno)} - log.named
+        return cls(blob, log.state, log.beyond, named.intersection(inventory) - kept, log.beyond_checkpoints)
+
+    def plan(self) -> Iterator[Repair]:
+        """Yield what `run` will do."""
+        yield from map(_copied, self._copied)
+        yield from map(_moved, self._moved)
+
+    def run(self) -> Iterator[Repair]:
+        """Do it; yield each thing that was done."""
+        following = read_record(self._blob, self._state.seqno + 1)
+        if following is not None and following.previous == self._state.commit:
+            return  # The log goes on: somebody has restored what was missing.
+        for key in self._copied:
+            if self._copy(key):
+                yield _copied(key)
+        for key in self._moved:
+            if self._copy(key):
+                self._blob.delete(key)
+                yield _moved(key)
+
+    def _copy(self, key: str) -> bool:
+        """Copy a blob to where lost ones go; return False if it is not there any more."""
+        data = self._blob.get(key)
+        if data is None:
+            return False
+        self._blob.create(LOST + key, data)
+        if self._blob.get(LOST + key) != data:
+            raise CorruptBlob(
+                LOST + key, f"it is not what {key} holds, which was to be copied there: move it elsewhere"
+            )
+        return True
+
+
+def _named_by_checkpoint(blob: Blob, seqno: int) -> Iterator[str]:
+    """Yield the keys of all that a checkpoint refers to, as far as that can be read."""
+    with suppress(Corruption):
+        checkpoint = read_checkpoint(blob, checkpoint_key(seqno))
+        if checkpoint is None:
+            return
+        yield from directory_blobs(blob, checkpoint)
+        for entry in checkpoint_state(blob, checkpoint).entries.values():
+            yield from (pointer.blob for pointer in entry.stored)
+            for mutation in entry.pending:
+                if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
+                    yield mutation.parts_in.blob
+            with suppress(Corruption):
+                contents = load_contents(blob, checkpoint.location, entry).contents
+                yield from contents.named_blobs if contents is not None else ()
+
+
+def _named_by_record(blob: Blob, seqno: int) -> Iterator[str]:
+    """Yield the keys of the parts and lists that a record brings, as far as it can be read."""
+    try:
+        record = read_record(blob, seqno)
+    except Corruption:
+        return
+    for mutation in record.mutations if record is not None else ():
+        if isinstance(mutation, BringsParts):
+            yield from (part.blob for part in mutation.parts if part.blob)
+            if mutation.parts_in is not None:
+                yield mutation.parts_in.blob
+        if isinstance(mutation, kinds.Publish):
+            yield from mutation.blobs
+
+
+def _copied(key: str) -> Repair:
+    return Repair("copy", key, f"to {LOST}{key}: only what lies beyond the end of the log names it")
+
+
+def _moved(key: str) -> Repair:
+    return Repair("move", key, f"to {LOST}{key}: it lies beyond the end of the log")

@@ -1,0 +1,414 @@
+"""Examination of a whole location, and what of it can be repaired: nothing that the log does not hold anyway.
+
+An examination reads everything once: the log and its checkpoints (`persist.services.fsck.log`), then the parts
+(`persist.services.fsck.parts`), then a listing of all blobs, then the log to its end again. Whatever is wrong becomes a
+`Problem`, so that the rest is examined, too; only a store that does not answer ends it.
+
+What `repair` does, and nothing else:
+
+- *Checkpoints*. If the newest cannot be read, or what it needs cannot, or there has been none for long, one is made at
+  the end of the log, with new directory and state objects, from what the examination replayed. Only after it has been
+  read back, those that cannot be read are deleted. This needs a replay that came to the end and disagreed with no
+  checkpoint.
+- *Leaks*. Blobs that nothing refers to are deleted by `persist.engine.upkeep.garbage`, by its rules: old enough,
+  declared void in the log first if they are uploads. Not in a run that found a problem in the log, in a checkpoint, in
+  a state
+  object or in a list: what those may refer to is not known. Repair first, then run again.
+
+- *What lies beyond the end of the log*, only if that is asked for: see `persist.services.fsck.checkpoint`. Nothing
+  else is done in that run.
+
+A damaged record or part is reported and never touched. Every step looks again before it acts.
+"""
+
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from persist.blob.errors import InvalidUsage
+from persist.blob.protocol import Blob, BlobEntry
+from persist.blob.threads import Clock, SystemClock
+from persist.core.log.keys import (
+    CHECKPOINTS,
+    CLOCK_KEY,
+    DIRECTORIES,
+    PARTS,
+    STATES,
+    checkpoint_key,
+    checkpoint_seqno,
+    collection_of,
+    collection_part,
+    is_shown,
+    is_upload,
+    record_key,
+    record_seqno,
+    uploaded_seqno,
+)
+from persist.core.names import OWED_PREFIX
+from persist.core.progress import task
+from persist.core.rendering import counted
+from persist.core.settings import Location, Settings, open_storage
+from persist.core.state.state import State
+from persist.engine.follow.checkpoint import INTERVAL
+from persist.engine.follow.follower import Follower
+from persist.engine.upkeep import OBJECTS, Deleted, Garbage, void_floor
+from persist.engine.write.committer import Committer
+from persist.services.fsck.checkpoint import LOST, Renewal, SettingAside
+from persist.services.fsck.log import LogExamination
+from persist.services.fsck.parts import PartExamination, examine_keyframes, examine_values
+from persist.services.fsck.report import (
+    CountedBlob,
+    Findings,
+    FsckReport,
+    Problem,
+    Repair,
+    Unreferenced,
+    UnreferencedKind,
+)
+
+OVERDUE_INTERVALS = 4
+AGAIN = "run with repair, which makes it again from the log"
+NOT_AGAIN = "the log does not hold all that it takes to make it again: restore it from a copy of the location"
+REMADE = ("missing", "damaged", "exchanged", "overdue")
+OVERDUE_AGE_S = 60.0
+
+_KINDS: Mapping[str, UnreferencedKind] = {"part": "part", "list": "list", "state": "state", "directory": "directory"}
+_UNNAMED = re.compile(r"((part|list|state)/[0-9a-f]{32}|directory)/[0-9]{20}-[0-9a-f]{32}\.(parquet|json|pages)")
+
+Collect = Callable[[Iterable[str]], Deleted]
+
+
+def fsck(
+    location: Location,
+    *,
+    repair: bool = False,
+    dry_run: bool = False,
+    set_aside: bool = False,
+    deep: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    settings: Settings | None = None,
+    clock: Clock | None = None,
+) -> FsckReport:
+    """Examine a location, even one that is too damaged to be opened. Safe while others read, write and collect.
+
+    Args:
+        location, storage_options, settings, clock: as for `persist.open`.
+        repair: make a checkpoint in place of ones that cannot be read, and delete old blobs that nothing refers to.
+        set_aside: together with repair, move records and checkpoints that lie beyond the end of the log to `lost/`, and
+            do nothing else if there are any. All clients of the location must be closed. docs/run/operations.md says
+            when to do that.
+        dry_run: together with repair, change nothing, and list what would be done as `repairs_planned`.
+        deep: read and verify every part; without, only look whether they are there and of the right size.
+
+    Cost: a GET for every blob and a LIST of all; with deep=False none for parts; twice that if problems were repaired.
+    Memory: the state with all collections, the names of all blobs, and one part.
+
+    Raises:
+        Unavailable: the store did not answer, so the examination did not come to its end.
+        InvalidUsage: the location or an option is not known; or dry_run or set_aside without repair.
+    """
+    settings, clock = settings or Settings(), clock or SystemClock()
+    storage = open_storage(location, storage_options, settings, clock)
+    blob = storage.retried  # Around the cache, which may hold what the store has lost.
+
+    def collect(keys: Iterable[str]) -> Deleted:
+        name = f"fsck:{uuid.uuid4().hex[:8]}"
+        with (
+            ThreadPoolExecutor(1) as pool,
+            closing(Follower(blob, clock)) as follower,
+            closing(Committer(blob, follower, pool, clock, name)) as committer,
+        ):
+            return Garbage(blob, follower, committer, settings).delete_leaked(keys)
+
+    try:
+        return examine(blob, settings, clock, collect, repair=repair, dry_run=dry_run, set_aside=set_aside, deep=deep)
+    finally:
+        storage.close()
+
+
+def examine(
+    blob: Blob,
+    settings: Settings,
+    clock: Clock,
+    collect: Collect,
+    *,
+    repair: bool,
+    dry_run: bool,
+    set_aside: bool,
+    deep: bool,
+) -> FsckReport:
+    """Do what `fsck` says, with collect to delete leaked blobs.
+
+    If something was wrong and a repair was done, all is examined once more: that tells what is left.
+    """
+    if dry_run and not repair:
+        raise InvalidUsage(
+            "dry_run=True goes with repair=True: it shows what that would do. Without, nothing is changed"
+        )
+    if set_aside and not repair:
+        raise InvalidUsage("set_aside=True goes with repair=True, which says that the location may be changed")
+    examination = _Examination(blob, settings, clock, deep)
+    report = _repaired(blob, examination, collect, repair=repair, dry_run=dry_run, set_aside=set_aside)
+    is_changed = bool(report.problems and report.repairs_done)
+    left = _Examination(blob, settings, clock, deep).run().problems if is_changed else report.problems
+    return replace(report, problems_left=left)
+
+
+def _repaired(
+    blob: Blob, examination: "_Examination", collect: Collect, *, repair: bool, dry_run: bool, set_aside: bool
+) -> FsckReport:
+    report = examination.run()
+    renewal = Renewal.of(blob, examination.log, report.problems)
+    if renewal is not None or not examination.log.is_complete:
+        advice = AGAIN if renewal is not None else NOT_AGAIN
+        report = replace(report, problems=tuple(_with_advice(problem, advice) for problem in report.problems))
+    if not repair:
+        return report
+    aside = SettingAside.of(blob, examination.log, examination.inventory) if set_aside else None
+    if aside is not None:
+        report = replace(report, repairs_planned=tuple(aside.plan()))
+        return report if dry_run else replace(report, repairs_done=tuple(aside.run()))
+    doomed = examination.doomed() if examination.knows_references() else []
+    planned = tuple(renewal.plan()) if renewal is not None else examination.deletions(doomed)
+    report = replace(report, repairs_planned=planned)
+    if dry_run or not planned:
+        return report
+    if renewal is not None:
+        return replace(report, repairs_done=tuple(renewal.run()))
+    deleted = collect(doomed)
+    gone = {CLOCK_KEY, *deleted.keys}
+    commits = iter(deleted.declared_at)
+    done = []
+    for step in planned:
+        if step.action == "commit":
+            seqno = next(commits, None)
+            done += [replace(step, blob=record_key(seqno))] if seqno is not None else []
+        elif step.blob.startswith(CHECKPOINTS):
+            made = deleted.declared_at and checkpoint_key(deleted.declared_at[-1])
+            done += [replace(step, blob=made)] if made and blob.get(made, range=(0, 0)) is not None else []
+        elif step.blob in gone:
+            done.append(step)
+    return replace(report, repairs_done=tuple(done))
+
+
+class _Examination:
+    """One examination of a location."""
+
+    def __init__(self, blob: Blob, settings: Settings, clock: Clock, deep: bool) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._deep = deep
+        self._url = blob.url
+        self.findings = Findings(blob)
+        self._blob = CountedBlob(blob, self.findings)
+        self.log = LogExamination(self._blob, self.findings)
+        self._now_s = 0.0
+        self.inventory: dict[str, BlobEntry] = {}
+        self.unreferenced: list[Unreferenced] = []
+
+    def run(self) -> FsckReport:
+        log = self.log
+        log.run()
+        if self._deep:
+            parts = self._examine_parts(None)
+            self._take_inventory()
+        else:
+            self._take_inventory()
+            parts = self._examine_parts({entry.key: entry.bytes for entry in self.inventory.values()})
+        log.follow()
+        log.finish()
+        parts.finish(log.state)
+        self._check_overdue()
+        if log.at or self.findings.problems:
+            self.unreferenced = list(self._unreferenced())
+        else:  # What objects are for is not known without a log.
+            self._check_empty()
+        return FsckReport(
+            url=self._url,
+            problems=self.findings.problems,
+            unreferenced=tuple(self.unreferenced),
+            checked=dict(self.findings.checked),
+            unfinished=tuple(_unfinished(log.state)),
+            seqno=log.at - 1,
+            deep=self._deep,
+        )
+
+    def knows_references(self) -> bool:
+        """Whether all that refers to blobs could be read and believed."""
+        about_parts = all(problem.blob.startswith((PARTS, "inline part")) for problem in self.findings.problems)
+        return self.log.is_complete and about_parts
+
+    def doomed(self) -> list[str]:
+        """Return the keys of what `persist.engine.upkeep.garbage` will delete."""
+        state = self.log.state
+        assert state is not None
+        floor = max(state.control.upload_floor, min(self._void_floor(), state.seqno + 1))
+        return [leak.blob for leak in self.unreferenced if self._is_doomed(leak, state, floor)]
+
+    def deletions(self, doomed: list[str]) -> tuple[Repair, ...]:
+        """Return what is done to delete these keys, in order."""
+        if not doomed:
+            return ()
+        state = self.log.state
+        assert state is not None
+        known = CLOCK_KEY in self.inventory
+        steps = [Repair("replace" if known else "create", CLOCK_KEY, "to ask the store what time it is")]
+        if any(key.startswith(PARTS) for key in doomed) and self._void_floor() > state.control.upload_floor:
+            steps.append(_declaration(state.seqno + 1, "old uploads void"))
+        if any(key.startswith(tuple(OBJECTS.values())) for key in doomed):
+            seqno = state.seqno + len(steps)
+            steps.append(_declaration(seqno, "of what checkpoints are made from then on"))
+            steps.append(Repair("create", checkpoint_key(seqno), "the first one made so"))
+        return (*steps, *(Repair("delete", key, "nothing refers to it") for key in doomed))
+
+    def _examine_parts(self, sizes: Mapping[str, int] | None) -> PartExamination:
+        state = self.log.state
+        parts = PartExamination(self._blob, self.findings, sizes, None if state is None else state.location)
+        entries = tuple(state.entries.values()) if state is not None else ()
+        with task("check", self._url, total=len(entries), unit="collections") as done:
+            for entry in entries:
+                if entry.contents is not None:
+                    parts.examine(entry.contents)
+                    parts.examine_tables(entry.contents)
+                    parts.examine_archives(entry.contents)
+                    if sizes is None:
+                        examine_keyframes(self._blob, entry.contents, self.findings)
+                        examine_values(self._blob, entry.contents, self.findings)
+                done(1)
+        known = {part.checksum for part in state.stored_parts()} if state is not None else set()
+        for loose in self.log.loose:
+            id_, part = loose.collection, loose.part
+            is_gone = self.log.is_complete and state is not None and id_ not in state.entries
+            if part.checksum in known or is_gone:
+                continue
+            owner = state.entries.get(id_) if state is not None else None
+            if owner is not None and owner.contents is not None:
+                parts.examine_alone(loose, owner.contents)
+            elif id_ in self.log.created:
+                parts.examine_created(loose, self.log.created[id_], self.log.evolved.get(id_, ()))
+        return parts
+
+    def _take_inventory(self) -> None:
+        self.inventory = {entry.key: entry for entry in self._blob.list("")}
+        newest_s = max((entry.modified_s for entry in self.inventory.values()), default=0.0)
+        self._now_s = max(self._clock.wall_ms() / 1000, newest_s)
+
+    def _check_overdue(self) -> None:
+        state = self.log.state
+        if state is None:
+            return
+        seqno = self.log.newest + OVERDUE_INTERVALS * INTERVAL
+        record = self.inventory.get(record_key(seqno))
+        if record is not None and self._now_s - record.modified_s >= OVERDUE_AGE_S:
+            what = f"the newest one is at seqno {self.log.newest}, and the log is at {state.seqno}"
+            self.findings.add("overdue", CHECKPOINTS, what)
+
+    def _check_empty(self) -> None:
+        """Add a problem where there is no log, but something else."""
+        keys = [key for key in self.inventory if key != CLOCK_KEY]
+        data = [key for key in keys if _KINDS.get(key.partition("/")[0]) is not None or key.startswith(LOST)]
+        if data:
+            what = f"{counted(len(data), 'object')} such as {data[0]} can be read by no client: no record is there"
+            advice = (
+                "restore the log from a copy; if a backup, copy or restore to here was interrupted, give it again and "
+                "it goes on"
+            )
+            self.findings.no_log(what, advice)
+        elif keys:
+            what = f"this is no location: nothing is there but what persist did not write, such as {keys[0]}"
+            self.findings.no_log(what, "check the path")
+
+    def _unreferenced(self) -> Iterator[Unreferenced]:
+        log, state = self.log, self.log.state
+        if state is None:
+            return
+        named = {*log.named, *state.named_blobs(), *(loose.part.blob for loose in log.loose)}
+        destroyed = {entry.collection for entry in state.control.dropped if entry.is_destroyed}
+        replaced = {key for entry in state.control.dropped for key in entry.blobs}
+        for key, blob in self.inventory.items():
+            if key == CLOCK_KEY or key in named:
+                continue
+            seqno = record_seqno(key)
+            if seqno is not None:
+                if seqno < log.floor:
+                    yield self._leak(blob, "record", "repair, or client.gc(), deletes it: it is below the log's floor")
+                continue
+            if checkpoint_seqno(key) is not None:
+                continue
+            if key.startswith(LOST):
+                yield self._leak(blob, "lost", "a repair has set it aside: delete it when nobody misses what it holds")
+                continue
+            kind, id_ = _KINDS.get(key.partition("/")[0]), collection_part(key) if "/" in key else ""
+            if is_shown(key, id_) and _is_published(state, id_, key):
+                continue
+            if kind is not None and (_UNNAMED.fullmatch(key) or is_upload(key, id_) or is_shown(key, id_)):
+                if key in replaced:
+                    yield self._leak(blob, kind, "client.gc() deletes it: compaction has replaced it")
+                elif kind != "directory" and collection_of(key) in destroyed:
+                    yield self._leak(blob, kind, "client.gc() deletes it: its collection was destroyed")
+                elif is_shown(key, id_):
+                    advice = "the collection has no such table: publishing it again, or destroying it, deletes this"
+                    yield self._leak(blob, "table", advice)
+                else:
+                    yield self._leak(blob, kind, "repair, or client.gc(), deletes it when it is old enough")
+            else:
+                yield self._leak(blob, "foreign", "it is none of this library's: see whose it is")
+
+    def _leak(self, entry: BlobEntry, kind: UnreferencedKind, advice: str) -> Unreferenced:
+        return Unreferenced(entry.key, kind, entry.bytes, self._now_s - entry.modified_s, advice)
+
+    def _void_floor(self) -> int:
+        state = self.log.state
+        assert state is not None
+        entries = ((checkpoint_seqno(entry.key), entry.modified_s) for entry in self.inventory.values())
+        marks = ((seqno, modified_s) for seqno, modified_s in entries if seqno is not None)
+        return void_floor(state, marks, self._now_s, self._settings.orphan_grace_s)
+
+    def _is_doomed(self, leak: Unreferenced, state: State, upload_floor: int) -> bool:
+        """Whether `persist.engine.upkeep.garbage` deletes a blob once its rules are told of upload_floor."""
+        if leak.kind == "record":
+            return True
+        if leak.kind in ("foreign", "lost", "table") or leak.age_s < self._settings.orphan_grace_s:
+            return False
+        seqno, collection = uploaded_seqno(leak.blob), collection_of(leak.blob)
+        if leak.kind == "part":
+            waits = any(
+                leak.blob in d.blobs or (d.is_destroyed and collection in (d.collection, *d.folders))
+                for d in state.control.dropped
+            )
+            return seqno is not None and seqno < upload_floor and not waits
+        return leak.kind in ("state", "directory") or (seqno is not None and seqno < state.control.log_floor)
+
+
+def _is_published(state: State, collection: str, key: str) -> bool:
+    """Return whether a name by which a published table is found is one of a table that there is."""
+    entry = state.entries.get(collection)
+    if entry is None or entry.contents is None:
+        return entry is not None  # Nobody knows.
+    return ("delta" if "/_delta_log/" in key else "iceberg") in entry.contents.published
+
+
+def _unfinished(state: State | None) -> Iterator[str]:
+    """Yield what erasures still owe, which a hidden collection keeps."""
+    for entry in () if state is None else state.entries.values():
+        if entry.contents is not None and entry.name.startswith(OWED_PREFIX):
+            owed = msgspec.json.decode(entry.contents.about.properties["owed"])
+            kinds = {"views": "refresh views", "indexes": "fill indexes", "tables": "publish tables"}
+            steps = ", ".join(f"{step} ({len(owed[kind]):,})" for kind, step in kinds.items() if owed.get(kind))
+            yield f"an erasure has still to {steps or 'end'}: client.maintain() does it, or the next erase()"
+
+
+def _declaration(seqno: int, what: str) -> Repair:
+    return Repair("commit", record_key(seqno), f"to declare {what}; as after any commit, a checkpoint may follow")
+
+
+def _with_advice(problem: Problem, advice: str) -> Problem:
+    """Return problem with what to do about it where checkpoints are concerned."""
+    is_derived = problem.blob.startswith((CHECKPOINTS, DIRECTORIES, STATES)) and problem.kind in REMADE
+    return replace(problem, advice=advice) if is_derived else problem

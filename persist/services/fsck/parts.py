@@ -1,0 +1,285 @@
+"""The examination of what collections hold: their parts, what keyframes make of the history, and values per key.
+
+- Each part is verified against its descriptor, and with the others of its run. One part is in memory at a time. What is
+  missing is looked for again by `PartExamination.finish`, because the collection may have been destroyed, or the part
+  replaced, and its blob collected, while the examination went on.
+- Each keyframe must be the one before it and the updates between, added up. No checksum tells whether compaction put
+  the right rows into blobs that are themselves intact. The first keyframe can only be checked if the history reaches
+  back to the beginning. Cost: each keyframe is read twice, and the history once. Memory: a slice of the key space.
+- A keyed collection must have at most one value per key at every time that can be told apart: a resolution may be made
+  of something else than its record says. Cost: see `persist.engine.read.keyed.key_history`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from persist.blob.errors import CorruptBlob, InvalidUsage
+from persist.blob.layers.cache import SMALL_BYTES
+from persist.blob.protocol import Blob, get_at_most
+from persist.codecs.errors import DiffOverflow
+from persist.codecs.evolution import versions
+from persist.codecs.order.sums import consolidate
+from persist.codecs.part.describing import check_part, described_bounds, overlaps
+from persist.codecs.part.part import Part, checksum_of
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.form import machine_of
+from persist.core.log import kinds
+from persist.core.log.fields import KeyedForm, Keyframe
+from persist.core.log.keys import PARTS
+from persist.core.log.token_archives import read_archive
+from persist.core.state.contents import CollectionState
+from persist.core.state.state import State
+from persist.engine.read.keyed.key_history import keys_with_several
+from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.scanning.scan import Scan, negated
+from persist.services.fsck.log import Loose
+from persist.services.fsck.report import Findings
+
+_REFUSED = "until it is back, a write with a token that is not among the newest is refused"
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """The collection that a part belongs to."""
+
+    id: str
+    name: str
+    schema: CollectionSchema
+
+
+class PartExamination:
+    """Examines the parts that a state refers to.
+
+    Args:
+        sizes: the bytes of every blob, by key, in place of reading them; None to read them.
+        location: the id of the location.
+    """
+
+    def __init__(self, blob: Blob, findings: Findings, sizes: Mapping[str, int] | None, location: str | None) -> None:
+        self._blob = blob
+        self._location = location
+        self._findings = findings
+        self._sizes = sizes
+        self._missing: list[tuple[str, str, Part]] = []
+        self._gone: list[tuple[str, str, str, str]] = []
+        self._mismatched: list[tuple[str, Part, int, str]] = []
+
+    def examine(self, contents: CollectionState) -> None:
+        """Examine all parts of one collection."""
+        owner = self._owner(contents.id, contents.name, [*contents.earlier, contents.schema_json])
+        if owner is not None and contents.keyed is not None:
+            events = _of_events(owner, contents.keyed)
+            for part in contents.pending.values():
+                self._examine_part(part, events)
+        if owner is not None:
+            bounds = {number: self._examine_part(part, owner) for number, part in contents.numbered.items()}
+            for part in contents.kept.values():
+                self._examine_part(part, owner)
+            for numbers in (*contents.history, *(keyframe.parts for keyframe in contents.keyframes)):
+                self._examine_run([(contents.numbered[n], bounds[n]) for n in numbers], owner)
+
+    def examine_tables(self, contents: CollectionState) -> None:
+        """Examine whether the blobs are there that published tables need besides parts."""
+        for key in sorted({key for known in contents.published.values() for key in known.blobs}):
+            if not self._has(key):
+                why = "a published table needs it: unpublish it, and publish again"
+                self._gone.append((contents.id, contents.name, key, why))
+
+    def examine_archives(self, contents: CollectionState) -> None:
+        """Examine whether the archives of older tokens are there, and hold what they should."""
+        for archive in () if contents.archives is None else contents.archives.stored:
+            key = archive.stored.blob
+            if not self._has(key):
+                self._gone.append((contents.id, contents.name, key, f"older tokens are in it: {_REFUSED}"))
+            elif self._sizes is None:
+                try:
+                    read_archive(self._blob, self._location, contents.id, archive)
+                except CorruptBlob as error:
+                    self._findings.add("damaged", key, f"{error.reason}: {_REFUSED}", collection=contents.name)
+            elif self._sizes[key] != archive.stored.bytes:
+                what = f"it has {self._sizes[key]} bytes, and {archive.stored.bytes} belong there: {_REFUSED}"
+                self._findings.add("damaged", key, what, collection=contents.name)
+
+    def _has(self, key: str) -> bool:
+        return self._blob.get(key, (0, 0)) is not None if self._sizes is None else key in self._sizes
+
+    def examine_alone(self, loose: Loose, contents: CollectionState) -> None:
+        """Examine a part that is not, or not any more, among those of the collection."""
+        owner = self._owner(contents.id, contents.name, [*contents.earlier, contents.schema_json])
+        self._examine_loose(loose, owner, contents.keyed)
+
+    def examine_created(self, loose: Loose, created: kinds.Makes, evolved: Sequence[dict[str, Any]]) -> None:
+        """Examine a part of a collection whose contents are not known, but all versions of its schema."""
+        earlier = created.earlier if isinstance(created, kinds.Clone) else ()
+        owner = self._owner(created.collection, created.name, [*earlier, created.schema, *evolved])
+        self._examine_loose(loose, owner, created.keyed)
+
+    def _examine_loose(self, loose: Loose, owner: "_Owner | None", form: KeyedForm | None) -> None:
+        if owner is not None and loose.is_events and form is not None:
+            owner = _of_events(owner, form)
+        if owner is not None:
+            self._examine_part(loose.part, owner)
+
+    def finish(self, state: State | None) -> None:
+        """Add the problems that the newest state decides about."""
+        for id_, name, part in self._missing:
+            entry = state.entries.get(id_) if state is not None else None
+            is_needed = state is None or (
+                entry is not None
+                and (entry.contents is None or any(known.blob == part.blob for known in entry.contents.stored_parts))
+            )
+            if is_needed and self._blob.get(part.blob, (0, 1)) is None:
+                what = f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there"
+                self._findings.add("missing", part.blob, what, collection=name)
+        for id_, name, key, why in self._gone:
+            entry = state.entries.get(id_) if state is not None else None
+            is_needed = entry is None or entry.contents is None or key in entry.contents.named_blobs
+            if is_needed and self._blob.get(key, (0, 0)) is None:
+                self._findings.add("missing", key, f"it is missing, and {why}", collection=name)
+        for name, part, size, checksum in self._mismatched:
+            what = (
+                f"it has {size} bytes with checksum {checksum}, and its descriptor says {part.bytes} bytes with "
+                f"checksum {part.checksum}"
+            )
+            other = _owner_of(state, checksum)
+            if other is not None:
+                what += f": it holds what belongs to {other}"
+            self._findings.add("damaged" if other is None else "exchanged", _name(part), what, collection=name)
+
+    def _owner(self, id_: str, name: str, known: list[dict[str, Any]]) -> "_Owner | None":
+        try:
+            return _Owner(id_, name, versions([msgspec.json.encode(version) for version in known]))
+        except InvalidUsage as error:
+            what = f"its schema cannot be understood, so its parts were not examined: {error}"
+            self._findings.add("rule", f"collection {id_}", what, collection=name)
+            return None
+
+    def _examine_run(self, run: "list[tuple[Part, pa.Table | None]]", owner: "_Owner") -> None:
+        bounds: list[tuple[Part, pa.Table]] = []
+        for part, bound in run if len(run) > 1 else ():
+            known = described_bounds(part, owner.schema) if bound is None else bound
+            if known is not None:
+                bounds.append((part, known))
+        for one, other in overlaps([table for _, table in bounds], owner.schema):
+            what = f"it overlaps in key with {_name(bounds[one][0])}, and both are in one run"
+            self._findings.add("overlap", _name(bounds[other][0]), what, collection=owner.name)
+
+    def _examine_part(self, part: Part, owner: "_Owner") -> pa.Table | None:
+        """Return the least and greatest key, None if they are not known."""
+        if bool(part.blob) == bool(part.inline):
+            what = "its descriptor must have either the key of a blob or the bytes themselves"
+            self._findings.add("rule", _name(part), what, collection=owner.name)
+            return None
+        data = self._data(part, owner)
+        if data is None:
+            return None
+        if (len(data), checksum := checksum_of(data)) != (part.bytes, part.checksum):
+            self._mismatched.append((owner.name, part, len(data), checksum))
+            return None
+        try:
+            lifted = part.lift(owner.schema)
+        except CorruptBlob as error:
+            self._findings.add("descriptor", _name(part), error.reason, collection=owner.name)
+            return None
+        findings, bounds = check_part(data, part, owner.schema if lifted is None else lifted.stored)
+        for finding in findings:
+            self._findings.add(finding.kind, _name(part), finding.what, collection=owner.name)
+        return bounds if lifted is None or bounds is None else lifted.table(bounds, owner.schema.key_names)
+
+    def _data(self, part: Part, owner: "_Owner") -> bytes | None:
+        """Return the bytes of a part; None if they are not there, or not to be read."""
+        if part.inline:
+            self._findings.count("inline", len(part.inline))
+            return part.inline if self._sizes is None else None
+        if self._sizes is None:
+            try:
+                data = get_at_most(self._blob, part.blob, max(part.bytes, SMALL_BYTES))
+            except CorruptBlob as error:
+                self._findings.add("damaged", part.blob, error.reason, collection=owner.name)
+                return None
+            if data is None:
+                self._missing.append((owner.id, owner.name, part))
+            return data
+        size = self._sizes.get(part.blob)
+        if size is None:
+            self._missing.append((owner.id, owner.name, part))
+            return None
+        self._findings.count("part", size)
+        if size != part.bytes:
+            what = f"it has {size} bytes, and its descriptor says {part.bytes}"
+            self._findings.add("damaged", part.blob, what, collection=owner.name)
+        return None
+
+
+def _of_events(owner: _Owner, form: KeyedForm) -> _Owner:
+    """Return the owner of the parts with events of a collection: they have a schema of their own."""
+    return replace(owner, schema=events_schema(owner.schema, event_fields(owner.schema, form)))
+
+
+def _owner_of(state: State | None, checksum: str) -> str | None:
+    """Return the part that has these bytes, if one has."""
+    parts = state.stored_parts() if state is not None else ()
+    return next((_name(part) for part in parts if part.checksum == checksum), None)
+
+
+def _name(part: Part) -> str:
+    return part.blob or f"inline part {part.checksum}"
+
+
+SLICE_BYTES = 32 << 20
+
+
+def examine_keyframes(blob: Blob, contents: CollectionState, findings: Findings) -> None:
+    """Add a problem for each keyframe that is not what it should be; one that cannot be read is for others to tell."""
+    reader, before = PartReader(blob), None
+    for keyframe in contents.keyframes:
+        try:
+            if before is not None or contents.history_from == 0:
+                _compare(reader, contents, before, keyframe, findings)
+        except (CorruptBlob, DiffOverflow):
+            pass
+        before = keyframe
+
+
+def _compare(
+    reader: PartReader, contents: CollectionState, before: Keyframe | None, keyframe: Keyframe, findings: Findings
+) -> None:
+    schema = contents.schema
+    base = contents.parts_of(before.parts) if before is not None else ()
+    lower = before.as_of + 1 if before is not None else 0
+    expected = Scan(schema, contents.history_parts, lower, keyframe.as_of + 1, schema.names, base=base).pruned()
+    made = replace(expected, parts=(), base=contents.parts_of(keyframe.parts))
+    columns, differing = [*schema.names, "_diff"], 0
+    for piece in replace(expected, base=(*expected.base, *made.base)).slices_within(SLICE_BYTES):
+        one, other = (replace(scan, keys=piece.keys).pruned() for scan in (expected, made))
+        tables = [piece.empty(columns), *one.base_rows(reader, columns), *one.updates(reader, columns)]
+        tables += map(negated, other.base_rows(reader, columns))
+        differing += len(consolidate(pa.concat_tables(tables), schema.names))
+    if differing:
+        start = "the history" if before is None else f"the keyframe as of {before.as_of} and the history after it"
+        what = f"the keyframe as of {keyframe.as_of} differs in {differing} records from what {start} come to"
+        blob = next((part.blob for part in made.base), f"{PARTS}{contents.id}/")
+        findings.add("disagrees", blob, what, collection=contents.name)
+
+
+def examine_values(blob: Blob, contents: CollectionState, findings: Findings) -> None:
+    """Add a problem if a key has more than one value, or less than none, at some time."""
+    if contents.keyed is None:
+        return
+    machine = machine_of(contents.keyed, None, contents.name)
+    if machine is None or not machine.has_one_value:
+        return  # What is not known here may have any number of them.
+    count, first = 0, None
+    try:
+        for key, _ in keys_with_several(contents, PartReader(blob)):
+            count, first = count + 1, key if first is None else first
+    except (CorruptBlob, DiffOverflow):
+        return  # What cannot be read is for others to tell.
+    if first is not None:
+        what = f"{count} keys have more than one value, or less than none, at some time; one is {first}"
+        findings.add("rule", f"{PARTS}{contents.id}/", what, collection=contents.name)

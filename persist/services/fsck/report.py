@@ -1,0 +1,318 @@
+"""What an examination of a location finds: the problems, the store as it reads it, and a report for people.
+
+| kind of problem | means |
+|---|---|
+| beyond | records or checkpoints lie beyond the end of the log: made after records that are not there |
+| missing | something refers to the blob, or the log cannot do without it, and it is not there |
+| damaged | its bytes are not what was written: changed, cut short or replaced |
+| exchanged | its bytes are whole, and belong in another place |
+| incompatible | a newer version of persist wrote it |
+| rule | a record, or what a state says, breaks a rule of the log |
+| disagrees | a checkpoint or state object says something else than the log up to it |
+| descriptor | a part is what was stored, and not what the log says of it |
+| values | a part holds a time, diff or float that may not be stored |
+| unsorted | rows of a part are not in order |
+| unconsolidated | two rows of a part are equal in key, value and time |
+| overlap | two parts of one run overlap in key |
+| overdue | there has been no checkpoint for long, so that opening must read much of the log |
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn
+
+from persist.blob.errors import (
+    CorruptBlob,
+    Corruption,
+    IncompatibleVersion,
+    InvalidUsage,
+    MissingBlob,
+    StoreMisconfigured,
+)
+from persist.blob.protocol import Blob, BlobEntry, get_at_most
+from persist.core.log.framing import intact_kind
+from persist.core.log.keys import LOG
+from persist.core.rendering import Shown, aligned, counted
+
+ProblemKind = Literal[
+    "beyond",
+    "missing",
+    "damaged",
+    "exchanged",
+    "incompatible",
+    "rule",
+    "disagrees",
+    "descriptor",
+    "values",
+    "unsorted",
+    "unconsolidated",
+    "overlap",
+    "overdue",
+]
+
+UnreferencedKind = Literal["part", "list", "state", "directory", "record", "lost", "table", "foreign"]
+
+_NO_REPAIR = "restore it from a copy of the location"
+ADVICE: Mapping[str, str] = {
+    "beyond": (
+        "nobody can write until it is gone: if records were lost, restore them from a copy; if a backup was restored "
+        "in place, stop all clients and run with repair and set_aside"
+    ),
+    "missing": _NO_REPAIR,
+    "damaged": _NO_REPAIR,
+    "exchanged": _NO_REPAIR,
+    "incompatible": "upgrade persist, then examine again",
+    "rule": "keep the location as it is; no client of this library writes this",
+    "disagrees": "keep the location as it is; no client of this library writes this",
+    "descriptor": "reads that rely on it may be wrong: write the collection's contents to a new one",
+    "values": "write the collection's contents to a new one",
+    "unsorted": "reads may be wrong: write the collection's contents to a new one",
+    "unconsolidated": "write the collection's contents to a new one",
+    "overlap": "reads may be wrong: write the collection's contents to a new one",
+    "overdue": "run with repair to make a checkpoint",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        kind: see the table above.
+        blob: the key of the blob it is about; of an inline part, that of the record or state object that holds it
+            is not kept, and this is "inline part <checksum>".
+        what: what is wrong with it, a sentence.
+        advice: what to do about it.
+        collection: the name of the collection concerned, if it is about one.
+    """
+
+    kind: ProblemKind
+    blob: str
+    what: str
+    advice: str
+    collection: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreferenced:
+    """A blob that nothing refers to. That alone is no problem: an upload may be on its way into the log.
+
+    Attributes:
+        age_s: since its last change.
+        kind: "part", "list", "state", "directory", "record" (below the log's floor), "lost" (set aside by a repair) or
+            "foreign" (no blob of this library).
+        advice: what will become of it, or why it stays.
+    """
+
+    blob: str
+    kind: UnreferencedKind
+    bytes: int
+    age_s: float
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One thing that a repair does.
+
+    It creates, replaces or deletes a blob, copies or moves it to `lost/`, or commits a record (at that key, or later).
+    """
+
+    action: Literal["create", "replace", "delete", "copy", "move", "commit"]
+    blob: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """How much of one kind was examined."""
+
+    blobs: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FsckReport(Shown):
+    """All that one examination found; `str` of it is a table.
+
+    Attributes:
+        url: of the location.
+        problems: what is wrong, in the order in which it was found.
+        unreferenced: blobs that nothing refers to, by key.
+        checked: how much was read and verified, by kind of blob ("part" counts what was only looked up, too).
+        unfinished: what clients have begun and still owe, a sentence for each; that is no problem.
+        seqno: of the last record seen, -1 if there is none.
+        deep: whether the contents of parts were read.
+        repairs_planned: what a repair would do, or was to do.
+        repairs_done: what it did.
+        problems_left: what was wrong after that; all of `problems` where nothing was repaired.
+    """
+
+    url: str
+    problems: tuple[Problem, ...] = ()
+    unreferenced: tuple[Unreferenced, ...] = ()
+    checked: Mapping[str, Checked] = field(default_factory=dict)
+    unfinished: tuple[str, ...] = ()
+    seqno: int = -1
+    deep: bool = True
+    repairs_planned: tuple[Repair, ...] = ()
+    repairs_done: tuple[Repair, ...] = ()
+    problems_left: tuple[Problem, ...] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was found to be wrong. Blobs that nothing refers to are not wrong, see `unreferenced`."""
+        return not self.problems
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing at all is stored there."""
+        return not (self.problems or self.unreferenced or self.checked)
+
+    def __str__(self) -> str:
+        depth = "" if self.deep else ", without reading parts"
+        count = counted(len(self.problems), "problem") if self.problems else "no problem"
+        lines = [f"{self.url} up to seqno {self.seqno}{depth}: {count}"]
+        checked = [(kind, f"{c.blobs:,}", f"{c.bytes:,}") for kind, c in self.checked.items()]
+        lines += _section("checked", ("kind", "blobs", "bytes"), checked, right=(1, 2))
+        lines += _problems("problems", self.problems)
+        leaked = [(u.kind, u.blob, f"{u.bytes:,}", _age(u.age_s), u.advice) for u in self.unreferenced]
+        lines += _section("nothing refers to", ("kind", "blob", "bytes", "age", "what to do"), leaked, right=(2, 3))
+        lines += ["", "unfinished", *(f"  {said}" for said in self.unfinished)] if self.unfinished else []
+        planned = [(r.action, r.blob, r.why) for r in self.repairs_planned]
+        lines += _section("repairs planned", ("action", "blob", "why"), planned)
+        done = [(r.action, r.blob, r.why) for r in self.repairs_done]
+        lines += _section("repairs done", ("action", "blob", "why"), done)
+        if done and self.problems:
+            lines += _problems("problems left", self.problems_left) or ["", "no problem is left"]
+        return "\n".join(lines)
+
+
+def _problems(title: str, problems: Sequence[Problem]) -> list[str]:
+    rows = [(p.kind, p.blob, p.collection or "", p.what, p.advice) for p in problems]
+    return _section(title, ("kind", "blob", "collection", "what is wrong", "what to do"), rows)
+
+
+def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Return the lines of a table under a title; none without rows."""
+    cells = [[" ".join(cell.split()) for cell in row] for row in (head, *rows)]
+    return ["", title, *(f"  {line}" for line in aligned(cells, right))] if rows else []
+
+
+def _age(age_s: float) -> str:
+    for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60)):
+        if age_s >= seconds:
+            return f"{age_s / seconds:.1f} {unit}"
+    return f"{max(0.0, age_s):.0f} s"
+
+
+OBJECT_BYTES_MAX = 1 << 30
+_BREAKS_A_RULE = ("it is not a valid", "it is not one that a writer would make", "it breaks a rule")
+KINDS = {
+    "log": "record",
+    "checkpoint": "checkpoint",
+    "directory": "directory",
+    "state": "state",
+    "list": "parts",
+    "part": "part",
+}
+
+
+class Findings:
+    """Problems as they are found, and how much was examined. Problems that were found before are not added again."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+        self._problems: dict[object, Problem] = {}
+        self.checked: dict[str, Checked] = {}
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return tuple(self._problems.values())
+
+    def add(self, kind: ProblemKind, blob: str, what: str, *, collection: str | None = None) -> None:
+        problem = Problem(kind, blob, what, ADVICE[kind], collection)
+        self._problems.setdefault((kind, blob, what), problem)
+
+    def no_log(self, what: str, advice: str) -> None:
+        """Add that there is no log where there should be one."""
+        self._problems[LOG] = Problem("missing", LOG, what, advice)
+
+    def corruption(self, error: Corruption, *, collection: str | None = None) -> None:
+        """Add what a reader of JSON objects raised."""
+        if isinstance(error, IncompatibleVersion):
+            what = f"it has format version {error.found}, and versions up to {error.supported} are known here"
+            self.add("incompatible", error.key, what, collection=collection)
+            return
+        assert isinstance(error, CorruptBlob), "there are no other kinds"
+        kind: ProblemKind = "missing" if isinstance(error, MissingBlob) else self._kind_of_damage(error)
+        self.add(kind, error.key, error.reason, collection=collection)
+
+    def count(self, kind: str, size: int) -> None:
+        before = self.checked.get(kind, Checked())
+        self.checked[kind] = Checked(before.blobs + 1, before.bytes + size)
+
+    def _kind_of_damage(self, error: CorruptBlob) -> ProblemKind:
+        try:
+            data = get_at_most(self._blob, error.key, OBJECT_BYTES_MAX)
+        except CorruptBlob:
+            return "damaged"  # It is no plain file, or larger than anything that belongs into a location.
+        kind_of_object = None if data is None else intact_kind(data)
+        if kind_of_object is None:
+            return "damaged"
+        is_its_place = kind_of_object == KINDS.get(error.key.partition("/")[0])
+        return "rule" if is_its_place and error.reason.startswith(_BREAKS_A_RULE) else "exchanged"
+
+
+class CountedBlob:
+    """A store as an examination reads it: every blob that is read is counted, and none can be written."""
+
+    def __init__(self, inner: Blob, findings: Findings) -> None:
+        self._inner = inner
+        self._findings = findings
+        self._seen: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        """Return the value at key; a key that no store can have counts as one that is not there."""
+        try:
+            data = self._inner.get(key, range)
+        except StoreMisconfigured:
+            raise
+        except InvalidUsage:
+            return None
+        return data if range is not None else self._counted(key, data)
+
+    def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
+        """Like `get`, for a value of at most so many bytes."""
+        try:
+            data = get_at_most(self._inner, key, bytes_max)
+        except StoreMisconfigured:
+            raise
+        except InvalidUsage:
+            return None
+        return self._counted(key, data)
+
+    def _counted(self, key: str, data: bytes | None) -> bytes | None:
+        if data is not None and key not in self._seen:
+            self._seen.add(key)
+            self._findings.count(key.partition("/")[0], len(data))
+        return data
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+        return self._inner.list(prefix, start_after)
+
+    def set(self, key: str, value: bytes) -> NoReturn:
+        raise AssertionError("an examination writes nothing")
+
+    def create(self, key: str, value: bytes) -> NoReturn:
+        raise AssertionError("an examination writes nothing")
+
+    def delete(self, key: str) -> NoReturn:
+        raise AssertionError("an examination deletes nothing")
+
+    def close(self) -> None:
+        """Do nothing: whoever opened the store closes it."""

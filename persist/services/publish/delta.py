@@ -1,0 +1,417 @@
+"""A published table as a Delta log: one JSON object of actions for each version, and checkpoints of these.
+
+    part/<collection>/_delta_log/<version, 20 digits>.json                 created once, after the record of the version
+    part/<collection>/_delta_log/<version, 20 digits>.checkpoint.parquet   after every `CHECKPOINT_EVERY` versions
+    part/<collection>/_delta_log/_last_checkpoint
+
+The root of the table is the folder of the collection's parts, because readers agree on names below the root alone:
+Polars and pyarrow take no absolute ones. What a version says follows from the state of the collection, so whoever finds
+that the table does not show the present version yet writes it.
+
+A program that takes this for a table of its own would delete the parts that the table does not name, as VACUUM does.
+So the protocol of the table asks each writer for a feature, `GUARD`, that no program has: the Delta protocol says that
+such a program must not write. Readers need not know of it. Some programs delete files without asking the protocol.
+So the table also says that deleted files are kept for a hundred years, less than which they refuse unless forced.
+
+A table may have a change feed. Then each version after the first has a file of the rows that came and went since the
+version before (`change_rows`), and readers of the feed look at nothing else. `Publication.metadata` names these files,
+newest first, as far back as the log shows versions.
+
+Source: the Delta protocol (delta-io/delta, PROTOCOL.md): "Actions", "Deletion Vectors", "Per-file Statistics",
+"Checkpoints", "Table Features", "Add CDC File", "Change Data Files".
+"""
+
+import datetime
+import io
+import json
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from persist.blob.errors import MissingBlob
+from persist.blob.protocol import delete_all
+from persist.codecs.part.part import Part
+from persist.codecs.types.arrow_types import children
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.errors import AsOfCompacted, InvalidUsage
+from persist.core.log import kinds
+from persist.core.log.fields import Deletes, Table
+from persist.core.log.keys import is_shown, part_key, table_root, vectors_key
+from persist.core.state.contents import CollectionState, Publication, PublishedFile
+from persist.core.state.schemas import version_of
+from persist.engine.collection.reads import difference
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.read.following.changes import CHANGE, OLD
+from persist.services.publish.bitmaps import VERSION, Rows, decoded_rows, encoded_rows, framed, unframed
+from persist.services.publish.planning import COMMON_NAMES, PlannedFile, check_columns, foreign, rows_left_out
+
+CHECKPOINT_EVERY = 10
+VERSIONS_SHOWN = 3 * CHECKPOINT_EVERY  # At most: then those before a checkpoint that has a later one go.
+CHANGE_TYPE = "_change_type"
+FEED = {"delta.enableChangeDataFeed": "true"}
+FEED_COLUMNS = (CHANGE_TYPE, "_commit_version", "_commit_timestamp", CHANGE)
+HEAD_BYTES = 1024  # Of a version: who wrote it stands first.
+GUARD = "persistPublication"
+KEPT = {"delta.deletedFileRetentionDuration": "interval 36500 days", "delta.enableExpiredLogCleanup": "false"}
+NAMES = COMMON_NAMES | {pa.int8(): "byte", pa.int16(): "short", pa.int32(): "integer", pa.int64(): "long"}
+HAS = (
+    "Delta has bool, int8 to int64, float32, float64, decimal128, strings, binary, dates, timestamps in microseconds, "
+    "and lists, maps and structs of those"
+)
+
+
+def delta_type(kind: pa.DataType) -> Any:
+    """Return the type of a column as Delta writes it; None if it has none that keeps all values."""
+    if kind in NAMES:
+        return NAMES[kind]
+    if pt.is_decimal128(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pt.is_timestamp(kind) and kind.unit == "us":
+        return "timestamp_ntz" if kind.tz is None else "timestamp"
+    if not pt.is_nested(kind):
+        return None
+    inner = [delta_type(child.type) for child in children(kind)]
+    if None in inner:
+        return None
+    if pt.is_struct(kind):
+        named = zip(children(kind), inner, strict=True)
+        return {"type": "struct", "fields": [_field(child.name, written) for child, written in named]}
+    if pt.is_map(kind):
+        return {"type": "map", "keyType": inner[0], "valueType": inner[1], "valueContainsNull": True}
+    return {"type": "array", "elementType": inner[0], "containsNull": True}
+
+
+class DeltaTable:
+    """A collection as a Delta table; see `persist.services.publish.publication.TableFormat`."""
+
+    name: Table = "delta"
+
+    def __init__(self, handle: CollectionHandle) -> None:
+        self._handle = handle
+        self._blob = handle.engine.blob
+
+    def check(self, schema: CollectionSchema, options: Mapping[str, str]) -> None:
+        """Raise InvalidUsage if a table cannot have such columns."""
+        check_columns(schema, self.name, delta_type, HAS)
+        clash = [name for name in schema.names if name in FEED_COLUMNS or name.startswith(OLD)]
+        if has_feed(options) and clash:
+            raise InvalidUsage(
+                f"column {clash[0]!r} has a name that means something else in a change feed: rename it with evolve, or "
+                "publish without feed"
+            )
+
+    def left_out(self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool) -> list[Deletes | None]:
+        """Store vectors of the rows that are left out, all in one blob, as far as they are not what was before."""
+        key, _ = vectors_key(self._handle.id, self._handle.engine.follower.next_seqno())
+        blob, deletes = bytearray(VERSION), list[Deletes | None]()
+        known = self._rows_of([before for _, before in pieces if before is not None])
+        for file, before in pieces:
+            rows = rows_left_out(file, None if before is None else known[before], is_anew)
+            if rows is None:
+                deletes.append(before)
+            elif not len(rows):
+                deletes.append(None)
+            else:
+                vector = encoded_rows(rows)
+                deletes.append(Deletes(key, len(blob), len(vector), len(rows)))
+                blob += framed(vector)
+        if len(blob) > len(VERSION):
+            self._blob.set(key, bytes(blob))
+        return deletes
+
+    def _rows_of(self, wanted: Sequence[Deletes]) -> dict[Deletes, Rows]:
+        """Return the rows that vectors leave out. Cost: a GET for each blob of vectors, from the first to the last."""
+        rows: dict[Deletes, Rows] = {}
+        for name in {deletes.blob for deletes in wanted}:
+            inside = [deletes for deletes in wanted if deletes.blob == name]
+            first = min(deletes.start for deletes in inside)
+            data = self._blob.get(name, (first, max(deletes.start + deletes.bytes + 8 for deletes in inside)))
+            if data is None:
+                raise MissingBlob(name, "it is missing, and a published table leaves rows out by it", "unpublish it")
+            rows |= {deletes: decoded_rows(unframed(data[deletes.start - first :], name), name) for deletes in inside}
+        return rows
+
+    def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
+        """Store what changed since the version before, if the table has a feed; return the files that say it.
+
+        Where the files of the table itself are stands in the log alone.
+        """
+        known = contents.published.get(self.name)
+        if known is None or not has_feed(step.options) or not has_feed(known.options):
+            return ()
+        earlier = known.metadata[: VERSIONS_SHOWN - 1]
+        rows = change_rows(self._handle, known.as_of, step.as_of, step.schema)
+        if rows is None:
+            return earlier
+        key, sink = part_key(self._handle.id, self._handle.engine.follower.next_seqno()), io.BytesIO()
+        pq.write_table(rows, sink, compression="zstd")
+        self._blob.set(key, sink.getvalue())
+        return (key, *earlier)
+
+    def show(self, contents: CollectionState, known: Publication, *, is_new: bool) -> None:
+        """Create the present version in the log, unless it is there.
+
+        Raises:
+            InvalidUsage: a version of that number is there that is not of this table.
+        """
+        key, now_ms = log_key(contents.id, known.version), self._handle.engine.clock.wall_ms()
+        shown = None if is_new else self._blob.get(key, (0, HEAD_BYTES))
+        changes = [] if shown is not None else [*map(self._change_file, known.metadata[:1])]
+        changes = [] if known.metadata[:1] == known.metadata_before[:1] else changes
+        if shown is None and not self._blob.create(key, version_bytes(contents, known, now_ms, changes)):
+            shown = self._blob.get(key, (0, HEAD_BYTES))
+        if shown is not None and self.mark(known.id) not in shown:
+            raise foreign(f"{self._blob.url}/{key}", contents.name)
+        if shown is None and known.version and known.version % CHECKPOINT_EVERY == 0:
+            checkpoint, last = checkpoint_keys(contents.id, known.version)
+            for name, data in zip((checkpoint, last), checkpoint_bytes(contents, known, now_ms), strict=True):
+                self._blob.set(name, data)
+            self._shorten(known.version - 2 * CHECKPOINT_EVERY)
+
+    def mark(self, table: str) -> bytes:
+        """Return what the first line of each version says of its table."""
+        return f'"persist.table":"{table}"'.encode()
+
+    def shown_at_s(self, known: Publication) -> float | None:
+        """Return since when the present version is in the log."""
+        listed = self._blob.list(log_key(self._handle.id, known.version))
+        return next((entry.modified_s for entry in listed), None)
+
+    def _change_file(self, key: str) -> dict[str, Any]:
+        size = next((entry.bytes for entry in self._blob.list(key) if entry.key == key), 0)
+        path = key.removeprefix(table_root(self._handle.id))
+        return {"cdc": {"path": path, "partitionValues": {}, "size": size, "dataChange": False}}
+
+    def _shorten(self, version: int) -> None:
+        """Delete the versions before one at which there is a checkpoint, when there is a later one, too."""
+        end, _ = checkpoint_keys(self._handle.id, max(0, version))
+        listed = (entry.key for entry in self._blob.list(f"{table_root(self._handle.id)}_delta_log/"))
+        delete_all(self._blob, [key for key in listed if is_shown(key, self._handle.id) and key < end and version > 0])
+
+    def url(self, contents: CollectionState, known: Publication) -> str:
+        """Return the root of the table."""
+        return f"{self._blob.url.rstrip('/')}/{table_root(contents.id).rstrip('/')}"
+
+
+def log_key(collection: str, version: int) -> str:
+    """Return where a version of the table is written."""
+    return f"{table_root(collection)}_delta_log/{version:020d}.json"
+
+
+def checkpoint_keys(collection: str, version: int) -> tuple[str, str]:
+    """Return where a checkpoint is written, and where readers learn of it."""
+    folder = f"{table_root(collection)}_delta_log/"
+    return f"{folder}{version:020d}.checkpoint.parquet", f"{folder}_last_checkpoint"
+
+
+def version_bytes(
+    contents: CollectionState, known: Publication, now_ms: int, changes: Sequence[dict[str, Any]] = ()
+) -> bytes:
+    """Return what the log says of the present version of a table; changes name the file of its change feed."""
+    said = {
+        "persist.as_of": str(known.as_of),
+        "persist.collection": contents.id,
+        "persist.table": known.id,
+        **({"persist.digest": known.digest} if known.digest is not None else {}),
+    }
+    info = {"timestamp": now_ms, "operation": "PUBLISH", "operationParameters": {}, "engineInfo": "persist", **said}
+    actions: list[dict[str, Any]] = [{"commitInfo": info}]
+    if known.is_renewed:
+        actions += _header(contents, known, now_ms)
+    actions += [{"remove": _removed(contents, n, file, now_ms)} for n, file in known.before.items()]
+    came = ((number, file) for number, file in known.files.items() if file.version == known.version)
+    actions += [{"add": _added(contents, known.schema, number, file, now_ms)} for number, file in came]
+    actions += changes
+    return "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions).encode()
+
+
+def checkpoint_bytes(contents: CollectionState, known: Publication, now_ms: int) -> tuple[bytes, bytes]:
+    """Return a checkpoint of the present version, and what tells readers of it."""
+    rows = _header(contents, known, now_ms)
+    rows += [{"add": _added(contents, known.schema, number, file, now_ms)} for number, file in known.files.items()]
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=_CHECKPOINT), sink)
+    return sink.getvalue(), json.dumps({"version": known.version, "size": len(rows)}).encode()
+
+
+def change_rows(handle: CollectionHandle, first: int, second: int, schema: int) -> pa.Table | None:
+    """Return the rows that came and went from one time to another, as a change feed has them.
+
+    A key of which a row went and another came was updated: both rows follow each other. None if what happened between
+    cannot be read any more. Memory: the updates between the two times.
+    """
+    try:
+        changed = difference(handle, first, second, schema=schema)
+    except AsOfCompacted:
+        return None
+    kind, names = changed[CHANGE], [name for name in changed.column_names if not name.startswith(OLD)][:-1]
+    old_names = [OLD + name if OLD + name in changed.column_names else name for name in names]
+    sides = [(old_names, "insert", "delete", "update_preimage"), (names, "delete", "insert", "update_postimage")]
+    tables = []
+    for columns, absent, alone, paired in sides:
+        kinds_of_rows = pc.if_else(pc.equal(kind, "update"), paired, alone)
+        rows = changed.select(columns).rename_columns(names).append_column(CHANGE_TYPE, kinds_of_rows)
+        tables.append(rows.filter(pc.not_equal(kind, absent)))
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def has_feed(options: Mapping[str, str]) -> bool:
+    """Return whether a table that is published with some options has a change feed."""
+    return options.get("feed") == "true"
+
+
+def has_vectors(known: Publication) -> bool:
+    """Return whether the table may leave out rows of files."""
+    return known.options.get("deletes", "vectors") == "vectors"
+
+
+def _header(contents: CollectionState, known: Publication, now_ms: int) -> list[dict[str, Any]]:
+    schema = version_of(contents, known.schema)
+    fields = [_field(name, delta_type(schema.arrow.field(name).type)) for name in schema.columns]
+    has_ntz = any('"timestamp_ntz"' in json.dumps(field) for field in fields)
+    features = ["deletionVectors"] * has_vectors(known) + ["timestampNtz"] * has_ntz
+    written = [*features, *["changeDataFeed"] * has_feed(known.options), GUARD]
+    protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": written}
+    if features:
+        protocol |= {"minReaderVersion": 3, "readerFeatures": features}
+    metadata = {
+        "id": str(UUID(known.id)),
+        "name": contents.name,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": fields}),
+        "partitionColumns": [],
+        "configuration": {**KEPT, **(FEED if has_feed(known.options) else {}), "persist.collection": contents.id},
+        "createdTime": now_ms,
+    }
+    return [{"protocol": protocol}, {"metaData": metadata}]
+
+
+def _field(name: str, written: Any) -> dict[str, Any]:
+    return {"name": name, "type": written, "nullable": True, "metadata": {}}
+
+
+def _added(contents: CollectionState, schema: int, number: int, file: PublishedFile, now_ms: int) -> dict[str, Any]:
+    part = contents.part(number)
+    add = {
+        "path": _path(contents, part),
+        "partitionValues": {},
+        "size": part.bytes,
+        "modificationTime": now_ms,
+        "dataChange": True,
+        "stats": json.dumps(_stats(part, version_of(contents, schema), is_whole=file.deletes is None)),
+    }
+    return add if file.deletes is None else {**add, "deletionVector": _vector(file.deletes)}
+
+
+def _removed(contents: CollectionState, number: int, file: PublishedFile, now_ms: int) -> dict[str, Any]:
+    part = contents.part(number)
+    remove = {
+        "path": _path(contents, part),
+        "deletionTimestamp": now_ms,
+        "dataChange": True,
+        "extendedFileMetadata": True,
+        "partitionValues": {},
+        "size": part.bytes,
+    }
+    return remove if file.deletes is None else {**remove, "deletionVector": _vector(file.deletes)}
+
+
+def _path(contents: CollectionState, part: Part) -> str:
+    return part.blob.removeprefix(table_root(contents.id))
+
+
+def _vector(deletes: Deletes) -> dict[str, Any]:
+    """Return where a deletion vector is: in `<seqno>/deletion_vector_<id>.bin`, of which the id is written in Z85."""
+    *_, folder, name = deletes.blob.split("/")
+    id_ = bytes.fromhex(name.removeprefix("deletion_vector_").removesuffix(".bin").replace("-", ""))
+    return {
+        "storageType": "u",
+        "pathOrInlineDv": folder + _z85(id_),
+        "offset": deletes.start,
+        "sizeInBytes": deletes.bytes,
+        "cardinality": deletes.rows,
+    }
+
+
+def _z85(data: bytes) -> str:
+    """Return bytes, a multiple of four, in ZeroMQ's base 85, as Delta writes ids."""
+    digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+    words = struct.unpack(f">{len(data) // 4}I", data)
+    return "".join(digits[word // 85**power % 85] for word in words for power in (4, 3, 2, 1, 0))
+
+
+def _stats(part: Part, schema: CollectionSchema, *, is_whole: bool) -> dict[str, Any]:
+    """Return the statistics of a part by which readers leave files out: bounds of what JSON says exactly."""
+    known = {name: bounds for name, bounds in part.stats.items() if name in schema.names}
+    least = _bounds(((name, bounds[0]) for name, bounds in known.items()), schema)
+    greatest = _bounds(((name, bounds[1]) for name, bounds in known.items()), schema)
+    nulls = {name: bounds[2] for name, bounds in known.items()}
+    return {
+        "numRecords": part.rows,
+        "minValues": least,
+        "maxValues": greatest,
+        "nullCount": nulls,
+        "tightBounds": is_whole,
+    }
+
+
+def _bounds(values: Iterable[tuple[str, Any]], schema: CollectionSchema) -> Mapping[str, Any]:
+    bounds: dict[str, Any] = {}
+    for name, value in values:
+        kind = schema.arrow.field(name).type
+        if value is None:
+            continue
+        if pt.is_integer(kind) or pt.is_string(kind) or pt.is_large_string(kind):
+            bounds[name] = value
+        elif pt.is_date32(kind) and -719_162 <= value <= 2_932_896:  # The years 1 to 9999.
+            bounds[name] = (datetime.date(1970, 1, 1) + datetime.timedelta(days=value)).isoformat()
+    return bounds
+
+
+_TEXTS = pa.map_(pa.string(), pa.string())
+_VECTOR = pa.struct(
+    [
+        ("storageType", pa.string()),
+        ("pathOrInlineDv", pa.string()),
+        ("offset", pa.int32()),
+        ("sizeInBytes", pa.int32()),
+        ("cardinality", pa.int64()),
+    ]
+)
+_ADD = pa.struct(
+    [
+        ("path", pa.string()),
+        ("partitionValues", _TEXTS),
+        ("size", pa.int64()),
+        ("modificationTime", pa.int64()),
+        ("dataChange", pa.bool_()),
+        ("stats", pa.string()),
+        ("deletionVector", _VECTOR),
+    ]
+)
+_METADATA = pa.struct(
+    [
+        ("id", pa.string()),
+        ("name", pa.string()),
+        ("format", pa.struct([("provider", pa.string()), ("options", _TEXTS)])),
+        ("schemaString", pa.string()),
+        ("partitionColumns", pa.list_(pa.string())),
+        ("configuration", _TEXTS),
+        ("createdTime", pa.int64()),
+    ]
+)
+_PROTOCOL = pa.struct(
+    [
+        ("minReaderVersion", pa.int32()),
+        ("minWriterVersion", pa.int32()),
+        ("readerFeatures", pa.list_(pa.string())),
+        ("writerFeatures", pa.list_(pa.string())),
+    ]
+)
+_CHECKPOINT = pa.schema([("protocol", _PROTOCOL), ("metaData", _METADATA), ("add", _ADD)])

@@ -1,0 +1,351 @@
+"""A published table as Iceberg, version 2: metadata by pyiceberg's writers, over the parts as they lie.
+
+    part/<collection>/<seqno>-<32 hex>.parquet             rows that are left out of one part, as position deletes
+    part/<collection>/metadata/<seqno>-<32 hex>.avro       a manifest, or the list of a snapshot's manifests
+    part/<collection>/metadata/v<version + 1>.metadata.json   the table at one version, after the record of the version
+    part/<collection>/metadata/version-hint.text           which of these is the newest
+
+pyiceberg's `add_files` takes no file with columns that the table has not, and parts have `_time` and `_diff`. So the
+manifests are written entry by entry. Columns are found by their field ids, and in parts that have none by a mapping of
+names. All names in an Iceberg table are whole URLs: a location that is moved has to be published again.
+
+Each version is one snapshot, and its metadata has no other. Position deletes are written anew for a part of which other
+rows are left out, in a file for each part, because a reader then reads only what it needs.
+
+A catalog of pyiceberg may be told of each version, too. It then writes metadata of its own beside ours.
+
+Source: the Iceberg table spec, version 2: "Position Delete Files", "Table Metadata Fields".
+"""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from persist.blob.errors import MissingBlob
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.errors import InvalidUsage, Unavailable
+from persist.core.log import kinds
+from persist.core.log.fields import Deletes, Table
+from persist.core.log.keys import part_key, table_root
+from persist.core.state.contents import CollectionState, Publication
+from persist.core.state.schemas import version_of
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.read.results.result import required
+from persist.services.publish.bitmaps import Rows
+from persist.services.publish.iceberg_files import (
+    FIELD_ID,
+    FILE_PATH,
+    HAS,
+    POSITION,
+    Manifests,
+    all_fields,
+    iceberg_type,
+    properties,
+    schema_json,
+    snapshot_json,
+)
+from persist.services.publish.planning import REPLACES, PlannedFile, check_columns, foreign, rows_left_out
+
+
+class IcebergTable:
+    """A collection as an Iceberg table; see `persist.services.publish.publication.TableFormat`."""
+
+    name: Table = "iceberg"
+
+    def __init__(self, handle: CollectionHandle, options: Mapping[str, str], catalog: Any = None) -> None:
+        """Take what makes tables of a collection; catalog is told of each version, or that which options name."""
+        required("pyiceberg[pyarrow]>=0.12")
+        self._handle = handle
+        self._blob = handle.engine.blob
+        self._catalog = catalog
+        self._catalog_name = options.get("catalog", "")
+
+    def check(self, schema: CollectionSchema, options: Mapping[str, str]) -> None:
+        """Raise InvalidUsage if a table cannot have such columns, or nobody else could read what is there."""
+        url = self._blob.url
+        if url.startswith("memory://"):
+            raise InvalidUsage(f"{url} is in this process alone, so nobody else could read a table there")
+        if url.startswith("grpc"):
+            raise InvalidUsage(f"Iceberg readers cannot open {url}: publish from a client that opens the store itself")
+        if "://" in url and "#" in url:
+            raise InvalidUsage(f"Iceberg readers cut {url} off at its '#': publish from a location without that")
+        check_columns(schema, self.name, iceberg_type, HAS)
+
+    def left_out(self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool) -> list[Deletes | None]:
+        """Store position deletes, a file for each part, as far as they are not what was before."""
+        deletes: list[Deletes | None] = []
+        for file, before in pieces:
+            rows = rows_left_out(file, None if before is None else self._rows_of(before), is_anew)
+            deletes.append(before if rows is None else self._stored(file.part, rows) if len(rows) else None)
+        return deletes
+
+    def _stored(self, part: Part, rows: Rows) -> Deletes:
+        key = part_key(self._handle.id, self._handle.engine.follower.next_seqno())
+        paths = pa.DictionaryArray.from_arrays(np.zeros(len(rows), np.int8), [self._url_of(part.blob)]).cast(
+            pa.string()
+        )
+        sink = io.BytesIO()
+        pq.write_table(pa.table({"file_path": paths, "pos": rows}, schema=_DELETES), sink, compression="zstd")
+        self._blob.set(key, sink.getvalue())
+        return Deletes(key, 0, len(sink.getvalue()), len(rows))
+
+    def _rows_of(self, deletes: Deletes) -> Rows:
+        data = self._blob.get(deletes.blob)
+        if data is None:
+            raise MissingBlob(
+                deletes.blob, "it is missing, and a published table leaves rows out by it", "unpublish it"
+            )
+        rows: Rows = pq.read_table(pa.BufferReader(data), columns=["pos"])["pos"].to_numpy()
+        return rows
+
+    def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
+        """Store the manifests of a version and the list of them, which comes first in the result."""
+        return Manifests(self._handle, contents, step, self._url_of).stored()
+
+    def show(self, contents: CollectionState, known: Publication, *, is_new: bool) -> None:
+        """Write the metadata of the present version, unless it is there, and say that it is the newest."""
+        root, number = f"{table_root(contents.id)}metadata/", known.version + 1
+        key, hint = f"{root}v{number}.metadata.json", f"{root}version-hint.text"
+        shown = None if is_new else self._blob.get(key)
+        if shown is None and not self._blob.create(key, self._table_bytes(contents, known)):
+            shown = self._blob.get(key)
+        pointer = self._blob.get(hint)
+        newest = int(pointer) if pointer is not None and pointer.strip().isdigit() else 0
+        if newest > number:
+            key = f"{root}v{newest}.metadata.json"
+            shown = self._blob.get(key)
+        if shown is not None and self.mark(known.id) not in shown.replace(b" ", b""):
+            raise foreign(f"{self._blob.url}/{key}", contents.name)
+        if shown is not None and (below := json.loads(shown)["location"]) != self._location(contents):
+            raise InvalidUsage(
+                f"the iceberg table of {contents.name!r} names its files below {below}, and they lie below "
+                f'{self._location(contents)}: call unpublish("iceberg"), and publish again'
+            )
+        if newest < number:
+            self._blob.set(hint, str(number).encode())
+            if number > 2 and "identifier" not in known.options:  # Or else a catalog may point to it.
+                self._blob.delete(f"{root}v{number - 2}.metadata.json")
+        if self._catalog is not None or self._catalog_name:
+            told = CatalogTable(self._catalog, self._catalog_name, known.options["identifier"])
+            told.take(contents, known, self._url_of, self.url(contents, known), self._handle.engine.clock.wall_ms())
+
+    def mark(self, table: str) -> bytes:
+        """Return what each metadata file says of its table."""
+        return f'"table-uuid":"{UUID(table)}"'.encode()
+
+    def shown_at_s(self, known: Publication) -> float | None:
+        """Return since when the metadata of the present version is there."""
+        listed = self._blob.list(f"{table_root(self._handle.id)}metadata/v{known.version + 1}.metadata.json")
+        return next((entry.modified_s for entry in listed), None)
+
+    def url(self, contents: CollectionState, known: Publication) -> str:
+        """Return the newest metadata of the table."""
+        return self._url_of(f"{table_root(contents.id)}metadata/v{known.version + 1}.metadata.json")
+
+    def _url_of(self, key: str) -> str:
+        """Return what a blob is called in the table: not percent-encoded, because readers take names as they are."""
+        url = f"{self._blob.url.rstrip('/')}/{key}".removeprefix("fsspec+")
+        # Of a URL, pyiceberg leaves out what follows these; a path it takes whole.
+        is_sure = url.startswith("/") and not {"?", "#"} & {*url}
+        return f"file://{url}" if is_sure else url
+
+    def _location(self, contents: CollectionState) -> str:
+        return self._url_of(table_root(contents.id).rstrip("/"))
+
+    def _table_bytes(self, contents: CollectionState, known: Publication) -> bytes:
+        schema, now_ms = version_of(contents, known.schema), self._handle.engine.clock.wall_ms()
+        snapshot = snapshot_json(contents, known, self._url_of, now_ms)
+        table = {
+            "format-version": 2,
+            "table-uuid": str(UUID(known.id)),
+            "location": self._location(contents),
+            "last-sequence-number": known.version + 1,
+            "last-updated-ms": now_ms,
+            "last-column-id": max((id_ for id_, *_ in all_fields(schema)), default=0),
+            "current-schema-id": known.schema,
+            "schemas": [schema_json(schema)],
+            "default-spec-id": 0,
+            "partition-specs": [{"spec-id": 0, "fields": []}],
+            "last-partition-id": 999,
+            "default-sort-order-id": 0,
+            "sort-orders": [{"order-id": 0, "fields": []}],
+            "properties": properties(contents, known),
+            "current-snapshot-id": snapshot["snapshot-id"],
+            "refs": {"main": {"snapshot-id": snapshot["snapshot-id"], "type": "branch"}},
+            "snapshots": [snapshot],
+            "snapshot-log": [{"snapshot-id": snapshot["snapshot-id"], "timestamp-ms": now_ms}],
+            "metadata-log": [],
+            "statistics": [],
+            "partition-statistics": [],
+        }
+        return json.dumps(table).encode()
+
+
+class CatalogTable:
+    """A published table as a catalog of pyiceberg knows it, with metadata of the catalog's own.
+
+    Args:
+        catalog: the catalog; None to load it by its name, from where pyiceberg is configured.
+    """
+
+    def __init__(self, catalog: Any, name: str, identifier: str) -> None:
+        self._catalog = catalog
+        self._name = name
+        self._identifier = identifier
+
+    def take(self, contents: CollectionState, known: Publication, url_of: Any, url: str, now_ms: int) -> None:
+        """Let the catalog have the present version, unless it has.
+
+        If an erasure gave up the table that the catalog has, this one takes its place. That one may have no metadata
+        any more, so the catalog cannot load it.
+
+        Raises:
+            InvalidUsage: another table has that name there.
+            Unavailable: the catalog did not take it, which can be tried again.
+        """
+        from pyiceberg.catalog import load_catalog
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            catalog = self._catalog if self._catalog is not None else load_catalog(self._name)
+            table, replaced = None, known.options.get(REPLACES, "").split()
+            try:
+                table = catalog.load_table(self._identifier)
+            except NoSuchTableError:
+                catalog.register_table(self._identifier, url)
+                return
+            except FileNotFoundError:
+                if not replaced:
+                    raise
+            if table is None or table.properties.get("persist.table") in replaced:
+                catalog.drop_table(self._identifier)
+                catalog.register_table(self._identifier, url)
+                return
+            if table.properties.get("persist.table") == known.id:
+                self._update(catalog, table, contents, known, snapshot_json(contents, known, url_of, now_ms))
+                return
+        except Exception as error:  # What is raised depends on the kind of catalog.
+            raise Unavailable(
+                f"the catalog did not take version {known.version} of {self._identifier}: {error}. It is published, "
+                "and publishing again tells the catalog of it"
+            ) from error
+        raise InvalidUsage(
+            f"the catalog has another table called {self._identifier!r}, which was not published from "
+            f"{contents.name!r}, or before it was unpublished: drop that table there, or give another identifier"
+        )
+
+    @staticmethod
+    def _update(
+        catalog: Any, table: Any, contents: CollectionState, known: Publication, snapshot: dict[str, Any]
+    ) -> None:
+        from pyiceberg.schema import Schema
+        from pyiceberg.table import update as updates
+        from pyiceberg.table.snapshots import Snapshot
+
+        current = table.current_snapshot()
+        if current is not None and current.snapshot_id == snapshot["snapshot-id"]:
+            return
+        changes: list[Any] = []
+        if known.schema not in {schema.schema_id for schema in table.metadata.schemas}:
+            schema = Schema.model_validate(schema_json(version_of(contents, known.schema)))
+            changes.append(updates.AddSchemaUpdate(schema=schema))
+        if known.schema != table.metadata.current_schema_id:
+            changes.append(updates.SetCurrentSchemaUpdate(schema_id=known.schema))
+        snapshot |= {} if current is None else {"parent-snapshot-id": current.snapshot_id}
+        id_ = snapshot["snapshot-id"]
+        gone = [older.snapshot_id for older in table.metadata.snapshots]  # Their files go, too.
+        changes += [
+            updates.AddSnapshotUpdate(snapshot=Snapshot.model_validate(snapshot)),
+            updates.SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=id_),
+            updates.SetPropertiesUpdate(updates=properties(contents, known)),
+            *([updates.RemoveSnapshotsUpdate(snapshot_ids=gone)] if gone else []),
+        ]
+        required_state = (
+            updates.AssertTableUUID(uuid=table.metadata.table_uuid),
+            updates.AssertRefSnapshotId(ref="main", snapshot_id=None if current is None else current.snapshot_id),
+        )
+        catalog.commit_table(table, required_state, tuple(changes))
+
+
+class CatalogTransaction:
+    """Gathers what a catalog of pyiceberg is told of several tables; to `CatalogTable` it is a catalog.
+
+    A REST catalog that has the endpoint takes all of it at once, or nothing. Others are told table by table, in order.
+    Tables that a catalog does not know yet, or whose rows were erased, are registered at once, because no transaction
+    of a catalog does that.
+
+    Source: the Iceberg REST catalog's specification, `commitTransaction`. pyiceberg has no call for it.
+    """
+
+    ENDPOINT = "POST /v1/{prefix}/transactions/commit"
+
+    def __init__(self, catalog: Any) -> None:
+        from pyiceberg.catalog import load_catalog
+
+        self._catalog = load_catalog(catalog) if isinstance(catalog, str) else catalog
+        self._asked: list[tuple[Any, Any, Any]] = []
+
+    def load_table(self, identifier: str) -> Any:
+        return self._catalog.load_table(identifier)
+
+    def register_table(self, identifier: str, url: str) -> Any:
+        return self._catalog.register_table(identifier, url)
+
+    def drop_table(self, identifier: str) -> None:
+        self._catalog.drop_table(identifier)
+
+    def commit_table(self, table: Any, requirements: Any, changes: Any) -> None:
+        self._asked.append((table, requirements, changes))
+
+    def commit(self) -> None:
+        """Tell the catalog.
+
+        Raises:
+            Unavailable: it did not take all of it, or none where it takes all at once. That can be tried again.
+        """
+        asked, self._asked = self._asked, []
+        try:
+            if len(asked) > 1 and self.is_atomic:
+                self._send(asked)
+            else:
+                for table, requirements, changes in asked:
+                    self._catalog.commit_table(table, requirements, changes)
+        except Exception as error:  # What is raised depends on the kind of catalog.
+            names = ", ".join(".".join(table.name()) for table, *_ in asked)
+            raise Unavailable(
+                f"the catalog did not take new versions of {names}: {error}. They are published, and publishing again "
+                "tells the catalog of them"
+            ) from error
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether the catalog changes several tables at once."""
+        return self.ENDPOINT in map(str, getattr(self._catalog, "_supported_endpoints", ()))
+
+    def _send(self, asked: Sequence[tuple[Any, Any, Any]]) -> None:
+        from pyiceberg.table import CommitTableRequest, TableIdentifier
+
+        requests = []
+        for table, requirements, changes in asked:
+            *namespace, name = table.name()
+            identifier = TableIdentifier(namespace=namespace, name=name)
+            request = CommitTableRequest(identifier=identifier, requirements=requirements, updates=changes)
+            requests.append(request.model_dump_json())
+        body = f'{{"table-changes":[{",".join(requests)}]}}'
+        answer = self._catalog._session.post(self._catalog.url("transactions/commit"), data=body.encode())
+        answer.raise_for_status()
+
+
+_DELETES = pa.schema(
+    [
+        pa.field("file_path", pa.string(), False, {FIELD_ID: str(FILE_PATH).encode()}),
+        pa.field("pos", pa.int64(), False, {FIELD_ID: str(POSITION).encode()}),
+    ]
+)

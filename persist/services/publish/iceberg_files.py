@@ -1,0 +1,302 @@
+"""What an Iceberg table consists of: its schema, its snapshot, and the manifests of its files.
+
+Source: the Iceberg table spec, version 2: "Manifests", "Manifest Lists"; "Column Projection" for ids and the mapping of
+names.
+"""
+
+import hashlib
+import io
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from persist.codecs.part.file_writer import file_schema
+from persist.codecs.part.part import Part
+from persist.codecs.types.arrow_types import children
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.log import kinds
+from persist.core.log.keys import manifest_key
+from persist.core.state.contents import CollectionState, Publication, PublishedFile
+from persist.core.state.publications import resolved_numbers
+from persist.core.state.schemas import version_of
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.services.publish.planning import COMMON_NAMES
+
+HAS = (
+    "Iceberg has bool, int8 to int64, float32, float64, decimal128, strings, binary, dates, times and timestamps in "
+    "microseconds, and lists, maps and structs of those"
+)
+FILE_PATH, POSITION = 2147483546, 2147483545  # Reserved field ids of position deletes.
+FIELD_ID = b"PARQUET:field_id"
+NAMES = COMMON_NAMES | {
+    pa.int8(): "int",
+    pa.int16(): "int",
+    pa.int32(): "int",
+    pa.int64(): "long",
+    pa.time64("us"): "time",
+    pa.timestamp("us"): "timestamp",
+}
+
+
+def iceberg_type(kind: pa.DataType) -> Any:
+    """Return the type of a column as Iceberg writes it, with the ids of fields inside; None if it has none."""
+    if kind in NAMES:
+        return NAMES[kind]
+    if pt.is_decimal128(kind):
+        return f"decimal({kind.precision}, {kind.scale})"
+    if pt.is_fixed_size_binary(kind):
+        return f"fixed[{kind.byte_width}]"
+    if pt.is_timestamp(kind):
+        return "timestamptz" if kind.unit == "us" else None
+    if not pt.is_nested(kind):
+        return None
+    inside = [(_id_of(child), child.name, iceberg_type(child.type)) for child in children(kind)]
+    if any(written is None for _, _, written in inside):
+        return None
+    if pt.is_struct(kind):
+        return {"type": "struct", "fields": [_field(*child) for child in inside]}
+    (first_id, _, first), *_ = inside
+    if pt.is_map(kind):
+        (_, (second_id, _, second)) = inside
+        ends = {"key-id": first_id, "key": first, "value-id": second_id, "value": second}
+        return {"type": "map", **ends, "value-required": False}
+    return {"type": "list", "element-id": first_id, "element": first, "element-required": False}
+
+
+def _id_of(field: pa.Field) -> int:
+    return int((field.metadata or {}).get(FIELD_ID, -1))
+
+
+def _field(id_: int, name: str, written: Any) -> dict[str, Any]:
+    return {"id": id_, "name": name, "required": False, "type": written}
+
+
+def snapshot_json(contents: CollectionState, known: Publication, url_of: Any, now_ms: int) -> dict[str, Any]:
+    """Return the snapshot of the present version of a table."""
+    parts = [contents.part(number) for number in known.files]
+    left_out = [file.deletes for file in known.files.values() if file.deletes is not None]
+    summary = {
+        "operation": "overwrite",
+        "total-data-files": str(len(parts)),
+        "total-delete-files": str(len(left_out)),
+        "total-records": str(sum(part.rows for part in parts)),
+        "total-position-deletes": str(sum(deletes.rows for deletes in left_out)),
+        "total-equality-deletes": "0",
+        "persist.as_of": str(known.as_of),
+        "persist.collection": contents.id,
+        **({} if known.digest is None else {"persist.digest": known.digest}),
+    }
+    return {
+        "snapshot-id": snapshot_id(known.id, known.version),
+        "sequence-number": known.version + 1,
+        "timestamp-ms": now_ms,
+        "manifest-list": url_of(known.metadata[0]),
+        "summary": summary,
+        "schema-id": known.schema,
+    }
+
+
+def snapshot_id(table: str, version: int) -> int:
+    """Return the id of the snapshot of a version, which is another one for each table and version."""
+    return int.from_bytes(hashlib.blake2b(f"{table} {version}".encode(), digest_size=8).digest(), "big") >> 1
+
+
+def properties(contents: CollectionState, known: Publication) -> dict[str, str]:
+    """Return the properties of a table: whose it is, that nobody deletes files of it, and names of columns."""
+    return {
+        "persist.collection": contents.id,
+        "persist.table": known.id,
+        "gc.enabled": "false",
+        "schema.name-mapping.default": json.dumps(name_mapping(version_of(contents, known.schema))),
+    }
+
+
+def schema_json(schema: CollectionSchema) -> dict[str, Any]:
+    """Return the schema of a table."""
+    written = {f.name: f for f in file_schema(schema)}
+    fields = [_field(_id_of(written[name]), name, iceberg_type(written[name].type)) for name in schema.columns]
+    return {"type": "struct", "schema-id": schema.version, "identifier-field-ids": [], "fields": fields}
+
+
+def name_mapping(schema: CollectionSchema) -> list[dict[str, Any]]:
+    """Return what columns are called in parts that have no field ids, `_time` and `_diff` among them."""
+
+    def mapped(field: pa.Field) -> dict[str, Any]:
+        inside = named_inside(field.type)
+        return {"field-id": _id_of(field), "names": [field.name], **({"fields": inside} if inside else {})}
+
+    def named_inside(kind: pa.DataType) -> list[dict[str, Any]]:
+        if not pt.is_nested(kind):
+            return []
+        named = ["key", "value"] if pt.is_map(kind) else None if pt.is_struct(kind) else ["element"]
+        inner = children(kind)
+        return [mapped(f.with_name(named[at] if named else f.name)) for at, f in enumerate(inner)]
+
+    return [mapped(field) for field in file_schema(schema)]
+
+
+def all_fields(schema: CollectionSchema) -> Iterator[tuple[int, pa.DataType]]:
+    def below(fields: Iterable[pa.Field]) -> Iterator[tuple[int, pa.DataType]]:
+        for field in fields:
+            yield _id_of(field), field.type
+            yield from below(children(field.type) if pt.is_nested(field.type) else ())
+
+    return below(field for field in file_schema(schema) if field.name in schema.names)
+
+
+class Manifests:
+    """The manifests of a version that is about to be recorded."""
+
+    def __init__(self, handle: CollectionHandle, contents: CollectionState, step: kinds.Publish, url_of: Any) -> None:
+        from pyiceberg.partitioning import PartitionSpec
+        from pyiceberg.schema import Schema
+
+        self._handle = handle
+        self._step = step
+        self._url_of = url_of
+        self._columns = version_of(contents, step.schema)
+        self._schema = Schema.model_validate(schema_json(self._columns))
+        self._spec = PartitionSpec()
+        known = contents.published.get("iceberg")
+        files = {} if known is None else {n: file for n, file in known.files.items() if n not in step.removed}
+        numbers = resolved_numbers(tuple(file.number for file in step.files), contents.next_number)
+        came = zip(numbers, step.files, strict=True)
+        files |= {number: PublishedFile(step.version, file.deletes) for number, file in came}
+        brought = dict(enumerate(step.parts, contents.next_number))
+        self._files = [(brought[n] if n in brought else contents.part(n), file) for n, file in files.items()]
+
+    def stored(self) -> tuple[str, ...]:
+        from pyiceberg.manifest import ManifestContent, ManifestListWriterV2, ManifestWriterV2
+
+        class Deleting(ManifestWriterV2):  # type: ignore[misc]
+            """Writes manifests of delete files, which pyiceberg only reads."""
+
+            def content(self) -> Any:
+                return ManifestContent.DELETES
+
+            @property
+            def _meta(self) -> dict[str, str]:
+                return {**super()._meta, "content": "deletes"}
+
+        id_ = snapshot_id(self._step.id, self._step.version)
+        keys, manifests = [], []
+        left_out = [(part, file) for part, file in self._files if file.deletes is not None]
+        kinds_of_files = [(ManifestWriterV2, self._files, self._data_file), (Deleting, left_out, self._delete_file)]
+        for writer_of, files, described in kinds_of_files:
+            if not files:
+                continue
+            output = _Output(self._url_of(key := self._key()))
+            with writer_of(self._spec, self._schema, output, id_, "deflate") as writer:
+                for part, file in files:
+                    writer.add_entry(self._entry(file, described(part, file)))
+            self._handle.engine.blob.set(key, output.value)
+            keys.append(key)
+            manifests.append(writer.to_manifest_file())
+        output = _Output(self._url_of(key := self._key()))
+        with ManifestListWriterV2(output, id_, None, self._step.version + 1, "deflate") as listing:
+            listing.add_manifests(manifests)
+        self._handle.engine.blob.set(key, output.value)
+        return (key, *keys)
+
+    def _key(self) -> str:
+        return manifest_key(self._handle.id, self._handle.engine.follower.next_seqno())
+
+    def _entry(self, file: PublishedFile, described: Any) -> Any:
+        from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus
+
+        is_new = file.version == self._step.version
+        sequence = file.version + 1 if described.content else 1
+        return ManifestEntry.from_args(
+            status=ManifestEntryStatus.ADDED if is_new else ManifestEntryStatus.EXISTING,
+            snapshot_id=snapshot_id(self._step.id, file.version),
+            sequence_number=sequence,
+            file_sequence_number=sequence,
+            data_file=described,
+        )
+
+    def _data_file(self, part: Part, _: PublishedFile) -> Any:
+        low, high, nulls = self._bounds(part)
+        return self._described(
+            0, part.blob, part.rows, part.bytes, lower_bounds=low, upper_bounds=high, null_value_counts=nulls
+        )
+
+    def _delete_file(self, part: Part, file: PublishedFile) -> Any:
+        deletes = file.deletes
+        assert deletes is not None
+        bound = {FILE_PATH: self._url_of(part.blob).encode()}
+        return self._described(1, deletes.blob, deletes.rows, deletes.bytes, lower_bounds=bound, upper_bounds=bound)
+
+    def _described(self, content: int, blob: str, rows: int, size: int, **known: Any) -> Any:
+        from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+        from pyiceberg.typedef import Record
+
+        described = DataFile.from_args(
+            _table_format_version=2,
+            content=DataFileContent(content),
+            file_path=self._url_of(blob),
+            file_format=FileFormat.PARQUET,
+            partition=Record(),
+            record_count=rows,
+            file_size_in_bytes=size,
+            **known,
+        )
+        described.spec_id = 0
+        return described
+
+    def _bounds(self, part: Part) -> tuple[dict[int, bytes], dict[int, bytes], dict[int, int]]:
+        """Return the least and greatest values of columns, as Iceberg writes them, and how many NULLs there are."""
+        low, high, nulls = dict[int, bytes](), dict[int, bytes](), dict[int, int]()
+        for field in file_schema(self._columns):
+            known = part.stats.get(field.name)
+            if known is None or field.name not in self._columns.names:
+                continue
+            nulls[_id_of(field)] = known[2]
+            for bounds, value in ((low, known[0]), (high, known[1])):
+                written = _written(value, self._columns.arrow.field(field.name).type)
+                if written is not None:
+                    bounds[_id_of(field)] = written
+        return low, high, nulls
+
+
+def _written(value: Any, kind: pa.DataType) -> bytes | None:
+    if value is None:
+        return None
+    if pt.is_string(kind) or pt.is_large_string(kind):
+        return str(value).encode()
+    if pt.is_int64(kind) or pt.is_timestamp(kind):
+        return struct.pack("<q", value)
+    if pt.is_integer(kind) or pt.is_date32(kind):
+        return struct.pack("<i", value)
+    return None
+
+
+class _Output:
+    """A file that pyiceberg writes, in memory: it is stored as all blobs are."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self.value = b""
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def exists(self) -> bool:
+        return False
+
+    def create(self, overwrite: bool = False) -> "_Stream":
+        return _Stream(self)
+
+
+class _Stream(io.BytesIO):
+    def __init__(self, output: _Output) -> None:
+        super().__init__()
+        self._output = output
+
+    def close(self) -> None:
+        if not self.closed:
+            self._output.value = self.getvalue()
+        super().close()

@@ -1,0 +1,400 @@
+"""Which files a table has for what a collection holds as of a time, and which of their rows it leaves out.
+
+    rows of the table  =  rows of parts as they lie       those that stand
+    (`persist.engine.read.scanning.merging.Split`) and others can read
+                       -  rows of touched keys            and of tombstones: told by their places in the part
+                       +  rows of new parts               what the touched keys hold, and all that lies otherwise
+
+A part is named as it lies if all of its rows are of the time, each once, in columns that a reader by names and a reader
+by field ids find alike. What lies otherwise goes to new parts: small writes in the log, multiplicities above 1, parts
+that hold other times, too, or columns by other names or types. So does a part of which most rows are left out.
+
+The next version of a table is made of the one before and of the changes since: rows of changed keys are left out of the
+files that it has, and what these keys hold by now becomes a new part. That costs what has changed. When that would be
+no less work, or when there are many small files, all is planned anew, over what compaction has made meanwhile.
+
+New parts are parts like others, though in no run. Readers count rows, and a part holds equal records once, so records
+that are there several times are told apart by `_time`, which means nothing there.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.digits import RowSorter
+from persist.codecs.order.ordering import order_keys
+from persist.codecs.order.search import SortedKeys
+from persist.codecs.order.sums import consolidate
+from persist.codecs.part.filters import columns_of, parts_that_may_match
+from persist.codecs.part.part import Part
+from persist.codecs.part.stream import PartStream
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.errors import InvalidUsage, Superseded
+from persist.core.keyed.events import dead_filter
+from persist.core.log.fields import Table
+from persist.core.log.keys import table_root
+from persist.core.state.contents import CollectionState, Publication
+from persist.core.state.erasures import erasure_number
+from persist.core.state.keyed_rules import form_in
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.read.lookups.lookup import Lookup
+from persist.engine.read.lookups.part_rows import places_of
+from persist.engine.read.scanning.merging import Split, read_snapshot, read_touched, repeated
+from persist.engine.read.scanning.plan import changes_scan, snapshot_scan
+from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.scanning.scan import Scan
+from persist.services.publish.bitmaps import Rows
+
+NONE: Rows = np.zeros(0, np.int64)
+REPLACES = "replaces"  # An option: the ids of tables that erasures gave up, of which a catalog may have one.
+LEFT_OUT_SHARE = 0.5  # Of the rows of a part: where more of them are left out, the others are written anew.
+SMALL_FILES_MAX = 16  # Beyond so many that only the table has, all is planned anew.
+CHANGED_SHARE = 0.1  # Of the rows of a table: where more of them changed, all is planned anew.
+# What the formats call types alike.
+COMMON_NAMES = {
+    pa.bool_(): "boolean",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.large_string(): "string",
+    pa.binary(): "binary",
+    pa.large_binary(): "binary",
+    pa.date32(): "date",
+    pa.date64(): "date",
+}
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """A part that the table is to have; its number is None if it is new. left_out are places of rows in it."""
+
+    part: Part
+    number: int | None
+    left_out: Rows = field(default_factory=lambda: NONE)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The files of the next version.
+
+    Attributes:
+        contents: the state whose parts it names by number.
+        erasures: how many there were in the state that was read.
+        files: those that come, or of which more rows are left out than before.
+        removed: numbers of those that the version before has and this one has not.
+        is_anew: whether left_out says of each file all that is left out; otherwise only what is left out from now on.
+    """
+
+    contents: CollectionState
+    erasures: int
+    as_of: int
+    files: list[PlannedFile]
+    removed: list[int]
+    is_anew: bool
+
+
+Store = Callable[[bytes, Part], Part]  # Of an encoded part; returns its descriptor.
+
+
+class Planner:
+    """Plans versions of one table.
+
+    Args:
+        table: its format.
+        store: stores new parts.
+        left_out_share: see `LEFT_OUT_SHARE`; 0 where no rows can be left out of a part.
+    """
+
+    def __init__(self, handle: CollectionHandle, table: Table, store: Store, left_out_share: float) -> None:
+        self._handle = handle
+        self._table = table
+        self._store = store
+        self._share = left_out_share
+
+    def next_version(self, known: Publication | None, as_of: int) -> Plan:
+        """Return the files of the version as of a sealed time.
+
+        Raises:
+            AsOfCompacted: the time cannot be read any more.
+            NegativeMultiplicity: a record of that time cannot be shown as rows.
+            Superseded: the table has another version by now, or is gone, or the collection has other columns.
+        """
+        contents, _, reading = self._handle.sealed_and_claimed(as_of, 0.0)
+        try:
+            with reading.explained():
+                reader = reading()
+                scan = snapshot_scan(contents, self._handle.schema_in(contents, None), as_of, None)
+                # Others go on meanwhile: numbers are those of this state, whatever the client learns while it plans.
+                newest = self._handle.known()
+                is_moved = newest.published.get(self._table) != known
+                if is_moved or len(newest.earlier) + 1 != scan.schema.version:
+                    raise Superseded(f"the {self._table} table of {newest.name!r} was changed meanwhile: try again")
+                following = None if known is None else self._following(known, contents, newest, scan, reader)
+                return following or self._anew(known, contents, newest, scan, reader)
+        finally:
+            reading.close()
+
+    def _anew(
+        self,
+        known: Publication | None,
+        contents: CollectionState,
+        newest: CollectionState,
+        scan: Scan,
+        reader: PartReader,
+    ) -> Plan:
+        split, numbers = Split.of(scan, "rows"), _numbers(newest)
+        lying = self._lying([*split.base, *split.history], scan, numbers)
+        touched = self._touched(scan, [*split.base_rest, *split.rest], reader)
+        dead = self._dead(contents, scan.schema)
+        places = {id(part): left_out(part, scan.schema, touched, dead, reader) for part in lying}
+        listed = [part for part in lying if len(places[id(part)]) <= self._share * part.rows]
+        ids = {id(part) for part in listed}
+        files = [PlannedFile(part, numbers[part.blob], places[id(part)]) for part in listed]
+        held = None
+        if len(listed) == len({part.name for part in (*split.base, *split.history)}) and not split.base_rest:
+            held = self._newest(contents, scan, split.rest, split.history, touched, reader)
+        new = self._written(scan, lambda part: id(part) in ids, reader) if held is None else self._stored([held], scan)
+        there = {file.number for file in files}
+        removed = [] if known is None else [number for number in known.files if number not in there]
+        return Plan(newest, erasure_number(contents), scan.as_of, [*files, *new], removed, is_anew=True)
+
+    def _following(
+        self, known: Publication, contents: CollectionState, newest: CollectionState, scan: Scan, reader: PartReader
+    ) -> Plan | None:
+        """Return the version that follows another one by the changes since; None if all is to be planned anew."""
+        schema, since, numbers = scan.schema, contents.since.time, _numbers(newest)
+        if not (schema.key_names and self._share and known.schema == schema.version and known.as_of < scan.as_of):
+            return None
+        if since is None or since > known.as_of:
+            return None
+        changes = changes_scan(contents, schema, known.as_of + 1, scan.as_of + 1, None, raw=True)
+        parts = {number: newest.part(number) for number in known.files}
+        rows = sum(part.rows for part in parts.values())
+        small = sum(number in newest.kept for number in parts)
+        listed = self._lying([part for part in changes.parts if not part.negatives], changes, numbers)
+        ids = {id(part) for part in listed}
+        rest = [part for part in changes.parts if id(part) not in ids]
+        if small >= SMALL_FILES_MAX or sum(part.rows for part in rest) > CHANGED_SHARE * rows:
+            return None
+        touched = self._touched(changes, rest, reader)
+        files = [
+            PlannedFile(part, number, places)
+            for number, part in parts.items()
+            if touched is not None and len(places := places_of(touched, part, schema, reader))
+        ]
+        dead = self._dead(contents, schema)
+        files += [PlannedFile(p, numbers[p.blob], left_out(p, schema, touched, dead, reader)) for p in listed]
+        if touched is not None:
+            held = self._newest(contents, changes, rest, listed, touched, reader)
+            if held is None:
+                lookup = Lookup(scan)
+                held = lookup.contents(lookup.wanted(pa.Table.from_batches([touched.batch])), "diff", reader)
+            files += self._stored([held], scan)
+        return Plan(newest, erasure_number(contents), scan.as_of, files, [], is_anew=False)
+
+    def _lying(self, parts: Sequence[Part], scan: Scan, numbers: Mapping[str, int]) -> list[Part]:
+        """Return the parts that can be named as they lie, each blob once."""
+        root = table_root(self._handle.id)
+        lying: dict[str, Part] = {}
+        based = {id(part) for part in scan.base}
+        for part in parts:
+            is_whole = id(part) in based or scan.is_inside(part)
+            is_here = part.blob.startswith(root) and part.blob in numbers
+            if is_here and is_whole and part.is_plain and is_read_alike(part, scan.schema):
+                lying.setdefault(part.blob, part)
+        return [*lying.values()]
+
+    def _touched(self, scan: Scan, rest: Sequence[Part], reader: PartReader) -> SortedKeys | None:
+        """Return the keys of updates that may cancel rows of other parts; None if there are none."""
+        keys = [*scan.schema.key_names]
+        based = {id(part) for part in scan.base}
+        if not keys or not rest:
+            return None
+        tables = [
+            *scan.base_rows(reader, keys, [part for part in rest if id(part) in based]),
+            *scan.updates(reader, keys, [part for part in rest if id(part) not in based]),
+        ]
+        table = pa.concat_tables([scan.empty(keys), *tables])
+        return SortedKeys.of(table, keys) if len(table) else None
+
+    def _newest(
+        self,
+        contents: CollectionState,
+        scan: Scan,
+        rest: Sequence[Part],
+        history: Sequence[Part],
+        touched: SortedKeys | None,
+        reader: PartReader,
+    ) -> pa.Table | None:
+        """Return what the keys of updates hold, each with a diff of 1, as far as the updates themselves tell.
+
+        A key of a keyed collection has one value at each time (rule 18). So what came with its newest updates is what
+        it holds, and values of other parts need not be read: with 1% of the keys touched, that is 3 times as fast.
+
+        Args:
+            rest: parts with updates of the touched keys.
+            history: all other parts of the scan but those of its keyframe.
+
+        Returns:
+            None of other collections, whose updates may take away what is not there; where history is read back; and
+            where other parts may have newer updates of these keys.
+        """
+        if contents.keyed is None or scan.sign != 1 or scan.narrow is not None or touched is None:
+            return None
+        first = min(part.time_min for part in rest)
+        if any(part.time_max >= first and len(places_of(touched, part, scan.schema, reader)) for part in history):
+            return None
+        schema, names = scan.schema, [*scan.schema.names]
+        tables = [*scan.updates(reader, [*names, "_time", "_diff"], rest)]
+        table = pa.concat_tables([scan.empty([*names, "_time", "_diff"]), *tables]).combine_chunks()
+        if not len(table):
+            return table.select([*names, "_diff"])
+        order, starts = RowSorter(order_keys(table, [*schema.key_names])).sort()
+        times, diffs = (table[name].to_numpy()[order] for name in ("_time", "_diff"))
+        newest = np.maximum.reduceat(times, np.flatnonzero(starts))[np.cumsum(starts) - 1]
+        held = table.take(int64_array(order[(times == newest) & (diffs > 0)])).select([*names, "_diff"])
+        dead = self._dead(contents, schema)
+        return held if dead is None else held.filter(~dead)
+
+    def _dead(self, contents: CollectionState, schema: CollectionSchema) -> pc.Expression | None:
+        """Return the filter that passes tombstones alone; None if there are none."""
+        form = form_in(contents, schema, resolves=False)
+        return None if form is None or form.tombstone is None else dead_filter(schema, form)
+
+    def _written(self, scan: Scan, is_listed: Callable[[Part], bool], reader: PartReader) -> list[PlannedFile]:
+        """Return new parts with all rows of a scan but those that stand, untouched, in parts that are listed."""
+
+        def tables() -> Iterator[pa.Table]:
+            for piece in scan.slices_within(reader.rewrite_slice_bytes):
+                if scan.schema.key_names or not Split.of(piece, "rows").is_merged:
+                    rows = [*read_touched(piece, "rows", reader, elsewhere=is_listed)]
+                else:
+                    rows = [*read_snapshot(piece, "rows", reader)]
+                rows = [table for table in rows if len(table)]
+                if rows:
+                    yield _counted(pa.concat_tables(rows), scan.schema)
+
+        return self._stored(tables(), scan)
+
+    def _stored(self, tables: Iterable[pa.Table], scan: Scan) -> list[PlannedFile]:
+        """Return new parts of records with their multiplicities, in key order.
+
+        Raises:
+            NegativeMultiplicity: of a record.
+            InvalidUsage: they are more rows than a table may have.
+        """
+        stream = PartStream(scan.schema)
+        made: list[PlannedFile] = []
+        for table in tables:
+            if len(table):
+                rows = _told_apart(table, scan)
+                made += [PlannedFile(self._store(data, part), None) for data, part in stream.add(rows)]
+        return [*made, *(PlannedFile(self._store(data, part), None) for data, part in stream.finish())]
+
+
+def _numbers(contents: CollectionState) -> dict[str, int]:
+    return {part.blob: number for number, part in contents.numbered.items()}
+
+
+def foreign(url: str, name: str) -> InvalidUsage:
+    """Return the error of whoever finds a file that is not of a published table where one of its own is to be."""
+    return InvalidUsage(
+        f"{url} was not written by this library: another program writes to a published table, which holds a copy of "
+        f"{name!r}. Stop it, unpublish, and publish again."
+    )
+
+
+def rows_left_out(file: PlannedFile, before: Rows | None, is_anew: bool) -> Rows | None:
+    """Return which rows of a file are left out from now on; None if they are the same as before.
+
+    Args:
+        before: which were until now.
+        is_anew: a plan that is not made of the version before says all rows, and not only those that are added.
+    """
+    if is_anew or before is None:
+        rows = file.left_out
+    else:
+        both = np.sort(np.concatenate([before, file.left_out]), kind="stable")  # A merge of two runs.
+        rows = both[np.diff(both, prepend=np.array([-1])) > 0]
+    return None if before is not None and np.array_equal(before, rows) else rows
+
+
+def check_columns(schema: CollectionSchema, table: str, type_of: Callable[[pa.DataType], Any], has: str) -> None:
+    """Refuse columns that a table cannot have.
+
+    Args:
+        type_of: returns the type of a column in that format, None if it has none.
+        has: says which types it has.
+
+    Raises:
+        InvalidUsage: names the first such column, and says what to do.
+    """
+    folded: dict[str, str] = {}
+    for name in schema.names:
+        kind = schema.arrow.field(name).type
+        if type_of(kind) is None:
+            raise InvalidUsage(
+                f"column {name!r} of type {kind} has no type in a {table} table that keeps all of its values: {has}. "
+                f"Publish a view that leaves it out, or casts it, or add a column of another type with evolve"
+            )
+        if name in schema.key_names and pt.is_nested(kind):
+            raise InvalidUsage(
+                f"key column {name!r} is of type {kind}, and rows of a published table are found by flat keys only: "
+                "publish a view with another key"
+            )
+        if (other := folded.setdefault(name.lower(), name)) != name:
+            raise InvalidUsage(
+                f"columns {other!r} and {name!r} differ by case only, and many readers take them for one: rename one "
+                "with evolve"
+            )
+
+
+def left_out(
+    part: Part, schema: CollectionSchema, touched: SortedKeys | None, dead: pc.Expression | None, reader: PartReader
+) -> Rows:
+    """Return the places of the rows of a part that a table does not show: those of touched keys, and dead ones."""
+    places = NONE if touched is None else places_of(touched, part, schema, reader)
+    if dead is None or not parts_that_may_match([part], dead, schema):
+        return places
+    table = reader.table(part, schema, columns_of(dead, schema.arrow))
+    numbered = table.append_column("place", pa.array(np.arange(len(table))))
+    return np.union1d(places, numbered.filter(dead)["place"].to_numpy())
+
+
+def is_read_alike(part: Part, schema: CollectionSchema) -> bool:
+    """Return whether who knows columns by name, or by field id, reads a part as it is read under a schema.
+
+    Columns that are younger than the part are NULL for them, and so must be their defaults.
+    """
+    lifted = part.lift(schema)
+    if lifted is None:
+        return True
+    for name in schema.names:
+        source = lifted.sources.get(name)
+        if source is None:
+            if name in lifted.stored.names or lifted.default(name).is_valid:
+                return False
+        elif source != name or lifted.stored.arrow.field(name).type != schema.arrow.field(name).type:
+            return False
+    return True
+
+
+def _counted(rows: pa.Table, schema: CollectionSchema) -> pa.Table:
+    """Return records with their multiplicities, of rows."""
+    ones = pa.array(np.ones(len(rows), np.int64))
+    return consolidate(rows.append_column(schema.arrow.field("_diff"), ones), [*schema.names])
+
+
+def _told_apart(records: pa.Table, scan: Scan) -> pa.Table:
+    """Return records, each as often as its multiplicity says, in the order of parts, as updates that differ."""
+    counts = records["_diff"].to_numpy()
+    rows = pa.concat_tables(repeated(records, scan))
+    occurrence = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    columns = [*rows.columns, pa.chunked_array([occurrence]), pa.chunked_array([np.ones(len(rows), np.int64)])]
+    return pa.Table.from_arrays(columns, schema=scan.schema.arrow)

@@ -1,0 +1,503 @@
+"""Publishing: a version of a table is planned, its files stored, recorded, and then shown.
+
+    1  what the table does not show yet of its present version is shown: somebody may have died between 3 and 4
+    2  new parts, and the rows that are left out of others, are stored under names that nothing refers to
+    3  a `Publish` record names them: from here on they are kept, whatever is compacted, allowed or collected
+    4  the table shows the version: its log, or its metadata, gets a name by which readers find it
+
+Whoever dies before 3 has changed nothing; what is stored is garbage. Between 3 and 4, readers see the version before,
+which is kept as long as no later one has been recorded. If two publish at once, the second finds the record of the
+first, and plans again from there. A table is never shown without a record that keeps what it names.
+
+A table may be given up between 3 and 4, by `unpublish` or an erasure, and another one may have begun. So whoever shows
+a version looks at the log after that, and takes back what is of no table any more. If it died before, the next version
+that meets such a file takes it away.
+
+Tables are kept current by whoever writes to the location, in the background, or by `Client.maintain`. A table remembers
+how often it is to have a version: after each seal, with each keyframe, or at least so long after the version before.
+When a client looks after a collection, it publishes what is due. If several do so at once, one makes the version, and
+the others find it there. The age of a version is that of what shows it, as the store dates it.
+"""
+
+import re
+import uuid
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, get_args
+
+import msgspec
+
+from persist.blob.errors import Indeterminate, PersistError
+from persist.blob.protocol import Blob, delete_all
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.closing import note_on_error
+from persist.core.errors import HoldMoved, InvalidUsage, Superseded, UploadExpired
+from persist.core.log import kinds
+from persist.core.log.fields import Deletes, Table, TableFile
+from persist.core.log.keys import is_shown, table_root
+from persist.core.names import published_hold
+from persist.core.rendering import Shown, counted
+from persist.core.state.collection_rules import ExpectErasures
+from persist.core.state.contents import CollectionState, Publication, last_sealed
+from persist.core.state.publications import left_unused
+from persist.core.timeline import Moment
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import handle_on
+from persist.engine.read.results.result import required
+from persist.engine.write.operations import Step
+from persist.services.publish.planning import LEFT_OUT_SHARE, REPLACES, Plan, PlannedFile, Planner
+
+ATTEMPTS = 8
+
+
+@dataclass(frozen=True)
+class Published(Shown):
+    """A version of a published table.
+
+    Attributes:
+        table: its format.
+        version: of the table, from 0 on.
+        as_of: the time that it holds.
+        url: where readers find the table.
+        files, rows: what it consists of.
+        digest: of the rows, if it was taken; the same as `Snapshot.digest`.
+        is_new: whether this call has made it.
+    """
+
+    collection: str
+    table: str
+    version: int
+    as_of: int
+    url: str
+    files: int
+    rows: int
+    digest: str | None = None
+    is_new: bool = True
+
+    def __str__(self) -> str:
+        size = f"{counted(self.files, 'file')}, {counted(self.rows, 'row')}"
+        return (
+            f"{self.table} table of {self.collection!r}, version {self.version} as of {self.as_of}: {size}: {self.url}"
+        )
+
+
+class TableFormat(Protocol):
+    """What differs between the formats of tables."""
+
+    name: Table
+
+    def check(self, schema: CollectionSchema, options: Mapping[str, str]) -> None:
+        """Raise InvalidUsage if a table cannot have such columns, or options."""
+
+    def left_out(self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool) -> list[Deletes | None]:
+        """Store which rows are left out of files, given what was before; return where that is, file by file."""
+
+    def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
+        """Store what says where the files of a version are, if it is in blobs of its own; return their keys."""
+
+    def show(self, contents: CollectionState, known: Publication, *, is_new: bool) -> None:
+        """Let readers find the present version, if they do not yet; idempotent.
+
+        Args:
+            is_new: this client has just recorded the version, so it is hardly shown.
+
+        Raises:
+            InvalidUsage: what readers find there is of another table.
+        """
+
+    def mark(self, table: str) -> bytes:
+        """Return what each file by which readers find a table says of it, without spaces."""
+
+    def url(self, contents: CollectionState, known: Publication) -> str:
+        """Return where readers find the table."""
+
+    def shown_at_s(self, known: Publication) -> float | None:
+        """Return since when the present version is shown, by the clock of the store; None if it is not."""
+
+
+def publish(
+    handle: CollectionHandle,
+    format: TableFormat,
+    as_of: int | Moment | None = None,
+    *,
+    options: Mapping[str, str],
+    digest: bool = False,
+) -> Published:
+    """Publish a collection as of a sealed time; see `Collection.publish`."""
+    writer = handle.engine.writer("publish")
+    contents, time = handle.sealed(None if as_of is None else handle.as_time("as_of", as_of), 0.0)
+    for attempts in range(ATTEMPTS):
+        contents = handle.contents() if attempts else contents
+        known = contents.published.get(format.name)
+        attempt = Attempt(handle, format, {**_catalog_of(known), **options})
+        schema = handle.schema_in(contents, None)
+        format.check(schema, options)
+        if known is None:
+            _check_free(handle, format.name)
+        else:
+            if not _show(handle, format, contents, known, is_new=False):
+                continue
+            is_same = known.schema == schema.version and known.options == attempt.options
+            if is_same and (known.as_of == time or (as_of is None and known.as_of > time)):
+                return _published(format, contents, known, is_new=False)
+        # Some readers of a feed take the rows that a first version leaves out for those that it has.
+        is_whole = options["deletes"] != "vectors" or (known is None and "feed" in options)
+        planner = Planner(handle, format.name, attempt.store, 0.0 if is_whole else LEFT_OUT_SHARE)
+        try:
+            plan = planner.next_version(known, time)
+            if len(plan.contents.earlier) != len(contents.earlier):
+                raise Superseded(f"{handle.name!r} has other columns by now: try again")  # These are not checked yet.
+            taken = _digest(handle, time) if digest else None
+            step = attempt.step(known, plan, taken)
+            expected = ExpectErasures(handle.id, plan.erasures)
+            writer.submit([expected, step, *_held(plan.contents, step)], {handle.id: handle.name}).result()
+        except (Superseded, UploadExpired, HoldMoved):
+            attempt.discard()
+            continue
+        except BaseException as error:
+            if not isinstance(error, Indeterminate):  # Or else the record may be there.
+                attempt.discard()
+            raise
+        contents = handle.known()
+        known = contents.published.get(format.name)
+        if known is None:
+            raise Superseded(f"the {format.name} table of {handle.name!r} was given up as soon as it was published")
+        said = f"version {known.version} of the {format.name} table of {handle.name!r} is committed"
+        with note_on_error(partial("{}, and not all readers find it yet: publish again.".format, said)):
+            if _show(handle, format, contents, known, is_new=True):
+                return _published(format, contents, known, is_new=True)
+    raise Superseded(f"{handle.name!r} was published or compacted by others {ATTEMPTS} times meanwhile: try again")
+
+
+def _show(
+    handle: CollectionHandle, format: TableFormat, contents: CollectionState, known: Publication, *, is_new: bool
+) -> bool:
+    """Let readers find a version; return False if its table was given up meanwhile, and show nothing of it then."""
+    for last in range(ATTEMPTS):
+        try:
+            format.show(contents, known, is_new=is_new)
+        except InvalidUsage:
+            if _present_id(handle, format) != known.id:
+                return False
+            # Somebody has shown, late, a version of a table that was given up. If not, the file is another program's.
+            if last + 1 == ATTEMPTS or not _delete_others(handle, format, known.id):
+                raise
+        else:
+            break
+    if not is_new:
+        return True
+    present = _present_id(handle, format)
+    if present != known.id:
+        _delete_others(handle, format, present)
+    return present == known.id
+
+
+def _present_id(handle: CollectionHandle, format: TableFormat) -> str | None:
+    """Return the id of the table that a collection is published as now. Cost: one GET."""
+    known = handle.contents().published.get(format.name)
+    return None if known is None else known.id
+
+
+def _delete_others(handle: CollectionHandle, format: TableFormat, present: str | None) -> bool:
+    """Delete the files by which readers find a table of this collection, but those of one; return whether any was."""
+    blob = handle.engine.blob
+    keys = [key for key in _shown(blob, handle.id, format.name) if is_shown(key, handle.id)]
+    said = {key: data.replace(b" ", b"") for key in keys if key.endswith(".json") and (data := blob.get(key))}
+    ours = _mark(handle)
+    others = [key for key, data in said.items() if ours in data and (not present or format.mark(present) not in data)]
+    # A checkpoint goes with its version. What points to the newest one goes, too: readers look for it then.
+    stems = tuple(key.removesuffix("json") for key in others)
+    rest = [key for key in keys if not key.endswith(".json")]
+    pointers = [key for key in rest if key.startswith(stems) or not key.endswith(".parquet")]
+    delete_all(blob, [*others, *pointers] if others else [])
+    return bool(others)
+
+
+def publish_together(
+    handles: Mapping[str, CollectionHandle],
+    catalog: Any,
+    as_of: int | Moment | None,
+    *,
+    options: Mapping[str, str],
+    digest: bool = False,
+) -> list[Published]:
+    """Publish collections as Iceberg tables as of one time, and tell a catalog of all; see `Client.publish`.
+
+    Args:
+        handles: of the collections, by what they are called in the catalog.
+    """
+    required("pyiceberg[pyarrow]>=0.12")
+    from persist.services.publish.iceberg import CatalogTransaction, IcebergTable
+
+    transaction = CatalogTransaction(catalog)
+    named = {"catalog": catalog} if isinstance(catalog, str) else {}
+    formats = {name: IcebergTable(handle, {}, transaction) for name, handle in handles.items()}
+    for name, handle in handles.items():
+        # The catalog has to have the newest versions before later ones come: these let go of what older ones need.
+        contents = handle.contents()
+        known = contents.published.get("iceberg")
+        if known is not None and known.options.get("identifier") == name:
+            formats[name].show(contents, known, is_new=False)
+    transaction.commit()
+    if as_of is None:
+        as_of = min(last_sealed(handle.known()) for handle in handles.values())
+    made = [
+        publish(handle, formats[name], as_of, options={**options, **named, "identifier": name}, digest=digest)
+        for name, handle in handles.items()
+    ]
+    transaction.commit()
+    return made
+
+
+def unpublish(handle: CollectionHandle, table: str) -> bool:
+    """Give up a table; see `Collection.unpublish`."""
+    writer = handle.engine.writer("unpublish")
+    name = format_of(handle, table).name
+    for _ in range(ATTEMPTS):
+        contents = handle.contents()
+        known = contents.published.get(name)
+        if known is None:
+            delete_abandoned(handle)
+            return False
+        step = kinds.Unpublish(handle.id, name, known.version)
+        step = msgspec.structs.replace(step, unused=left_unused(contents, step))
+        try:
+            writer.submit([step, *_held(contents, step)], {handle.id: handle.name}).result()
+        except Superseded:
+            continue
+        said = f"the {name} table of {handle.name!r} is given up, and readers may still find it"
+        with note_on_error(partial("{}: unpublish it again.".format, said)):
+            _delete_shown(handle.engine.blob, handle.id, name)
+        return True
+    raise Superseded(f"{handle.name!r} was published or compacted by others {ATTEMPTS} times meanwhile: try again")
+
+
+def _held(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> list[Step]:
+    """Return the steps that hold the changes for the feed of a table until its next version, or let go of them."""
+    name = published_hold(step.table)
+    held = contents.holds.get(name)
+    if isinstance(step, kinds.Publish) and step.options.get("feed") == "true":
+        if held is None or held.time < step.as_of:
+            return [kinds.SetHold(step.collection, name, step.as_of, expected=None if held is None else held.time)]
+        return []
+    return [] if held is None else [kinds.ReleaseHold(step.collection, name, held.time)]
+
+
+def published_tables(handle: CollectionHandle) -> list[Published]:
+    """Return the newest versions of the tables that a collection is published as."""
+    contents = handle.contents()
+    tables = contents.published.items()
+    return [_published(format_of(handle, table), contents, known, is_new=False) for table, known in tables]
+
+
+def _catalog_of(known: Publication | None) -> dict[str, str]:
+    """Return how a catalog knows a table, which stays so."""
+    kept = ("catalog", "identifier", REPLACES)
+    return {} if known is None else {name: value for name, value in known.options.items() if name in kept}
+
+
+def format_of(
+    handle: CollectionHandle, table: str, options: Mapping[str, str] | None = None, catalog: Any = None
+) -> TableFormat:
+    """Return the maker of tables of a format.
+
+    Args:
+        options: what the table is published with; None where it is not to be published.
+        catalog: of pyiceberg, which is told of versions; None for that which options name, if they do.
+
+    Raises:
+        InvalidUsage: there is no such format, or what it needs is not installed.
+    """
+    if table == "delta":
+        from persist.services.publish.delta import DeltaTable
+
+        return DeltaTable(handle)
+    if table == "iceberg":
+        from persist.services.publish.iceberg import IcebergTable
+
+        return IcebergTable(handle, options or {}, catalog)
+    raise InvalidUsage(f"table={table!r} is no format of a table: give one of {', '.join(map(repr, get_args(Table)))}")
+
+
+class Attempt:
+    """What was stored for one version, to be deleted if it is not recorded."""
+
+    def __init__(self, handle: CollectionHandle, format: TableFormat, options: Mapping[str, str]) -> None:
+        self._format = format
+        self._handle = handle
+        self.options = dict(options)
+        self._parts: list[Part] = []
+        self._blobs: list[str] = []
+
+    def store(self, data: bytes, part: Part) -> Part:
+        """Store a new part."""
+        stored = self._handle.engine.writer("publish").part_writer().put(self._handle.id, data, part)
+        self._parts.append(stored)
+        return stored
+
+    def step(self, known: Publication | None, plan: Plan, digest: str | None) -> kinds.Publish:
+        """Store what goes with the files of a plan; return what records the version."""
+        contents = plan.contents
+        before = [None if known is None or f.number is None else known.files.get(f.number) for f in plan.files]
+        old = [None if file is None else file.deletes for file in before]
+        deletes = self._format.left_out([*zip(plan.files, old, strict=True)], plan.is_anew)
+        fresh = {d.blob for d in deletes if d is not None} - {d.blob for d in old if d is not None}
+        self._blobs += sorted(fresh)
+        new = [file.part for file in plan.files if file.number is None]
+        numbers = {id(part): -1 - at for at, part in enumerate(new)}
+        files = [
+            TableFile(numbers[id(file.part)] if file.number is None else file.number, left_out)
+            for file, left_out, there in zip(plan.files, deletes, before, strict=True)
+            if there is None or there.deletes != left_out
+        ]
+        step = kinds.Publish(
+            self._handle.id,
+            self._format.name,
+            uuid.uuid4().hex if known is None else known.id,
+            0 if known is None else known.version + 1,
+            plan.as_of,
+            parts=tuple(new),
+            files=tuple(files),
+            removed=tuple(plan.removed),
+            schema=len(contents.earlier) + 1,
+            options=self.options,
+            digest=digest,
+        )
+        metadata = self._format.metadata(contents, step)
+        self._blobs += [key for key in metadata if known is None or key not in known.metadata]
+        step = msgspec.structs.replace(step, metadata=metadata, blobs=tuple(self._blobs))
+        return msgspec.structs.replace(step, unused=left_unused(contents, step))
+
+    def discard(self) -> None:
+        """Delete what no record will name. What cannot be deleted now is left to garbage collection."""
+        self._handle.engine.writer("publish").part_writer().discard(self._parts)
+        for key in self._blobs:
+            try:
+                self._handle.engine.blob.delete(key)
+            except PersistError:
+                continue
+
+
+def _published(format: TableFormat, contents: CollectionState, known: Publication, *, is_new: bool) -> Published:
+    left_out = sum(file.deletes.rows for file in known.files.values() if file.deletes is not None)
+    rows = sum(contents.part(number).rows for number in known.files) - left_out
+    url = format.url(contents, known)
+    return Published(
+        contents.name, format.name, known.version, known.as_of, url, len(known.files), rows, known.digest, is_new
+    )
+
+
+def _digest(handle: CollectionHandle, time: int) -> str:
+    from persist.engine.collection.reads import snapshot
+
+    with snapshot(handle, time) as taken:
+        return taken.digest()
+
+
+def _shown(blob: Blob, collection: str, table: str) -> list[str]:
+    """Return the names that a table of a format has, or another one that lies there."""
+    folder = {"delta": "_delta_log/", "iceberg": "metadata/"}[table]
+    return [entry.key for entry in blob.list(f"{table_root(collection)}{folder}")]
+
+
+def _check_free(handle: CollectionHandle, table: str) -> None:
+    """Delete what a table has left that was given up; refuse one of somebody else.
+
+    Raises:
+        InvalidUsage: another table lies where this one is to be.
+    """
+    blob = handle.engine.blob
+    keys = [key for key in _shown(blob, handle.id, table) if is_shown(key, handle.id)]
+    read = ((key, blob.get(key)) for key in keys if key.endswith(".json"))
+    foreign = [key for key, data in read if data is not None and _mark(handle) not in data.replace(b" ", b"")]
+    if foreign:
+        raise InvalidUsage(
+            f"{blob.url}/{foreign[0]} belongs to a {table} table that was not published from {handle.name!r}: "
+            "move that table elsewhere first; a collection's own folder takes its own tables only"
+        )
+    _delete_shown(blob, handle.id, table)
+
+
+def _mark(handle: CollectionHandle) -> bytes:
+    """Return what each version of a table says of its collection, without spaces."""
+    return f'"persist.collection":"{handle.id}"'.encode()
+
+
+def delete_abandoned(handle: CollectionHandle) -> None:
+    """Delete the files by which readers find tables that a collection is not published as any more.
+
+    An erasure gives tables up in its record, and whoever made it may have died then. Files of tables that others keep
+    there stay.
+    """
+    published = handle.contents().published
+    for table in get_args(Table):
+        if table not in published:
+            with suppress(InvalidUsage):
+                _check_free(handle, table)
+
+
+def _delete_shown(blob: Blob, collection: str, table: str) -> None:
+    """Let no reader find a table any more."""
+    delete_all(blob, (key for key in _shown(blob, collection, table) if is_shown(key, collection)))
+
+
+UNITS_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+_SPAN = re.compile(rf"([1-9][0-9]{{0,8}}) ({'|'.join(UNITS_S)})s?")
+
+
+def wanted_every(every: str | None) -> dict[str, str]:
+    """Return the option that lets a table be kept current.
+
+    Raises:
+        InvalidUsage: every is nothing that a table can follow.
+    """
+    if every is None:
+        return {}
+    if every not in ("seal", "keyframe") and (not isinstance(every, str) or _SPAN.fullmatch(every) is None):
+        raise InvalidUsage(f'every={every!r} is nothing to follow: give "seal", "keyframe", or a span as "10 minutes"')
+    return {"every": every}
+
+
+def keep_tables_current(engine: Engine) -> None:
+    """Let a client that writes publish what is due, in the collections that it looks after."""
+    # The thread that does so must not keep the client alive.
+    held = weakref.ref(engine)
+
+    def look_after(contents: CollectionState) -> bool:
+        alive = held() if contents.published else None
+        if alive is not None:
+            publish_due(alive, contents)
+        return bool(contents.published)  # Some are due after a while.
+
+    engine.writer("publish").compaction.also.append(look_after)
+
+
+def publish_due(engine: Engine, contents: CollectionState) -> None:
+    """Publish the tables of a collection that are to have a newer version by now."""
+    for table, known in contents.published.items():
+        time = _due(engine, contents, table, known)
+        if time is not None:
+            handle = handle_on(engine, contents, contents.schema)
+            publish(handle, format_of(handle, table, known.options), time, options=known.options)
+
+
+def _due(engine: Engine, contents: CollectionState, table: str, known: Publication) -> int | None:
+    """Return as of which time a table is to be published now; None if it is current."""
+    every = known.options.get("every", "")
+    if every == "keyframe":
+        newest = max((keyframe.as_of for keyframe in contents.keyframes), default=-1)
+        return newest if newest > known.as_of else None
+    time = last_sealed(contents)
+    if time <= known.as_of:
+        return None
+    span = _SPAN.fullmatch(every)
+    if span is None:
+        return time if every == "seal" else None
+    shown_at = format_of(handle_on(engine, contents, contents.schema), table, known.options).shown_at_s(known)
+    is_old = shown_at is None or engine.clock.wall_ms() / 1000 - shown_at >= int(span[1]) * UNITS_S[span[2]]
+    return time if is_old else None

@@ -1,0 +1,139 @@
+"""Committing for others: requests of clients to the committer of the one that serves, and its answers.
+
+A request is answered when all of its operations are: each is in the log, was rejected for good, or is in doubt, and
+then whoever asked finds out in the log. Operations of one client are queued in the order of its requests. Those of all
+clients are committed together, like those of one (`persist.engine.write.committer`).
+
+What is in doubt here is never more than one of: the store gave the server no clear answer, the server ends, the client
+has gone on without it, or the request is not one that can be understood here. None of these lets an operation be
+committed twice, because each has an id in the log (`persist.engine.follow.log_queries`).
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from persist.blob.errors import ReadOnlyStore, StoreMisconfigured
+from persist.core.errors import Conflict, InvalidUsage, PersistError, Unavailable
+from persist.engine.follow.follower import Follower
+from persist.engine.write.commit_future import CommitFuture
+from persist.engine.write.committer import Committer
+from persist.engine.write.operations import Step, Submission
+from persist.engine.write.relay import (
+    REQUEST_BYTES_MAX,
+    Answer,
+    Asking,
+    Request,
+    answers_bytes,
+    request_from,
+    steps_from,
+)
+
+SUBMITTERS_MAX = 4096
+ROOM_BYTES = 2 * REQUEST_BYTES_MAX  # Of all requests that are being received and answered.
+
+
+class Room:
+    """Memory for what is being received and answered: so many bytes of all calls together.
+
+    Attributes:
+        left: how many bytes are free.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = self.left = bytes_max
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def of(self, count: int) -> Iterator[None]:
+        """Keep room for so many bytes.
+
+        Raises:
+            Unavailable: there is none now.
+        """
+        with self._lock:
+            if count > self.left:
+                raise Unavailable(f"requests of {self._bytes_max - self.left:,} bytes are under way: try again later")
+            self.left -= count
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.left += count
+
+
+class CommitsForOthers:
+    """Answers requests, in any number of threads."""
+
+    def __init__(self, committer: Committer, follower: Follower) -> None:
+        self._committer = committer
+        self._follower = follower
+        self._lock = threading.Lock()
+        self._newest: OrderedDict[str, int] = OrderedDict()  # The last number that each submitter asked for.
+        self.room = Room(ROOM_BYTES)
+        self._counts = {"requests": 0, "operations": 0}
+
+    def counts(self) -> dict[str, int]:
+        """Return how many requests came, with how many operations."""
+        return dict(self._counts)
+
+    def location(self) -> str | None:
+        """Return which location is committed to, None if there is none yet."""
+        # Perhaps the client that asks has only just begun the location.
+        return self._follower.state.location or self._follower.refresh().location
+
+    def answer(self, data: bytes) -> bytes:
+        """Return the answers to a request, once all are known.
+
+        Raises:
+            ValueError: it is none, or meant for another location.
+        """
+        request = request_from(data)
+        location = self.location()
+        if request.location != location:
+            raise ValueError(f"this server commits to the location {location}, and {request.location} was asked for")
+        self._check_new(request)
+        with self._lock:
+            self._counts["requests"] += 1
+            self._counts["operations"] += len(request.operations)
+        futures = [self._asked(request, asking) for asking in request.operations]
+        return answers_bytes([_answer(future) for future in futures])
+
+    def _check_new(self, request: Request) -> None:
+        """Raise ValueError if a request is an old one, played again."""
+        with self._lock:
+            newest = self._newest.pop(request.submitter, 0)
+            self._newest[request.submitter] = max(newest, request.operations[-1].number)
+            if len(self._newest) > SUBMITTERS_MAX:
+                self._newest.popitem(last=False)
+        if request.operations[0].number <= newest:
+            raise ValueError("its operations were asked for before")
+
+    def _asked(self, request: Request, asking: Asking) -> CommitFuture | None:
+        """Queue an operation; return its future, or None if it is left in doubt: whoever asked finds out why."""
+        id_ = Submission(request.submitter, asking.number, request.after, is_own=False)
+        try:
+            return self._committer.submit(self._steps(asking), dict(asking.names), id_)
+        except (ValueError, PersistError):
+            return None
+
+    def _steps(self, asking: Asking) -> list[Step]:
+        try:
+            return steps_from(asking, self._follower.load)
+        except ValueError:
+            self._follower.refresh()  # Whoever asks may know of collections and schemas that are newer.
+            return steps_from(asking, self._follower.load)
+
+
+def _answer(asked: CommitFuture | None) -> Answer:
+    if asked is None:
+        return None
+    error = asked.exception()
+    if error is None:
+        return asked.committed()
+    # What is wrong with the server's way to the store says nothing about that of others.
+    is_rejected = isinstance(error, InvalidUsage | Conflict) and not isinstance(
+        error, StoreMisconfigured | ReadOnlyStore
+    )
+    return error if is_rejected and isinstance(error, PersistError) else None

@@ -1,0 +1,381 @@
+"""A server of Arrow Flight's calls that keeps its limits before a message is in memory.
+
+gRPC tells the headers of a call first, so a caller without a token is refused before anything of the body is read.
+gRPC takes at most `MESSAGE_BYTES_MAX` of a body, and of a connection no more than its window until somebody reads. The
+Flight server of pyarrow cannot be used: it takes messages of any size, whole, before it looks at a token. A process
+with a limit of memory for that server is no way out: three requests of strangers end it (measured: SIGABRT at 1.5 GiB).
+
+    connections        CONNECTIONS_MAX, and half of the files that the process may open
+    a connection       headers of HEADER_BYTES_MAX, CALLS_A_CONNECTION_MAX calls;
+                       HANDSHAKE_S to begin, and IDLE_S without a call
+    calls              calls_max; a message of MESSAGE_BYTES_MAX, which must come within RECEIVE_S,
+                       and what has several, at RECEIVE_BYTES_A_SECOND
+
+An error reaches the client as its class and message, never with a traceback, or the folder of the location.
+
+`BlobCalls` is the server's side of a location for clients without rights on its store; see `persist.blob.served`.
+"""
+
+import contextlib
+import logging
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from persist.blob.errors import NotDeleted
+from persist.blob.protocol import LIST_PAGE_ENTRIES, Blob, BlobEntry, delete_all, get_at_most
+from persist.blob.served import (
+    SERVED_DELETE_KEYS,
+    BlobDelete,
+    BlobFailure,
+    BlobGet,
+    BlobHead,
+    BlobListPage,
+    BlobPage,
+    BlobPut,
+    failure_of,
+)
+from persist.blob.threads import DaemonThreads
+from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError, Unavailable
+from persist.services.serve.messages import Address, decode_message, message_of
+from persist.services.serve.rights import RIGHTS, NotAllowed, Tokens
+
+try:
+    import grpc
+except ImportError as missing:
+    raise InvalidUsage(
+        f"serving needs the package {missing.name}, which is not installed: pip install 'grpcio>=1.76'"
+    ) from missing
+
+CONNECTIONS_MAX = 640
+CALLS_A_CONNECTION_MAX = 32
+MESSAGE_BYTES_MAX = 256 << 10
+HEADER_BYTES_MAX = 8 << 10
+RECEIVE_BYTES_A_SECOND = 128 << 10
+HANDSHAKE_S, IDLE_S, RECEIVE_S = 10.0, 60.0, 10.0
+ERROR_CHARS_MAX = 2000  # Errors travel in headers, which clients bound, too.
+DATA_HEADER, METADATA, DATA_BODY = 2, 3, 1000  # Fields of FlightData.
+_SERVICE = "/arrow.flight.protocol.FlightService/"
+
+logger = logging.getLogger(__name__)
+Method = Callable[[Iterator[bytes], "grpc.ServicerContext"], Iterable[bytes]]
+
+
+class FlightCalls:
+    """Answers calls by functions, each in a thread of its own, until it is shut down.
+
+    Attributes:
+        port: where it listens.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        address: Address,
+        tokens: Tokens,
+        certificate: tuple[str | bytes, str | bytes] | None,
+        *,
+        calls_max: int,
+        hidden: str,
+    ) -> None:
+        """Begin to serve.
+
+        Args:
+            methods: by the name of a Flight call, what returns its answers, given its messages.
+            tokens: say who may call.
+            hidden: the URL of the location, which no error shows.
+
+        Raises:
+            OSError: the port is taken, or the certificate is none.
+        """
+        self._tokens = tokens
+        self._methods = {_SERVICE + name: method for name, method in methods.items()}
+        self._hidden = hidden
+        self._receiving: dict[int, tuple[grpc.ServicerContext, float]] = {}
+        self._lock = threading.Lock()
+        self._threads = _Threads(calls_max)
+        self._server = grpc.server(
+            self._threads, [_Handler(self._handler)], options=_limits(), maximum_concurrent_rpcs=calls_max
+        )
+        self.port = _listen(self._server, address, certificate)
+        self._server.start()
+
+    def cut_slow(self) -> None:
+        """End the calls whose messages did not come in time."""
+        limit_s = time.monotonic() - RECEIVE_S
+        with self._lock:
+            late = [context for context, since_s in self._receiving.values() if since_s < limit_s]
+        for context in late:
+            cut(context)
+
+    def shutdown(self, grace_s: float) -> bool:
+        """End, and give calls so much time; return whether all have ended by then."""
+        self._server.stop(grace_s).wait()
+        return self._threads.close(1.0)
+
+    def _handler(self, details: "grpc.HandlerCallDetails") -> "grpc.RpcMethodHandler | None":
+        rights = self._tokens.rights(details.invocation_metadata)
+        if not rights:
+            return grpc.stream_stream_rpc_method_handler(_refuse)
+        method = self._methods.get(details.method)
+        if method is None or RIGHTS[details.method.removeprefix(_SERVICE)] not in rights:
+            return None
+
+        def answer(requests: Iterator[bytes], context: "grpc.ServicerContext") -> Iterator[bytes]:
+            try:
+                yield from method(self._timed(requests, context), context)
+            except grpc.RpcError:
+                return  # The client has gone, or was too slow.
+            except Exception as error:
+                code, text = _told(error, self._hidden)
+                context.abort(code, text)
+
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+    def _timed(self, requests: Iterator[bytes], context: "grpc.ServicerContext") -> Iterator[bytes]:
+        """Yield messages, all of which must come within `RECEIVE_S` after the first was asked for."""
+        since_s, number = time.monotonic(), id(context)  # What comes steadily may be long.
+        while True:
+            with self._lock:
+                self._receiving[number] = context, since_s
+            try:
+                message = next(requests, None)
+            finally:
+                with self._lock:
+                    self._receiving.pop(number, None)
+            if message is None:
+                raise ValueError("the call ended before all of its message had come")
+            yield message
+            since_s = min(time.monotonic(), since_s + len(message) / RECEIVE_BYTES_A_SECOND)
+
+
+class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Lets a function choose who answers a call, by its headers."""
+
+    def __init__(self, choose: Callable[[Any], Any]) -> None:
+        self._choose = choose
+
+    def service(self, details: Any) -> Any:
+        return self._choose(details)
+
+
+class _Threads:
+    """Threads for gRPC that no process waits for when it ends."""
+
+    def __init__(self, threads_max: int) -> None:
+        self._crew = DaemonThreads(threads_max, "persist-server-call")
+
+    def submit(self, call: Callable[..., object], *arguments: object) -> "Future[object]":
+        """Do what an executor does."""
+        future: Future[object] = Future()
+
+        def job() -> Callable[[], object]:
+            try:
+                result = call(*arguments)
+            except BaseException as error:  # It is the caller's to see.
+                return partial(future.set_exception, error)
+            return partial(future.set_result, result)
+
+        if not self._crew.run(job):
+            raise RuntimeError("the server has ended")
+        return future
+
+    def close(self, timeout_s: float) -> bool:
+        """End the threads; return whether all have ended in time."""
+        self._crew.close(timeout_s)
+        return not self._crew.are_alive
+
+
+def cut(context: "grpc.ServicerContext") -> None:
+    """End a call at once, even if it is blocked because its client takes nothing; the client finds it unavailable.
+
+    `context.cancel()` would end it as cancelled, and pyarrow takes that for a signal: its client would raise
+    KeyboardInterrupt. What gRPC has to say it otherwise is only reached by a name that is not public.
+    """
+    call = getattr(getattr(context, "_rpc_event", None), "call", None)
+    if call is None:
+        context.cancel()
+    else:
+        call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], "it was too slow")
+
+
+def schema_message(schema: pa.Schema) -> bytes:
+    """Return the message that begins a stream of data."""
+    return message_of((DATA_HEADER, memoryview(pa.ipc.read_message(schema.serialize()).metadata)))
+
+
+def batch_messages(batch: pa.RecordBatch, metadata: bytes = b"") -> Iterator[bytes]:
+    """Yield the messages of a batch: its dictionaries, then itself, with metadata if there is any."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    _schema, *messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(sink.getvalue()))
+    for message in messages:
+        extra = [(METADATA, metadata)] if metadata and message is messages[-1] else []
+        body = b"" if message.body is None else memoryview(message.body)
+        yield message_of((DATA_HEADER, memoryview(message.metadata)), *extra, (DATA_BODY, body))
+
+
+def _refuse(requests: object, context: "grpc.ServicerContext") -> Iterator[bytes]:
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong: send 'authorization: Bearer TOKEN'")
+    yield b""
+
+
+def _told(error: Exception, hidden: str) -> tuple["grpc.StatusCode", str]:
+    """Return the status and the message by which a client is told of an error."""
+    code = grpc.StatusCode.UNAVAILABLE
+    if isinstance(error, CollectionNotFound):
+        code = grpc.StatusCode.NOT_FOUND
+    elif isinstance(error, NotAllowed):
+        code = grpc.StatusCode.PERMISSION_DENIED
+    elif isinstance(error, InvalidUsage | ValueError):
+        code = grpc.StatusCode.INVALID_ARGUMENT
+    elif not isinstance(error, PersistError):
+        logger.exception("a call failed", exc_info=error)
+        return grpc.StatusCode.INTERNAL, f"the server failed ({type(error).__name__}); its log says how"
+    text = f"{type(error).__name__}: {error}" if isinstance(error, PersistError) else str(error)
+    return code, without_location(text, hidden)[:ERROR_CHARS_MAX]
+
+
+def without_location(text: str, url: str) -> str:
+    """Return a text that does not show where the location is."""
+    for shown in (url, url.removeprefix("file://")):
+        text = text.replace(shown, "the location")
+    return text
+
+
+def _limits() -> list[tuple[str, int]]:
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = CONNECTIONS_MAX if files_max < 0 else min(CONNECTIONS_MAX, files_max // 2)
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+        ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
+        ("grpc.max_concurrent_streams", CALLS_A_CONNECTION_MAX),
+        # gRPC would count calls that have ended until it has cleaned up behind them. A client that is told of the limit
+        # keeps to it, counts only what goes on, and would find calls refused. A connection that begins and resets
+        # calls as fast as it can costs no more memory without it: 10 MiB for millions of calls, measured both ways.
+        ("grpc.http.overload_protection", 0),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", HEADER_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", HEADER_BYTES_MAX),
+        # Or gRPC would take more and more of what a fast client sends before anybody has read it.
+        ("grpc.http2.bdp_probe", 0),
+        # Whose machine is gone without a word is noticed.
+        ("grpc.keepalive_time_ms", int(IDLE_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(HANDSHAKE_S * 1000)),
+    ]
+
+
+def _listen(server: "grpc.Server", address: Address, certificate: tuple[str | bytes, str | bytes] | None) -> int:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    at = f"{host}:{address.port}"
+    with _as_os_error():
+        if certificate is None:
+            return int(server.add_insecure_port(at))
+        chain, key = (pem.encode() if isinstance(pem, str) else pem for pem in certificate)
+        return int(server.add_secure_port(at, grpc.ssl_server_credentials([(key, chain)])))
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise OSError(str(error)) from error
+
+
+PIECE_BYTES = 1 << 20
+STORE_CALLS = ("get", "list", "delete")
+GETS_MAX = 16  # Values that are in memory at a time.
+GET_S = 10.0  # How long a call waits for its turn.
+T = TypeVar("T")
+
+
+class BlobCalls:
+    """Answers the calls of `ServedBlob`; `persist.services.serve.rights` says who may call."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+        self._turns = threading.BoundedSemaphore(GETS_MAX)
+
+    def done(self, what: str, body: bytes) -> Iterator[bytes] | None:
+        """Do an action and yield its results; None if it is none of a store."""
+        if what == "blob.get":
+            return self._got(decode_message(body, BlobGet))
+        if what == "blob.list":
+            return iter([msgspec.json.encode(self._page(decode_message(body, BlobListPage)))])
+        if what == "blob.delete":
+            return iter([msgspec.json.encode(self._deleted(decode_message(body, BlobDelete)))])
+        return None
+
+    def put(self, put: BlobPut, value: bytes) -> bytes:
+        """Store a value, and return the answer."""
+
+        def store() -> BlobHead:
+            if put.is_new:
+                return BlobHead(found=self._blob.create(put.put, value))
+            self._blob.set(put.put, value)
+            return BlobHead(found=True)
+
+        return msgspec.json.encode(self._told(store, lambda failure: BlobHead(failure=failure)))
+
+    def _got(self, wanted: BlobGet) -> Iterator[bytes]:
+        def read() -> bytes | BlobFailure | None:
+            if wanted.most is not None:
+                return get_at_most(self._blob, wanted.key, wanted.most)
+            return self._blob.get(wanted.key, wanted.range)
+
+        if not self._turns.acquire(timeout=GET_S):
+            raise Unavailable(f"{GETS_MAX} values are being read, for more than {GET_S:g} s: try again later")
+        try:
+            value = self._told(read, lambda failure: failure)
+            if isinstance(value, bytes):
+                yield msgspec.json.encode(BlobHead(found=True, bytes=len(value)))
+                for start in range(0, len(value), PIECE_BYTES):
+                    yield value[start : start + PIECE_BYTES]
+            else:
+                yield msgspec.json.encode(BlobHead(failure=value))
+        finally:
+            self._turns.release()
+
+    def _page(self, wanted: BlobListPage) -> BlobPage:
+        def read() -> BlobPage:
+            entries: Iterator[BlobEntry] = islice(self._blob.list(wanted.prefix, wanted.start_after), LIST_PAGE_ENTRIES)
+            return BlobPage([(entry.key, entry.bytes, entry.modified_s) for entry in entries])
+
+        return self._told(read, lambda failure: BlobPage([], failure))
+
+    def _deleted(self, wanted: BlobDelete) -> BlobHead:
+        if len(wanted.keys) > SERVED_DELETE_KEYS:
+            raise ValueError(f"{len(wanted.keys)} keys are too many: at most {SERVED_DELETE_KEYS} are deleted at once")
+
+        def delete() -> BlobHead:
+            try:
+                delete_all(self._blob, wanted.keys)
+            except NotDeleted as error:
+                return BlobHead(failed={key: self._failure(cause) for key, cause in error.failed.items()})
+            return BlobHead(found=True)
+
+        return self._told(delete, lambda failure: BlobHead(failure=failure))
+
+    def _told(self, do: Callable[[], T], told: Callable[[BlobFailure], T]) -> T:
+        """Return what something returns, or what is told of its error."""
+        try:
+            return do()
+        except PersistError as error:
+            return told(self._failure(error))
+
+    def _failure(self, error: PersistError) -> BlobFailure:
+        failure = failure_of(error)
+        return msgspec.structs.replace(failure, text=without_location(failure.text, self._blob.url))

@@ -1,0 +1,403 @@
+"""Flight SQL: whoever speaks it asks queries of the collections, over the port and with the limits of a server.
+
+A query is bound when it is asked for (`GetFlightInfo`): its collections, the time of each, and its columns. All of that
+is in the ticket, so the server keeps nothing between the two calls, and a ticket gives the same however often it is
+taken: sealed times do not change. A prepared statement is kept, with the parameters that it was given last, until it is
+closed or nobody has used it for `PREPARED_S`; of `PREPARED_MAX`, the one that was used longest ago goes first.
+
+It only reads: what writes is refused. A query ends when its client has gone, when it is cancelled, and at its limits.
+"""
+
+import base64
+import binascii
+import contextlib
+import itertools
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from persist.core.errors import InvalidUsage, Unavailable
+from persist.services.serve.flight_calls import DATA_BODY, DATA_HEADER
+from persist.services.serve.messages import fields_of, message_of
+from persist.services.serve.sql_answers import ANSWERS, PREPARED_S, Asked, Facts, schema_of
+
+PREPARED_MAX = 1024
+QUERIES_MAX = 8  # That run at a time, and as many that are bound.
+BIND_S = 10.0
+SQL_ACTIONS = ("CreatePreparedStatement", "ClosePreparedStatement", "CancelFlightInfo", "CancelQuery", "CloseSession")
+PARAMETER_ROWS_MAX = 1024
+PARAMETER_BYTES_MAX = 1 << 20
+TEXT_MAX = 128 << 10
+_PREFIX = "type.googleapis.com/arrow.flight.protocol.sql."
+_CONTINUATION = b"\xff\xff\xff\xff"
+_CANCELLED, _NOT_CANCELLABLE, _CLOSED = 1, 3, 1  # Of the enumerations of Flight.
+
+Path = tuple[str, ...]
+
+
+class Answered(Protocol):
+    """The answer of a query; see `persist.compute.query.QueryResult`."""
+
+    times: dict[Path, int]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns."""
+        ...
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield its rows."""
+        ...
+
+    def interrupt(self, why: str) -> None:
+        """End its reading."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what it reads."""
+        ...
+
+
+class Queries(Facts, Protocol):
+    """Who answers queries; see `persist.compute.query.Queries`."""
+
+    def ask(self, sql: str, parameters: Sequence[Any] = (), times: Mapping[Path, int] | None = None) -> Answered:
+        """Return the answer of a query."""
+        ...
+
+    def parameters(self, sql: str) -> int:
+        """Return how many parameters a query has."""
+        ...
+
+
+class _Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a ticket says: a query, the time of each of its tables, and its parameters as Arrow in base64."""
+
+    sql: Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
+    times: list[tuple[list[str], int]]
+    parameters: str = ""
+
+
+@dataclass
+class _Prepared:
+    """A prepared statement, and the rows of parameters that it was given."""
+
+    sql: str
+    count: int
+    rows: pa.Table | None = None
+    used_s: float = field(default_factory=time.monotonic)
+
+
+Opened = tuple[pa.Schema, Callable[[], object], Iterator[pa.RecordBatch]]
+
+
+class FlightSql:
+    """Answers the calls of Flight SQL's clients."""
+
+    def __init__(self, queries: Queries) -> None:
+        self._queries = queries
+        self._prepared: OrderedDict[bytes, _Prepared] = OrderedDict()
+        self._running: dict[bytes, list[_Running]] = {}
+        self._free = QUERIES_MAX
+        self._turns = threading.BoundedSemaphore(QUERIES_MAX)
+        self._lock = threading.Lock()
+
+    def info(self, command: bytes) -> flight.FlightInfo:
+        """Return where the answer of a command is, and its columns."""
+        name, message = command_of(command)
+        if name in ANSWERS:
+            schema, ticket = schema_of(name, message), command
+        else:
+            statement = self._statement(name, message)
+            schema, statement = self._bound(statement)
+            handle = msgspec.json.encode(statement)
+            ticket = _any("TicketStatementQuery", message_of((1, handle)))
+        endpoint = flight.FlightEndpoint(ticket, [])
+        return flight.FlightInfo(schema, flight.FlightDescriptor.for_command(command), [endpoint], -1, -1)
+
+    def schema(self, command: bytes) -> bytes:
+        """Return the message that tells the columns of the answer of a command."""
+        return message_of((1, self.info(command).schema.serialize()))
+
+    def opened(self, ticket: bytes, context: Any) -> Opened:
+        """Return the columns of what a ticket asks for, what gives it up, and its batches."""
+        name, message = command_of(ticket)
+        if name in ANSWERS:
+            batch = ANSWERS[name][1](self._queries, Asked(message))
+            return batch.schema, lambda: None, iter([batch])
+        if name != "TicketStatementQuery":
+            raise ValueError(f"a ticket of the kind {name[:100]!r} is none of this server's")
+        try:
+            statement = msgspec.json.decode(fields_of(message).get(1, b""), type=_Statement)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(f"the ticket is none of this server's: {error}") from error
+        return self._answered(statement, ticket, context)
+
+    def done(self, what: str, body: bytes) -> bytes | None:
+        """Do an action and return its result; None if it is none of Flight SQL."""
+        if what == "CancelFlightInfo":
+            return message_of((1, self._cancelled(fields_of(body).get(1, b""))))
+        if what == "CloseSession":
+            return message_of((1, _CLOSED))
+        if what not in SQL_ACTIONS:
+            return None
+        fields = fields_of(command_of(body)[1])
+        if what == "CancelQuery":
+            return _any("ActionCancelQueryResult", message_of((1, self._cancelled(fields.get(1, b"")))))
+        if what == "ClosePreparedStatement":
+            with self._lock:
+                self._prepared.pop(fields.get(1, b""), None)
+            return b""
+        return _any("ActionCreatePreparedStatementResult", self._prepare(_text(fields.get(1, b""))))
+
+    def put(self, requests: Iterator[bytes]) -> bytes:
+        """Take the parameters of a prepared statement, and return what a client is told of it."""
+        first = fields_of(next(requests))
+        command = fields_of(first.get(1, b"")).get(2, b"")
+        name, message = command_of(command)
+        if name != "CommandPreparedStatementQuery":
+            raise ValueError(_only_reads(name))
+        handle = fields_of(message).get(1, b"")
+        prepared, rows = self._prepared_of(handle), _table_of(first, requests)
+        if rows.num_columns != prepared.count:
+            raise InvalidUsage(f"the statement has {prepared.count} parameters, and {rows.num_columns} were given")
+        prepared.rows = rows
+        return message_of((1, message_of((1, handle))))
+
+    def _statement(self, name: str, message: bytes) -> _Statement:
+        """Return what a command asks for, without times."""
+        fields = fields_of(message)
+        if name == "CommandStatementQuery":
+            if fields.get(2):
+                raise ValueError("there are no transactions here: a query reads all at one point of the log")
+            return _Statement(_text(fields.get(1, b"")), [])
+        if name == "CommandPreparedStatementQuery":
+            prepared = self._prepared_of(fields.get(1, b""))
+            if prepared.count and prepared.rows is None:
+                raise InvalidUsage(f"the statement has {prepared.count} parameters, and none were given")
+            return _Statement(prepared.sql, [], "" if prepared.rows is None else _encoded(prepared.rows))
+        raise ValueError(_only_reads(name))
+
+    def _bound(self, statement: _Statement) -> tuple[pa.Schema, _Statement]:
+        """Return the columns of a statement, and the statement with the times that it reads."""
+        rows = _parameters(statement)
+        with self._binding(), contextlib.closing(self._queries.ask(statement.sql, rows[0] if rows else ())) as answer:
+            times = [([*path], at) for path, at in answer.times.items()]
+            return answer.schema, msgspec.structs.replace(statement, times=times)
+
+    def _answered(self, statement: _Statement, ticket: bytes, context: Any) -> Opened:
+        times = {tuple(path): at for path, at in statement.times}
+        rows = _parameters(statement) or [[]]
+        with self._lock:
+            if self._free == 0:
+                raise Unavailable(f"{QUERIES_MAX} queries run already: try again later")
+            self._free -= 1
+        try:
+            running = _Running(lambda row: self._queries.ask(statement.sql, row, times), rows)
+        except BaseException:
+            with self._lock:
+                self._free += 1
+            raise
+        with self._lock:
+            self._running.setdefault(ticket, []).append(running)
+
+        def close() -> None:
+            with self._lock:
+                left = self._running.get(ticket, [])
+                if running in left:
+                    left.remove(running)
+                    self._free += 1
+                if not left:
+                    self._running.pop(ticket, None)
+            running.close()
+
+        context.add_callback(partial(running.interrupt, "its client has gone"))
+        return running.schema, close, running.batches()
+
+    @contextlib.contextmanager
+    def _binding(self) -> Iterator[None]:
+        """Wait for one of the turns in which queries are bound, so that there are not many at a time."""
+        if not self._turns.acquire(timeout=BIND_S):
+            raise Unavailable(f"{QUERIES_MAX} queries are being bound, for more than {BIND_S:g} s: try again later")
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    def _prepare(self, sql: str) -> bytes:
+        count = self._queries.parameters(sql)
+        schema = b""
+        try:
+            with self._binding(), contextlib.closing(self._queries.ask(sql, [None] * count)) as answer:
+                schema = answer.schema.serialize().to_pybytes()
+        except InvalidUsage:
+            if not count:
+                raise
+            # Its columns may depend on the types of its parameters. They are told when it is asked for.
+        handle = uuid.uuid4().hex.encode()
+        with self._lock:
+            now_s = time.monotonic()
+            while self._prepared:
+                oldest = next(iter(self._prepared.values()))
+                if len(self._prepared) < PREPARED_MAX and now_s - oldest.used_s < PREPARED_S:
+                    break
+                self._prepared.popitem(last=False)
+            self._prepared[handle] = _Prepared(sql, count)
+        given = pa.schema([(f"${at}", pa.null()) for at in range(1, count + 1)])
+        return message_of((1, handle), (2, schema), (3, given.serialize()))
+
+    def _prepared_of(self, handle: bytes) -> _Prepared:
+        with self._lock:
+            prepared = self._prepared.get(handle)
+            if prepared is None:
+                raise InvalidUsage(
+                    "there is no such prepared statement, or nobody has used it for long: prepare it again"
+                )
+            prepared.used_s = time.monotonic()
+            self._prepared.move_to_end(handle)
+            return prepared
+
+    def _cancelled(self, info: bytes) -> int:
+        """End the queries of a FlightInfo; return whether any ran."""
+        try:
+            tickets = [endpoint.ticket.ticket for endpoint in flight.FlightInfo.deserialize(info).endpoints]
+        except pa.ArrowException as error:
+            raise ValueError("what is to be cancelled is no FlightInfo") from error
+        with self._lock:
+            running = [query for ticket in tickets for query in self._running.get(ticket, [])]
+        for query in running:
+            query.interrupt("it was cancelled")
+        return _CANCELLED if running else _NOT_CANCELLABLE
+
+
+class _Running:
+    """A query at work: for each row of its parameters an answer, one after the other."""
+
+    def __init__(self, ask: Callable[[Sequence[Any]], Answered], rows: Sequence[Sequence[Any]]) -> None:
+        """Begin with the answer for the first row; errors are those of `Queries.ask`."""
+        self._ask = ask
+        self._rows = rows
+        self._lock = threading.Lock()  # Over which answer is the present one, and whether there may be another.
+        self._why = ""
+        self._answer = ask(rows[0])
+        self.schema = self._answer.schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of all answers.
+
+        Raises:
+            InvalidUsage: the types of the columns depend on the parameters; and what reading raises.
+        """
+        yield from self._answer.to_batches()
+        for row in self._rows[1:]:
+            with self._lock:
+                if self._why:
+                    raise InvalidUsage(f"the query was ended: {self._why}")
+                self._answer.close()
+                self._answer = answer = self._ask(row)
+            if answer.schema != self.schema:
+                raise InvalidUsage("the types of its columns are not the same for all rows of parameters: cast them")
+            yield from answer.to_batches()
+
+    def interrupt(self, why: str) -> None:
+        """End the reading."""
+        with self._lock:
+            self._why = self._why or why
+            self._answer.interrupt(why)
+
+    def close(self) -> None:
+        """Let go of what is read; idempotent."""
+        self.interrupt("its client has gone")
+        self._answer.close()
+
+
+def command_of(message: bytes) -> tuple[str, bytes]:
+    """Return the kind and the contents of a message that may be of any kind of Flight SQL.
+
+    Raises:
+        ValueError: it is of none.
+    """
+    fields = fields_of(message)
+    kind = fields.get(1, b"").decode(errors="replace")
+    if not kind.startswith(_PREFIX):
+        raise ValueError("the command is none of Flight SQL")
+    return kind.removeprefix(_PREFIX), fields.get(2, b"")
+
+
+def is_sql(message: bytes) -> bool:
+    """Return whether a command or ticket is one of Flight SQL."""
+    return len(_PREFIX) < len(message) and message[2 : 2 + len(_PREFIX)] == _PREFIX.encode()
+
+
+def _any(kind: str, message: bytes) -> bytes:
+    return message_of((1, (_PREFIX + kind).encode()), (2, message))
+
+
+def _text(data: bytes) -> str:
+    text = data.decode(errors="replace")
+    if len(text) > TEXT_MAX:
+        raise InvalidUsage(f"the query has {len(text):,} characters, and at most {TEXT_MAX:,} are read")
+    return text
+
+
+def _only_reads(name: str) -> str:
+    return f"this server only reads, and {name[:100]} is not among the questions that it answers"
+
+
+def _table_of(first: dict[int, bytes], requests: Iterator[bytes]) -> pa.Table:
+    """Return the table that messages of data make, of which the first is there."""
+    pieces: list[bytes] = []
+    length = 0
+    for fields in itertools.chain([first], map(fields_of, _until_end(requests))):
+        header, body = fields.get(DATA_HEADER, b""), fields.get(DATA_BODY, b"")
+        if header:
+            padded = header + bytes(-len(header) % 8)
+            pieces += _CONTINUATION, len(padded).to_bytes(4, "little"), padded, body, bytes(-len(body) % 8)
+            length += len(padded) + len(body)
+        if length > PARAMETER_BYTES_MAX:
+            raise InvalidUsage(f"parameters take more than {PARAMETER_BYTES_MAX:,} bytes")
+    try:
+        table = pa.ipc.open_stream(b"".join(pieces)).read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"the parameters are no table of Arrow: {error}") from error
+    if table.num_rows > PARAMETER_ROWS_MAX:
+        raise InvalidUsage(
+            f"there are {table.num_rows:,} rows of parameters, and at most {PARAMETER_ROWS_MAX:,} are run"
+        )
+    return table
+
+
+def _until_end(requests: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield messages until there are no more, which is the end of what is put."""
+    with contextlib.suppress(ValueError):
+        yield from requests
+
+
+def _encoded(rows: pa.Table) -> str:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return base64.b64encode(sink.getvalue()).decode()
+
+
+def _parameters(statement: _Statement) -> list[list[Any]]:
+    """Return the rows of a statement's parameters."""
+    if not statement.parameters:
+        return []
+    try:
+        data = base64.b64decode(statement.parameters, validate=True)
+        table = pa.ipc.open_stream(data).read_all()
+        table.validate(full=True)
+    except (binascii.Error, pa.ArrowException, OSError) as error:
+        raise ValueError(f"the parameters are no table of Arrow: {error}") from error
+    return [[*row] for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]

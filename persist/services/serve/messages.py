@@ -1,0 +1,323 @@
+"""What clients ask a server for, and what it answers: JSON in Flight's tickets and actions.
+
+    ticket  = {"get": "snapshot", "collection": name, "as_of"?: n, "columns"?: [name, …]}
+            | {"get": "changes", "collection": name, "start": n, "end": n, "columns"?: [name, …]}
+            | {"get": "subscription", "collection": name, "as_of"?: n, "contents"?: bool}
+
+    action "wait"       {"after": seqno, "waiter": text, "timeout_s": n}   answers {"location", "seqno"} once there is a
+                        newer record than after, or when the time is over
+    action "leave"      {"waiter": text}        ends its wait
+    action "committed"  {"seqno": n}            a hint that there is such a record
+    action "commits"    {}                      answers {"location"} if the server commits for others
+
+    exchange            its descriptor has the command {"commit": bytes}. The metadata of its messages are the pieces of
+                        a request of so many bytes (`persist.engine.write.relay`); those of one message are its answers
+
+Batches of a subscription come with the columns, `_time` and `_diff`; an empty one with the metadata {"upper": [n]} ends
+each step.
+
+Below them are messages of protobuf as far as Arrow Flight and Flight SQL have them: whole numbers, and bytes.
+
+An address says where a server is and what a client needs to reach it; sockets are what this library listens at.
+"""
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from persist.blob.errors import InvalidUsage
+from persist.engine.write.relay import REQUEST_BYTES_MAX
+
+MESSAGE_BYTES_MAX = 64 << 10
+WAIT_S_MAX = 30.0
+
+Seqno = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class _Get(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="get"):
+    collection: str
+
+
+class GetSnapshot(_Get, frozen=True, tag="snapshot"):
+    """The contents as of a time, None for the latest sealed one."""
+
+    as_of: int | None = None
+    columns: tuple[str, ...] | None = None
+
+
+class GetChanges(_Get, frozen=True, tag="changes"):
+    """The updates in `[start, end)`."""
+
+    start: int
+    end: int
+    columns: tuple[str, ...] | None = None
+
+
+class GetSubscription(_Get, frozen=True, tag="subscription"):
+    """What follows a time; before it the contents, if they are wanted."""
+
+    as_of: int | None = None
+    contents: bool = True
+
+
+Get = GetSnapshot | GetChanges | GetSubscription
+
+
+class Wait(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for the newest seqno, once it is beyond after."""
+
+    after: Seqno
+    waiter: Text
+    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=WAIT_S_MAX)]
+
+
+class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """End a wait."""
+
+    waiter: Text
+
+
+class Committed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Say that there is a record."""
+
+    seqno: Seqno
+
+
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for what needs no more words."""
+
+
+class CommitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Say how many bytes a request for commits has."""
+
+    commit: Annotated[int, msgspec.Meta(ge=1, le=REQUEST_BYTES_MAX)]
+
+
+class Newest(msgspec.Struct, frozen=True):
+    """The answer to a wait."""
+
+    location: str | None
+    seqno: Seqno
+
+
+class Commits(msgspec.Struct, frozen=True):
+    """The answer of a server that commits for others: to which location."""
+
+    location: str | None
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def decode_message(data: bytes, kind: type[T]) -> T:
+    """Return a message of that kind.
+
+    Raises:
+        ValueError: it is none, or larger than any is.
+    """
+    message: T = _decoded(data, msgspec.json.Decoder(kind))
+    return message
+
+
+def decode_ticket(data: bytes) -> Get:
+    """Return what a ticket asks for. Raises ValueError as `decode_message` does."""
+    ticket: Get = _decoded(data, _tickets)
+    return ticket
+
+
+_tickets: "msgspec.json.Decoder[Get]" = msgspec.json.Decoder(Get)
+
+
+def _decoded(data: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise ValueError(f"a message has {len(data)} bytes, and at most {MESSAGE_BYTES_MAX} are read")
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"it is not understood: {error}") from error
+
+
+def message_of(*fields: tuple[int, bytes | memoryview | int]) -> bytes:
+    """Return a message of fields by number."""
+    pieces: list[bytes | memoryview] = []
+    for number, value in fields:
+        if isinstance(value, int):
+            pieces += _varint(number << 3), _varint(value)
+        else:
+            pieces += _varint(number << 3 | 2), _varint(len(value)), value
+    return b"".join(pieces)
+
+
+def every_field(message: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """Yield the fields of a message by number. Raises ValueError if it is none of whole numbers and bytes."""
+    at = 0
+    while at < len(message):
+        tag, at = _read_varint(message, at)
+        value, at = _read_varint(message, at)
+        if tag & 7 == 0:
+            yield tag >> 3, value
+            continue
+        if tag & 7 != 2 or value > len(message) - at:
+            raise ValueError("the message is not one of Flight")
+        yield tag >> 3, message[at : at + value]
+        at += value
+
+
+def fields_of(message: bytes) -> dict[int, bytes]:
+    """Return the last of each field of a message that is bytes. Raises ValueError as `every_field` does."""
+    return {number: value for number, value in every_field(message) if isinstance(value, bytes)}
+
+
+def numbers_of(message: bytes, number: int) -> list[int]:
+    """Return the whole numbers of a repeated field, packed or not. Raises ValueError as `every_field` does."""
+    numbers: list[int] = []
+    for field, value in every_field(message):
+        if field != number:
+            continue
+        if isinstance(value, int):
+            numbers.append(value)
+            continue
+        at = 0
+        while at < len(value):
+            decoded, at = _read_varint(value, at)
+            numbers.append(decoded)
+    return numbers
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    number = 0
+    for shift in range(0, 70, 7):
+        if at >= len(message):
+            break
+        number |= (message[at] & 127) << shift
+        at += 1
+        if message[at - 1] < 128:
+            return number, at
+    raise ValueError("the message is not one of Flight")
+
+
+SCHEMES = ("grpc", "grpc+tls")
+TOKEN_CHARS_MAX = 4096
+_TOKEN = re.compile(rf"[!-~]{{1,{TOKEN_CHARS_MAX}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a port, reached with TLS or without."""
+
+    host: str
+    port: int
+    is_tls: bool
+
+    @property
+    def url(self) -> str:
+        """As users write it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{SCHEMES[self.is_tls]}://{host}:{self.port}"
+
+    @property
+    def is_public(self) -> bool:
+        """Whether others than processes of this machine may reach it."""
+        return not is_loopback(self.host)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Notify:
+    """A server to be told by of new records: see `persist.open(notify=)`.
+
+    Attributes:
+        url: `grpc://host:port`, or `grpc+tls://host:port`.
+        token: what the server was started with.
+        certificate: of who vouches for the server, as PEM; None for those that the machine trusts.
+    """
+
+    url: str
+    token: str | None = None
+    certificate: str | bytes | None = None
+
+    def __post_init__(self) -> None:
+        address = parsed_address(self.url)
+        if not address.port:
+            raise InvalidUsage(f"notify={self.url!r} has no port: give the one that the server told of itself")
+        check_token(self.token)
+        if self.certificate is not None and not address.is_tls:
+            raise InvalidUsage(f"a certificate goes with grpc+tls://, and this is {self.url!r}")
+
+    def __repr__(self) -> str:
+        return f"Notify({self.url!r})"
+
+
+def parsed_address(url: str) -> Address:
+    """Return what a URL says. Raises InvalidUsage if it is not one of a server."""
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+        port = parts.port
+    except ValueError:
+        port = None
+    if port is None or parts.scheme not in SCHEMES or not parts.hostname:
+        raise InvalidUsage(f"{url!r} is not the address of a server: give grpc://host:port, or grpc+tls://host:port")
+    if parts.username is not None or parts.path or parts.query or parts.fragment:
+        raise InvalidUsage("the address of a server is grpc://host:port and nothing else; a token is given as token=")
+    return Address(parts.hostname, port, parts.scheme == SCHEMES[True])
+
+
+def check_token(token: str | None) -> None:
+    """Raise InvalidUsage, without showing it, if a token is not one."""
+    if token is not None and not (isinstance(token, str) and _TOKEN.fullmatch(token)):
+        raise InvalidUsage(f"the token is not a text of 1 to {TOKEN_CHARS_MAX} visible ASCII characters")
+
+
+PORT_MAX = 65_535
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only programs on this machine reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def host_of(header: str) -> str:
+    """Return the host that a Host header names, empty if it names none."""
+    try:
+        return (urlsplit(f"//{header}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that is listened at.
+
+    Args:
+        port: 0 for any that is free.
+
+    Raises:
+        InvalidUsage: the address cannot be listened at.
+    """
+    if not 0 <= port <= PORT_MAX:
+        raise InvalidUsage(f"port {port} is none: give 1 to {PORT_MAX}, or 0 for any that is free")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InvalidUsage(
+            f"nothing can listen at {host}, port {port}: {reason}. Choose another port, or 0 for any that is free"
+        ) from error

@@ -1,0 +1,255 @@
+"""What a client asks a server for, over Arrow Flight: to be told of new records, and to commit for it.
+
+A thread (`Listener`) asks the server to wait for a record, and wakes who waits here. What the server says is only ever
+taken for a reason to look at the log sooner; the record itself is read from the store, and a seqno that turns out to be
+untrue keeps the next ones from being believed for a second (`Follower.hint`). When the server cannot be reached, the
+client polls as it would without one, and the thread tries again after a pause that grows to `RETRY_S_MAX`. A second
+thread tells the server of records that this client has seen first, most often because it made them. It sends the newest
+only, so there is nothing to queue up, and nobody waits for it.
+
+`FlightRelay` has a server commit: one request at a time, like one record at a time. When the server cannot be reached,
+does not answer in time or refuses, the client commits by itself, and asks again after a pause. What the server did not
+answer is looked up in the log (`persist.engine.write.committer`).
+"""
+
+import contextlib
+import logging
+import threading
+import uuid
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from persist.blob import wire
+from persist.blob.threads import Clock
+from persist.core.errors import InvalidUsage
+from persist.engine.follow.follower import Follower
+from persist.engine.location.engine import Engine
+from persist.engine.write.operations import Operation
+from persist.engine.write.relay import REQUEST_BYTES_MAX, Answer, answers_from, request_bytes
+from persist.services.serve.messages import (
+    CommitRequest,
+    Commits,
+    Committed,
+    Leave,
+    Newest,
+    Notify,
+    Wait,
+    decode_message,
+    parsed_address,
+)
+
+WAIT_S = 10.0
+ANSWER_S = 5.0  # What an answer may take beyond that.
+COMMIT_S = 10.0  # What a commit may take.
+RETRY_S_MIN, RETRY_S_MAX = 0.2, 30.0
+
+logger = logging.getLogger(__name__)
+
+
+def connected(server: Notify) -> flight.FlightClient:
+    """Return a client that calls a server; nothing is sent yet."""
+    return wire.connected(parsed_address(server.url).url, server.certificate)
+
+
+def ask(client: flight.FlightClient, server: Notify, what: str, body: bytes, timeout_s: float) -> bytes:
+    """Have one action done; return the answer. Raises one of `wire.CALL_FAILED`."""
+    for answer in wire.answers(client, server.token, what, body, timeout_s):
+        return answer
+    raise ValueError(f"it has no answer to {what!r}")
+
+
+class Listener:
+    """Owns the two threads; `close` ends them."""
+
+    def __init__(self, follower: Follower, notify: Notify) -> None:
+        self._follower = follower
+        self._notify = notify
+        self._waiter = uuid.uuid4().hex
+        self._stop = threading.Event()
+        self._news = threading.Event()
+        self._heard = -1
+        self._counts = {"connected": 0, "pushes": 0, "failures": 0}
+        self._client: flight.FlightClient | None = None
+        self._threads = [
+            threading.Thread(target=self._listen, name="persist-notified", daemon=True),
+            threading.Thread(target=self._tell, name="persist-notifying", daemon=True),
+        ]
+        follower.on_advance = self._advanced
+        for thread in self._threads:
+            thread.start()
+
+    def counts(self) -> dict[str, int]:
+        """Return whether a server answers (one or none), how often it told of a record, and how often it failed."""
+        return dict(self._counts)
+
+    def request_stop(self) -> None:
+        """Let the threads end, without waiting for them."""
+        self._stop.set()
+        self._news.set()
+
+    def close(self) -> None:
+        """End the threads; idempotent. Takes one answer of the server, or `ANSWER_S` if it gives none."""
+        self.request_stop()
+        client = self._client
+        if client is not None:
+            with contextlib.suppress(*wire.CALL_FAILED):
+                self._ask(client, "leave", Leave(self._waiter), 1.0)
+        for thread in self._threads:
+            thread.join(WAIT_S + ANSWER_S)
+        self._follower.on_advance = lambda seqno: None
+
+    def _listen(self) -> None:
+        pause_s, is_known = RETRY_S_MIN, False
+        while not self._stop.is_set():
+            try:
+                with contextlib.closing(connected(self._notify)) as client:
+                    self._client = client
+                    for seqno in self._answers(client):
+                        self._heard = max(self._heard, seqno)
+                        self._counts["connected"], self._counts["pushes"] = 1, self._counts["pushes"] + 1
+                        pause_s, is_known = RETRY_S_MIN, False
+                        self._follower.hint(seqno)
+            except wire.CALL_FAILED as error:
+                self._counts["connected"], self._counts["failures"] = 0, self._counts["failures"] + 1
+                if not is_known and not self._stop.is_set():
+                    logger.warning("%s does not tell of new records, so this client polls: %s", self._notify.url, error)
+                is_known = True
+            finally:
+                self._client = None
+                self._follower.is_told = False
+            self._stop.wait(pause_s)
+            pause_s = min(2 * pause_s, RETRY_S_MAX)
+
+    def _answers(self, client: flight.FlightClient) -> Iterable[int]:
+        """Yield the newest seqno whenever it has changed."""
+        after = -1
+        while not self._stop.is_set():
+            answer = self._ask(client, "wait", Wait(after, self._waiter, WAIT_S), WAIT_S + ANSWER_S)
+            newest = decode_message(answer, Newest)
+            if newest.location not in (None, self._follower.state.location or newest.location):
+                raise ValueError(f"it serves the location {newest.location}, which is another one")
+            self._counts["connected"] = 1
+            self._follower.is_told = True
+            if newest.seqno > after:
+                after = newest.seqno
+                yield newest.seqno
+
+    def _advanced(self, seqno: int) -> None:
+        if seqno > self._heard:
+            self._news.set()
+
+    def _tell(self) -> None:
+        newest_told = -1
+        while not self._stop.is_set():
+            self._news.wait()
+            self._news.clear()
+            client, seqno = self._client, self._follower.state.seqno
+            if client is None or seqno <= max(newest_told, self._heard) or self._stop.is_set():
+                continue
+            newest_told = seqno
+            with contextlib.suppress(*wire.CALL_FAILED):  # The other thread says so.
+                self._ask(client, "committed", Committed(seqno), ANSWER_S)
+
+    def _ask(self, client: flight.FlightClient, what: str, message: msgspec.Struct, timeout_s: float) -> bytes:
+        return ask(client, self._notify, what, msgspec.json.encode(message), timeout_s)
+
+
+class FlightRelay:
+    """Asks one server; for one thread at a time, apart from `counts` and `close`."""
+
+    def __init__(self, server: Notify, clock: Clock) -> None:
+        self._server = server
+        self._clock = clock
+        self._client: flight.FlightClient | None = None
+        self._due_s, self._pause_s = 0.0, RETRY_S_MIN
+        self._counts = {"requests": 0, "failures": 0}
+
+    def counts(self) -> dict[str, int]:
+        """Return how often the server was asked, and how often it did not answer."""
+        return dict(self._counts)
+
+    def check(self, location: str | None) -> None:
+        """Ask the server whether it commits for others, and where; one that gives no answer may do so later.
+
+        Raises:
+            InvalidUsage: it does not, not for this client, or for another location.
+        """
+        try:
+            answer = ask(self._connected(), self._server, "commits", b"{}", COMMIT_S)
+            commits = decode_message(answer, Commits)
+        except (
+            pa.ArrowInvalid,
+            flight.FlightUnauthenticatedError,
+            flight.FlightUnauthorizedError,
+            ValueError,
+        ) as error:
+            self.close()
+            raise InvalidUsage(
+                f"{self._server.url} does not commit for this client: {error}. Give the address and a token that "
+                "may write of a Client.serve(commits=True) of the same location."
+            ) from error
+        except wire.CALL_FAILED as error:
+            self._failed(error)
+            return
+        if location is not None and commits.location != location:
+            self.close()
+            raise InvalidUsage(
+                f"{self._server.url} serves the location {commits.location}, and this is {location}: "
+                "commit_through must name a server of the same location"
+            )
+
+    def commit(self, location: str, operations: Sequence[Operation]) -> Sequence[Answer] | None:
+        """Have operations committed; see `persist.engine.write.relay.Relay`."""
+        if self._clock.monotonic_s() < self._due_s:
+            return None
+        data = request_bytes(location, operations)
+        if len(data) > REQUEST_BYTES_MAX:
+            return None
+        self._counts["requests"] += 1
+        try:
+            command = msgspec.json.encode(CommitRequest(len(data)))
+            answers = answers_from(
+                wire.answer_in_pieces(self._connected(), self._server.token, command, data, COMMIT_S), len(operations)
+            )
+        except wire.CALL_FAILED as error:
+            self._failed(error)
+            return [None] * len(operations)
+        self._pause_s = RETRY_S_MIN
+        return answers
+
+    def close(self) -> None:
+        """Close the connection; idempotent."""
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(*wire.CALL_FAILED):
+                client.close()
+
+    def _connected(self) -> flight.FlightClient:
+        if self._client is None:
+            self._client = connected(self._server)
+        return self._client
+
+    def _failed(self, error: BaseException) -> None:
+        if self._pause_s == RETRY_S_MIN:
+            logger.warning("%s does not commit, so this client does so by itself: %s", self._server.url, error)
+        self._counts["failures"] += 1
+        self._due_s = self._clock.monotonic_s() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, RETRY_S_MAX)
+        self.close()
+
+
+def commit_through(engine: Engine, server: Notify) -> None:
+    """Let a client commit through a server.
+
+    Raises:
+        InvalidUsage: the server answers, and is of another location, or does not commit for this client.
+    """
+    committer = engine.writer("commit_through").committer
+    relay = FlightRelay(server, engine.clock)
+    relay.check(engine.follower.state.location)
+    committer.groups.relay = relay
+    committer.when_ended(relay.close)
+    engine.count_also("commit_through", relay.counts)

@@ -1,0 +1,567 @@
+"""An Arrow Flight server of one location: it tells of new records, and serves snapshots, changes and subscriptions.
+
+It is a reader like any other, in a process of its own or of a client that writes: nothing depends on it. Whoever waits
+for a record asks again and again ("wait"), so the server never writes to somebody who does not read, and keeps nothing
+for who is slow. Streams of data may come to stand because nobody takes them. Each one that was not asked for more in
+`slow_s` is dropped: what it kept back of history is let go of, and its client finds it unavailable.
+
+Where it is allowed to, it commits for others, too (`persist.services.serve.commits`).
+
+Limits: `STREAMS_MAX` streams and `WAITS_MAX` waits at a time; more are refused, and try again.
+"""
+
+import contextlib
+import itertools
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from persist.blob.served import SERVED_PUT_BYTES_MAX, BlobPut
+from persist.core.closing import Closes
+from persist.core.errors import (
+    AsOfNotSealed,
+    ClientClosed,
+    CollectionNotFound,
+    InvalidUsage,
+    PersistError,
+    Unavailable,
+)
+from persist.engine.follow.follower import Follower
+from persist.engine.write.committer import Committer
+from persist.services.serve.commits import CommitsForOthers, Room
+from persist.services.serve.flight_calls import (
+    METADATA,
+    STORE_CALLS,
+    BlobCalls,
+    FlightCalls,
+    Method,
+    batch_messages,
+    cut,
+    schema_message,
+)
+from persist.services.serve.flight_sql import SQL_ACTIONS, FlightSql, Queries, is_sql
+from persist.services.serve.messages import (
+    Address,
+    CommitRequest,
+    Commits,
+    Committed,
+    Get,
+    GetChanges,
+    GetSnapshot,
+    Leave,
+    Newest,
+    Nothing,
+    Wait,
+    check_token,
+    decode_message,
+    decode_ticket,
+    fields_of,
+    message_of,
+    parsed_address,
+)
+from persist.services.serve.rights import NotAllowed, Tokens
+
+STREAMS_MAX, WAITS_MAX = 64, 512
+CALLS_MAX = STREAMS_MAX + WAITS_MAX + 64
+BATCH_ROWS, BATCH_BYTES = 64 << 10, 16 << 20
+ACTION_RESULT, DESCRIPTOR = 1, 1  # Fields of Flight's messages.
+LOOK_S = 1.0  # How long a wait for news may go without a look at whether anybody still wants it.
+SEALED_S = 30.0  # How long a read waits for its time to be sealed.
+CLOSE_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Face(Protocol):
+    """What the server needs of a client."""
+
+    @property
+    def url(self) -> str:
+        """Where the location is."""
+        ...
+
+    def load(self, name: str) -> Any:
+        """Return the collection of that name."""
+        ...
+
+    def collections(self) -> Sequence[str]:
+        """Return the names of all collections."""
+        ...
+
+
+@dataclass
+class _Stream:
+    """A stream of data that is open. `waits_since_s` is when its client was given something that it has not taken."""
+
+    close: Callable[[], object]
+    cut: Callable[[], object]
+    waits_since_s: float | None = None
+    is_dropped: bool = False
+
+
+@dataclass
+class _Hub:
+    """What all calls share: the newest seqno, and the calls that wait for one."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    seqno: int = -1
+    waiters: set[str] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)
+    streams: list[_Stream] = field(default_factory=list)
+    is_closed: bool = False
+
+
+class Server(Closes):
+    """A server that runs until it is closed, or its client is; use it in a `with`. Make it with `Client.serve`.
+
+    Attributes:
+        url: where it is, with the port that it has.
+    """
+
+    def __init__(
+        self,
+        face: Face,
+        follower: Follower,
+        url: str,
+        *,
+        token: str | None,
+        write_token: str | None = None,
+        certificate: tuple[str | bytes, str | bytes] | None,
+        insecure: bool,
+        slow_s: float,
+        committer: Committer | None = None,
+        queries: Queries | None = None,
+        store: BlobCalls | None = None,
+    ) -> None:
+        """Begin to serve; see `Client.serve`. With a committer, others may have it commit for them; with queries, it
+        speaks Flight SQL; with a store, others open the location through it.
+        """
+        address = _checked(url, token, certificate, insecure)
+        self._commits = None if committer is None else CommitsForOthers(committer, follower)
+        self._follower = follower
+        self._hub = _Hub(seqno=follower.state.seqno)
+        self._slow_s = slow_s
+        sql = None if queries is None else FlightSql(queries)
+        tokens = Tokens(token, write_token)
+        answers = _Answers(face, follower, self._hub, tokens, self._commits, sql, store)
+        methods: dict[str, Method] = {
+            "ListFlights": answers.list_flights,
+            "GetFlightInfo": answers.get_flight_info,
+            "GetSchema": answers.get_schema,
+            "DoGet": answers.do_get,
+            "DoAction": answers.do_action,
+            "DoExchange": answers.do_exchange,
+            "DoPut": answers.do_put,
+            "ListActions": answers.list_actions,
+        }
+        try:
+            self._calls = FlightCalls(methods, address, tokens, certificate, calls_max=CALLS_MAX, hidden=face.url)
+        except OSError as error:
+            raise InvalidUsage(
+                f"{url!r} cannot be served: {error}. Is the port taken, or the certificate none? "
+                "Port 0 takes a free one."
+            ) from error
+        self.url = Address(address.host, self._calls.port, address.is_tls).url
+        self._thread = threading.Thread(target=self._run, name="persist-server", daemon=True)
+        self._thread.start()
+
+    def counts(self) -> dict[str, int]:
+        """Return how many streams are open, how many wait for a record, and what others had committed."""
+        with self._hub.changed:
+            counts = {"streams": len(self._hub.streams), "waits": len(self._hub.waiters)}
+        return counts if self._commits is None else counts | self._commits.counts()
+
+    def close(self) -> None:
+        """Stop serving; idempotent. Streams end with an error, waits with an answer."""
+        with self._hub.changed:
+            if self._hub.is_closed:
+                return
+            self._hub.is_closed = True
+            streams = [*self._hub.streams]
+            self._hub.changed.notify_all()
+        for stream in streams:
+            stream.close()
+        self._thread.join()
+        if not self._calls.shutdown(CLOSE_S):
+            logger.warning("the server at %s has ended, and a call of it still waits for the store", self.url)
+
+    def __repr__(self) -> str:
+        return f"<Server at {self.url}>"
+
+    def _run(self) -> None:
+        """Follow the log, and drop slow readers."""
+        hub = self._hub
+        while not hub.is_closed:
+            try:
+                seqno = self._follower.wait_for(self._newer, LOOK_S)
+            except ClientClosed:
+                return
+            except PersistError as error:
+                logger.warning("the server at %s cannot read the log: %s", self.url, error)
+                with hub.changed:
+                    hub.changed.wait_for(lambda: hub.is_closed, LOOK_S)
+                continue
+            if seqno is not None:
+                with hub.changed:
+                    hub.seqno = seqno
+                    hub.changed.notify_all()
+            self._drop_slow()
+
+    def _newer(self) -> int | None:
+        seqno = self._follower.state.seqno
+        return seqno if seqno > self._hub.seqno or self._hub.is_closed else None
+
+    def _drop_slow(self) -> None:
+        limit_s = time.monotonic() - self._slow_s
+        with self._hub.changed:
+            slow = [s for s in self._hub.streams if s.waits_since_s is not None and s.waits_since_s < limit_s]
+        for stream in slow:
+            stream.is_dropped = True
+            stream.close()
+            stream.cut()
+        self._calls.cut_slow()
+
+
+class _Answers:
+    """What is answered to the calls of Flight clients, each in a thread of its own."""
+
+    def __init__(
+        self,
+        face: Face,
+        follower: Follower,
+        hub: _Hub,
+        tokens: Tokens,
+        commits: CommitsForOthers | None,
+        sql: FlightSql | None,
+        store: BlobCalls | None,
+    ) -> None:
+        self._face = face
+        self._store = store
+        self._putting = Room(2 * SERVED_PUT_BYTES_MAX)
+        self._sql = sql
+        self._follower = follower
+        self._hub = hub
+        self._tokens = tokens
+        self._commits = commits
+
+    def list_flights(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        for name in self._face.collections():
+            with contextlib.suppress(CollectionNotFound):
+                yield self._info(name).serialize()
+
+    def get_flight_info(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        descriptor = _parsed(flight.FlightDescriptor, next(requests))
+        if is_sql(descriptor.command or b""):
+            yield self._speaking_sql().info(descriptor.command).serialize()
+            return
+        yield self._info(_path_of(descriptor)).serialize()
+
+    def get_schema(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        descriptor = _parsed(flight.FlightDescriptor, next(requests))
+        if is_sql(descriptor.command or b""):
+            yield self._speaking_sql().schema(descriptor.command)
+            return
+        yield message_of((1, self._info(_path_of(descriptor)).schema.serialize()))
+
+    def do_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        ticket = _parsed(flight.Ticket, next(requests)).ticket
+        if is_sql(ticket):
+            schema, close, rows = self._speaking_sql().opened(ticket, context)
+            batches = _sliced(rows)
+        else:
+            schema, close, batches = _opened(self._face, decode_ticket(ticket), self._hub, context)
+        try:
+            stream = self._entered(close, partial(cut, context))
+        except BaseException:
+            close()
+            raise
+        yield from _guarded(itertools.chain([schema_message(schema)], batches), stream, self._hub)
+
+    def do_action(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        action = _parsed(flight.Action, next(requests))
+        self._tokens.check(f"DoAction/{action.type}", context.invocation_metadata())
+        body = action.body.to_pybytes()
+        results = None if self._store is None else self._store.done(action.type, body)
+        if results is not None:
+            # Values are large, so they are streams: there are not too many of them, and none waits for long.
+            stream = self._entered(lambda: None, partial(cut, context))
+            yield from _guarded((message_of((ACTION_RESULT, value)) for value in results), stream, self._hub)
+            return
+        result = None if self._sql is None else self._sql.done(action.type, body)
+        yield message_of((ACTION_RESULT, self._done(action.type, body, context) if result is None else result))
+
+    def do_exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Commit for others, or store a value: the descriptor says how long it is, and metadata are its pieces."""
+        message = fields_of(next(requests))
+        descriptor = _parsed(flight.FlightDescriptor, message.get(DESCRIPTOR, b""))
+        command = descriptor.command or b""
+        kind = "put" if command.startswith(b'{"put"') else "commit"
+        if kind == "put" and self._store is None:
+            raise ValueError("this server does not serve its store: it needs serve(store=True)")
+        try:
+            self._tokens.check(f"DoExchange/{kind}", context.invocation_metadata())
+        except NotAllowed:
+            _drain(requests)
+            raise
+        if kind == "put":
+            yield message_of((METADATA, self._stored(decode_message(command, BlobPut), message, requests)))
+            return
+        length = decode_message(command, CommitRequest).commit
+        commits = self._committing()
+        with commits.room.of(length):
+            yield message_of((METADATA, commits.answer(_received(length, message, requests))))
+
+    def do_put(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        yield self._speaking_sql().put(requests)
+
+    def list_actions(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        kinds = [
+            ("wait", "answers with the newest seqno, once it is beyond another"),
+            ("leave", "ends a wait"),
+            ("committed", "a hint that there is a record"),
+            *([] if self._commits is None else [("commits", "tells where it commits for others")]),
+            *([] if self._store is None else [(f"blob.{name}", "a call of the store") for name in STORE_CALLS]),
+            *([] if self._sql is None else [(name, "of Flight SQL") for name in SQL_ACTIONS]),
+        ]
+        for name, about in kinds:
+            yield message_of((1, name.encode()), (2, about.encode()))
+
+    def _done(self, what: str, body: bytes, context: Any) -> bytes:
+        if what == "wait":
+            return self._waited(decode_message(body, Wait), context)
+        if what == "commits":
+            decode_message(body, Nothing)
+            return msgspec.json.encode(Commits(self._committing().location()))
+        if what == "leave":
+            waiter = decode_message(body, Leave).waiter
+            with self._hub.changed:
+                if waiter in self._hub.waiters:
+                    self._hub.left.add(waiter)
+                self._hub.changed.notify_all()
+        elif what == "committed":
+            self._follower.hint(decode_message(body, Committed).seqno)
+        else:
+            raise ValueError(f"there is no action {what[:200]!r}: use wait, leave, committed or commits")
+        return b"{}"
+
+    def _stored(self, put: BlobPut, first: dict[int, bytes], requests: Iterator[bytes]) -> bytes:
+        assert self._store is not None
+        if not 0 <= put.bytes <= SERVED_PUT_BYTES_MAX:
+            raise ValueError(f"a value of {put.bytes:,} bytes is not taken: at most {SERVED_PUT_BYTES_MAX:,} are")
+        with self._putting.of(put.bytes):
+            value = _received(put.bytes, first, requests)
+            _drain(requests)
+            return self._store.put(put, value)
+
+    def _speaking_sql(self) -> FlightSql:
+        if self._sql is None:
+            raise ValueError("this server does not speak SQL: it needs serve(sql=True)")
+        if self._hub.is_closed:
+            raise Unavailable("the server ends")
+        return self._sql
+
+    def _committing(self) -> CommitsForOthers:
+        if self._commits is None:
+            raise ValueError("this server does not commit for others: it needs serve(commits=True)")
+        if self._hub.is_closed:
+            raise Unavailable("the server ends")
+        return self._commits
+
+    def _info(self, name: str) -> flight.FlightInfo:
+        schema = self._face.load(name).schema
+        columns = pa.schema([schema.arrow.field(column) for column in schema.columns])
+        ticket = flight.Ticket(json.dumps({"get": "snapshot", "collection": name}).encode())
+        endpoint = flight.FlightEndpoint(ticket, [])
+        return flight.FlightInfo(columns, flight.FlightDescriptor.for_path(name), [endpoint], -1, -1)
+
+    def _entered(self, close: Callable[[], object], end: Callable[[], object]) -> _Stream:
+        stream = _Stream(close, end)
+        with self._hub.changed:
+            if len(self._hub.streams) >= STREAMS_MAX or self._hub.is_closed:
+                raise Unavailable(f"{STREAMS_MAX} streams are open already: try again later")
+            self._hub.streams.append(stream)
+        return stream
+
+    def _waited(self, wait: Wait, context: Any) -> bytes:
+        hub, ends_s = self._hub, time.monotonic() + wait.timeout_s
+        with hub.changed:
+            _enter_wait(hub, wait.waiter)
+            try:
+                while hub.seqno <= wait.after and wait.waiter not in hub.left and not hub.is_closed:
+                    left_s = ends_s - time.monotonic()
+                    if left_s <= 0 or not context.is_active():
+                        break
+                    hub.changed.wait(min(left_s, LOOK_S))
+            finally:
+                hub.waiters.discard(wait.waiter)
+                hub.left.discard(wait.waiter)
+            return msgspec.json.encode(Newest(self._follower.state.location, hub.seqno))
+
+
+def _received(length: int, first: dict[int, bytes], requests: Iterator[bytes]) -> bytes:
+    """Return so many bytes of the metadata of messages, of which the first is there."""
+    data = bytearray(first.get(METADATA, b""))
+    while len(data) < length:
+        data += fields_of(next(requests)).get(METADATA, b"")
+    if len(data) != length:
+        raise ValueError(f"{len(data):,} bytes have come, and {length:,} were announced")
+    return bytes(data)
+
+
+def _drain(requests: Iterator[bytes]) -> None:
+    """Read to the end of a call: a client that is answered while it still writes may not see the answer."""
+    left = SERVED_PUT_BYTES_MAX
+    with contextlib.suppress(ValueError):  # Which says that there is no more.
+        while left > 0:
+            left -= len(next(requests))
+
+
+def _path_of(descriptor: flight.FlightDescriptor) -> str:
+    """Return the collection that is asked for. Raises ValueError if none is."""
+    if not descriptor.path or len(descriptor.path) != 1:
+        raise ValueError("a collection is asked for by a path of one element, its name")
+    return str(descriptor.path[0].decode())
+
+
+def _parsed(kind: Any, message: bytes) -> Any:
+    """Return a message of Flight. Raises ValueError if it is none."""
+    try:
+        return kind.deserialize(message)
+    except pa.ArrowException as error:
+        raise ValueError("the message is not one of Flight") from error
+
+
+Opened = tuple[pa.Schema, Callable[[], object], Iterator[bytes]]
+
+
+def _opened(face: Face, wanted: Get, hub: _Hub, context: Any) -> Opened:
+    """Return the columns of what is asked for, what gives it up, and its batches."""
+    collection = face.load(wanted.collection)
+    if isinstance(wanted, GetSnapshot | GetChanges):
+        columns = None if wanted.columns is None else [*wanted.columns]
+        if isinstance(wanted, GetSnapshot):
+            as_of = wanted.as_of
+            result = _once_sealed(lambda: collection.snapshot(as_of, columns=columns, timeout_s=0.0), hub, context)
+        else:
+            start, end = wanted.start, wanted.end
+            result = _once_sealed(
+                lambda: collection.changes(start, end, columns=columns, times="int", timeout_s=0.0), hub, context
+            )
+        return result.schema, result.close, _sliced(result.to_batches())
+    after = wanted.as_of
+    if wanted.contents:
+        listen = _once_sealed(lambda: collection.subscribe(after, timeout_s=0.0), hub, context)
+    else:
+        listen = collection.listen(after)
+    schema = collection.schema.arrow
+    return schema, listen.close, _steps(listen, schema, hub, context)
+
+
+def _once_sealed(read: Callable[[], Any], hub: _Hub, context: Any) -> Any:
+    """Return the result of read, once what it reads is sealed, unless nobody waits for it any more.
+
+    Raises:
+        AsOfNotSealed: it was not within `SEALED_S`.
+        Unavailable: there are too many waits, or the server ends.
+    """
+    ends_s, waiter = time.monotonic() + SEALED_S, uuid.uuid4().hex
+    try:
+        while True:
+            seqno = hub.seqno
+            try:
+                return read()
+            except AsOfNotSealed:
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0 or not context.is_active():
+                    raise
+            with hub.changed:
+                _enter_wait(hub, waiter)
+                if hub.seqno == seqno and not hub.is_closed:
+                    hub.changed.wait(min(left_s, LOOK_S))
+                if hub.is_closed:
+                    raise Unavailable("the server ends")
+    finally:
+        with hub.changed:
+            hub.waiters.discard(waiter)
+
+
+def _enter_wait(hub: _Hub, waiter: str) -> None:
+    """Count one more call that waits, if there is room."""
+    if len(hub.waiters) >= WAITS_MAX and waiter not in hub.waiters:
+        raise Unavailable(f"{WAITS_MAX} wait already: try again later")
+    hub.waiters.add(waiter)
+
+
+def _sliced(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+    """Yield the messages of batches, cut to `BATCH_ROWS` rows and about `BATCH_BYTES`."""
+    for batch in batches:
+        rows = max(1, min(BATCH_ROWS, BATCH_BYTES * len(batch) // max(batch.nbytes, 1)))
+        for start in range(0, max(len(batch), 1), rows):
+            yield from batch_messages(batch.slice(start, rows))
+
+
+def _steps(listen: Any, schema: pa.Schema, hub: _Hub, context: Any) -> Iterator[bytes]:
+    """Yield the messages of each progress, then an empty batch that says how far it goes."""
+    while not hub.is_closed and context.is_active():
+        seqno = hub.seqno
+        progress = listen.step(0.0)
+        if progress is None:
+            if listen.is_finished:
+                return
+            with hub.changed:
+                if hub.seqno == seqno and not hub.is_closed:
+                    hub.changed.wait(LOOK_S)
+            continue
+        yield from _sliced(progress.updates.cast(schema).to_batches())
+        upper = json.dumps({"upper": [*progress.upper.elements]}).encode()
+        yield from batch_messages(pa.RecordBatch.from_pylist([], schema=schema), upper)
+
+
+def _guarded(messages: Iterator[bytes], stream: _Stream, hub: _Hub) -> Iterator[bytes]:
+    """Yield messages, and note for each since when it waits to be taken."""
+    try:
+        for message in messages:
+            stream.waits_since_s = time.monotonic()
+            yield message
+            stream.waits_since_s = None
+            if stream.is_dropped or hub.is_closed:
+                raise Unavailable("the server has dropped this stream: it was not read, or the server ends")
+        if hub.is_closed:
+            raise Unavailable("the server ends")
+    finally:
+        with hub.changed:
+            if stream in hub.streams:
+                hub.streams.remove(stream)
+        stream.close()
+
+
+def _checked(
+    url: str, token: str | None, certificate: tuple[str | bytes, str | bytes] | None, insecure: bool
+) -> Address:
+    """Return where to serve. Raises InvalidUsage if that does not fit, or would let strangers in."""
+    address = parsed_address(url)
+    check_token(token)
+    if certificate is not None and not (
+        isinstance(certificate, tuple | list)
+        and len(certificate) == 2
+        and all(isinstance(pem, str | bytes) for pem in certificate)
+    ):
+        raise InvalidUsage("the certificate of a server is a pair: certificate=(chain, key), both as PEM")
+    if (certificate is not None) != address.is_tls:
+        raise InvalidUsage("grpc+tls:// goes with certificate=(chain, key), both as PEM, and grpc:// with none")
+    if address.is_public and token is None and not insecure:
+        raise InvalidUsage(
+            f"{url!r} can be reached by other machines, and without a token everybody there could read everything: "
+            "give token=, or insecure=True if that is meant"
+        )
+    return address

@@ -1,0 +1,272 @@
+"""What Flight SQL's questions about a server are answered with: tables of what there is, as its clients expect them.
+
+The columns of each are those of Arrow's `FlightSql.proto`. A catalog is a time: `latest`, and each tag. A schema is the
+part of the names of collections before the last dot, and `main` for those without one.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from persist import __version__
+from persist.services.serve.messages import every_field, numbers_of
+
+PREPARED_S = 600.0  # How long a prepared statement that nobody uses is kept.
+
+
+class Facts(Protocol):
+    """Who knows what there is to be asked."""
+
+    def catalogs(self) -> list[str]:
+        """Return the times that have a name."""
+        ...
+
+    def tables(self) -> Sequence[Any]:
+        """Return what is known of each collection as a table, as `persist.compute.query.result.TableAbout` has it."""
+        ...
+
+
+_TEXT = pa.string()
+
+
+def _of(names: str, kind: pa.DataType = _TEXT, *, nullable: bool = True) -> list[pa.Field]:
+    return [pa.field(name, kind, nullable) for name in names.split()]
+
+
+_CATALOGS = pa.schema(_of("catalog_name", nullable=False))
+_SCHEMAS = pa.schema([*_of("catalog_name"), *_of("db_schema_name", nullable=False)])
+_TABLES = pa.schema([*_of("catalog_name db_schema_name"), *_of("table_name table_type", nullable=False)])
+_WITH_COLUMNS = _TABLES.append(pa.field("table_schema", pa.binary(), nullable=False))
+_TYPES = pa.schema(_of("table_type", nullable=False))
+_KEYS = pa.schema(
+    [
+        *_of("catalog_name db_schema_name"),
+        *_of("table_name column_name", nullable=False),
+        *_of("key_name"),
+        *_of("key_sequence", pa.int32(), nullable=False),
+    ]
+)
+_REFERENCES = pa.schema(
+    [
+        *_of("pk_catalog_name pk_db_schema_name"),
+        *_of("pk_table_name pk_column_name", nullable=False),
+        *_of("fk_catalog_name fk_db_schema_name"),
+        *_of("fk_table_name fk_column_name", nullable=False),
+        *_of("key_sequence", pa.int32(), nullable=False),
+        *_of("fk_key_name pk_key_name"),
+        *_of("update_rule delete_rule", pa.uint8(), nullable=False),
+    ]
+)
+_XDBC_TYPES = pa.schema(
+    [
+        *_of("type_name", nullable=False),
+        *_of("data_type", pa.int32(), nullable=False),
+        *_of("column_size", pa.int32()),
+        *_of("literal_prefix literal_suffix"),
+        pa.field("create_params", pa.list_(pa.field("item", pa.string(), nullable=False))),
+        *_of("nullable", pa.int32(), nullable=False),
+        *_of("case_sensitive", pa.bool_(), nullable=False),
+        *_of("searchable", pa.int32(), nullable=False),
+        *_of("unsigned_attribute", pa.bool_()),
+        *_of("fixed_prec_scale", pa.bool_(), nullable=False),
+        *_of("auto_increment", pa.bool_()),
+        *_of("local_type_name"),
+        *_of("minimum_scale maximum_scale", pa.int32()),
+        *_of("sql_data_type", pa.int32(), nullable=False),
+        *_of("datetime_subcode num_prec_radix interval_precision", pa.int32()),
+    ]
+)
+_INFO_VALUE = pa.dense_union(
+    [
+        pa.field("string_value", pa.string()),
+        pa.field("bool_value", pa.bool_()),
+        pa.field("bigint_value", pa.int64()),
+        pa.field("int32_bitmask", pa.int32()),
+        pa.field("string_list", pa.list_(pa.field("string_data", pa.string()))),
+        pa.field("int32_to_int32_list_map", pa.map_(pa.int32(), pa.list_(pa.int32()))),
+    ]
+)
+_INFO = pa.schema([*_of("info_name", pa.uint32(), nullable=False), pa.field("value", _INFO_VALUE)])
+
+# By the numbers of `SqlInfo`. A whole number is an ordinal of the enumeration that belongs to it.
+_INFOS: dict[int, str | bool | int] = {
+    0: "persist",
+    1: __version__,
+    2: pa.__version__,
+    3: True,  # It only reads.
+    4: True,  # It takes SQL,
+    5: False,  # and no Substrait.
+    8: 0,  # No transactions.
+    9: True,  # Queries can be cancelled.
+    10: False,
+    100: int(PREPARED_S * 1000),
+    101: 0,
+    500: False,
+    501: False,
+    502: False,
+    503: 1,  # Names without quotes are the same in any case,
+    504: '"',
+    505: 1,  # and so are those with.
+    506: True,
+    507: 3,  # NULLs come last.
+    513: "\\",
+    515: True,
+    516: True,
+    518: True,
+    520: True,
+    529: "schema",
+    531: "time",
+    532: True,
+}
+# Types of DuckDB that columns may have, with their numbers in ODBC, and how many digits or characters they take.
+_SQL_TYPES = {
+    "BOOLEAN": (-7, 1),
+    "TINYINT": (-6, 3),
+    "SMALLINT": (5, 5),
+    "INTEGER": (4, 10),
+    "BIGINT": (-5, 19),
+    "REAL": (7, 24),
+    "DOUBLE": (8, 53),
+    "DECIMAL": (3, 38),
+    "VARCHAR": (12, None),
+    "BLOB": (-3, None),
+    "DATE": (91, 10),
+    "TIME": (92, 15),
+    "TIMESTAMP": (93, 26),
+}
+
+
+class Asked:
+    """A question about the server: its fields by number, as text."""
+
+    def __init__(self, message: bytes) -> None:
+        self.message = message
+        self.texts: dict[int, str] = {}
+        self.every: dict[int, list[str]] = {}
+        self.flags: dict[int, bool] = {}
+        for number, value in every_field(message):
+            if isinstance(value, int):
+                self.flags[number] = bool(value)
+            else:
+                self.texts[number] = value.decode(errors="replace")
+                self.every.setdefault(number, []).append(self.texts[number])
+
+
+def _infos(facts: Facts, asked: Asked) -> pa.RecordBatch:
+    wanted = numbers_of(asked.message, 1) or [*_INFOS]
+    known = [number for number in wanted if number in _INFOS]
+    children: list[list[Any]] = [[] for _ in _INFO_VALUE]
+    kinds, places = [], []
+    for number in known:
+        value = _INFOS[number]
+        kind = 0 if isinstance(value, str) else 1 if isinstance(value, bool) else 3
+        kinds.append(kind)
+        places.append(len(children[kind]))
+        children[kind].append(value)
+    union = pa.UnionArray.from_dense(
+        pa.array(kinds, pa.int8()),
+        pa.array(places, pa.int32()),
+        [pa.array(values, field.type) for values, field in zip(children, _INFO_VALUE, strict=True)],
+        [field.name for field in _INFO_VALUE],
+    )
+    return pa.RecordBatch.from_arrays([pa.array(known, pa.uint32()), union], schema=_INFO)
+
+
+def _catalogs(facts: Facts, asked: Asked) -> pa.RecordBatch:
+    return _rows(_CATALOGS, [[catalog] for catalog in facts.catalogs()])
+
+
+def _schemas(facts: Facts, asked: Asked) -> pa.RecordBatch:
+    fits = _like(asked.texts.get(2))
+    schemas = [schema for schema in dict.fromkeys(about.schema for about in facts.tables()) if fits(schema)]
+    return _rows(_SCHEMAS, [[catalog, schema] for catalog in _asked_catalogs(facts, asked) for schema in schemas])
+
+
+def _tables(facts: Facts, asked: Asked) -> pa.RecordBatch:
+    fits_schema, fits_table, kinds = _like(asked.texts.get(2)), _like(asked.texts.get(3)), asked.every.get(4)
+    rows = []
+    for about in facts.tables():
+        kind = "VIEW" if about.is_view else "TABLE"
+        if fits_schema(about.schema) and fits_table(about.table) and (kinds is None or kind in kinds):
+            rows.append([about.schema, about.table, kind, about.columns.serialize().to_pybytes()])
+    with_columns = asked.flags.get(5, False)
+    schema = _WITH_COLUMNS if with_columns else _TABLES
+    every = [[catalog, *row] for catalog in _asked_catalogs(facts, asked) for row in rows]
+    return _rows(schema, [row[: len(schema)] for row in every])
+
+
+def _types(facts: Facts, asked: Asked) -> pa.RecordBatch:
+    return _rows(_TYPES, [["TABLE"], ["VIEW"]])
+
+
+def _keys(facts: Facts, asked: Asked) -> pa.RecordBatch:
+    catalog, schema, table = asked.texts.get(1), asked.texts.get(2), asked.texts.get(3)
+    rows = [
+        [catalog, about.schema, about.table, column, None, at]
+        for about in facts.tables()
+        if about.table == table and schema in (None, about.schema)
+        for at, column in enumerate(about.key, 1)
+    ]
+    return _rows(_KEYS, rows)
+
+
+def _references(facts: Facts, asked: Asked) -> pa.RecordBatch:
+    return _rows(_REFERENCES, [])  # Collections have no foreign keys.
+
+
+def _xdbc_types(facts: Facts, asked: Asked) -> pa.RecordBatch:
+    wanted = numbers_of(asked.message, 1)
+    rows = []
+    for name, (number, size) in _SQL_TYPES.items():
+        if not wanted or number & (2**64 - 1) in wanted or number in wanted:
+            quote = "'" if number in (12, 91, 92, 93) else None
+            radix = 10 if number in (-6, 5, 4, -5, 3) else 2 if number in (7, 8) else None
+            row = [name, number, size, quote, quote, None, 1, number == 12, 3, None, False, None, name, None, None]
+            rows.append([*row, number, None, radix, None])
+    return _rows(_XDBC_TYPES, rows)
+
+
+def _asked_catalogs(facts: Facts, asked: Asked) -> list[str]:
+    """Return the catalogs that are asked about: one, which may be any time, or all that have a name."""
+    one = asked.texts.get(1)
+    return facts.catalogs() if one is None else [one] if one.startswith("@") or one in facts.catalogs() else []
+
+
+def _like(pattern: str | None) -> Callable[[str], bool]:
+    """Return a function that tells whether a name is like a pattern of SQL. Without a pattern, all are."""
+    if pattern is None:
+        return lambda name: True
+    pieces = re.findall(r"\\.|.", pattern, re.DOTALL)
+    wild = {"%": ".*", "_": "."}
+    expression = re.compile("".join(wild.get(piece) or re.escape(piece[-1]) for piece in pieces), re.DOTALL)
+    return lambda name: expression.fullmatch(name) is not None
+
+
+def _rows(schema: pa.Schema, rows: Iterable[Sequence[Any]]) -> pa.RecordBatch:
+    values: list[Sequence[Any]] = [*zip(*rows, strict=True)] or [[] for _ in schema]
+    arrays = [pa.array(column, field.type) for column, field in zip(values, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+Answer = Callable[[Facts, Asked], pa.RecordBatch]
+ANSWERS: dict[str, tuple[pa.Schema, Answer]] = {
+    "CommandGetSqlInfo": (_INFO, _infos),
+    "CommandGetCatalogs": (_CATALOGS, _catalogs),
+    "CommandGetDbSchemas": (_SCHEMAS, _schemas),
+    "CommandGetTables": (_TABLES, _tables),
+    "CommandGetTableTypes": (_TYPES, _types),
+    "CommandGetPrimaryKeys": (_KEYS, _keys),
+    "CommandGetExportedKeys": (_REFERENCES, _references),
+    "CommandGetImportedKeys": (_REFERENCES, _references),
+    "CommandGetCrossReference": (_REFERENCES, _references),
+    "CommandGetXdbcTypeInfo": (_XDBC_TYPES, _xdbc_types),
+}
+
+
+def schema_of(name: str, message: bytes) -> pa.Schema:
+    """Return the columns of the answer to a question."""
+    if name == "CommandGetTables" and Asked(message).flags.get(5, False):
+        return _WITH_COLUMNS
+    return ANSWERS[name][0]

@@ -1,0 +1,1 @@
+"""What people look with: reports, the page, and the command line."""

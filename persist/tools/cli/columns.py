@@ -1,0 +1,68 @@
+"""Columns of a collection that a command creates: named with their types, or those of a file."""
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import did_you_mean
+from persist.codecs.types.python_types import arrow_type
+from persist.connect.ingest.row_formats import READ, RowFile
+from persist.connect.ingest.row_types import types_of
+
+WRITTEN = ("table", *READ)
+OWN = ("_time", "_diff")
+
+
+def sides(key: Sequence[str], value: Sequence[str], like: str | None, format: str | None) -> tuple[Any, Any]:
+    """Return key and value as `Client.create_or_load` takes them: a dict of names and types each, or None.
+
+    Args:
+        key, value: NAME:TYPE each; of those that a file has, NAME is enough.
+        like: the file; its columns that are not named become values, if no value is named.
+
+    Raises:
+        InvalidUsage: a type is missing.
+    """
+    types = {} if like is None else columns_in(RowFile.at(like, format))
+    keys = dict(_column(column, types) for column in key)
+    values = dict(_column(column, types) for column in value)
+    if like is not None and not value:
+        values = {name: types[name] for name in types if name not in keys and name not in OWN}
+    if not keys and not values:
+        raise InvalidUsage("a collection needs columns: say --key id:int64 --value amount:float64, or --like FILE")
+    return keys or None, values or None
+
+
+def typed(text: str) -> tuple[str, pa.DataType]:
+    """Return the name and the type of a column that is given as NAME:TYPE."""
+    name, kind = _column(text, {})
+    return name, arrow_type(kind, f"column {name!r}")
+
+
+def _column(text: str, types: dict[str, pa.DataType]) -> tuple[str, Any]:
+    name, colon, kind = text.partition(":")
+    if colon:
+        return name, re.sub(r",\s*", ", ", kind)  # As Arrow writes them; shells make spaces a bother.
+    if name in types:
+        return name, types[name]
+    hint = did_you_mean(name, types) if types else ""
+    raise InvalidUsage(
+        f"{text!r} has no type{hint or ':'} write NAME:TYPE, such as id:int64 or at:timestamp[us,tz=UTC]"
+    )
+
+
+def columns_in(file: RowFile) -> dict[str, pa.DataType]:
+    """Return the types of a file's columns by name; text where a column is empty.
+
+    Raises:
+        InvalidUsage: there is no such file, or it cannot be read.
+    """
+    if not os.path.exists(file.path):
+        raise InvalidUsage(
+            f"there is no file {file.path!r}: give the path of one whose columns the collection shall have"
+        )
+    return {name: pa.string() if pa.types.is_null(kind) else kind for name, kind in types_of(file).items()}

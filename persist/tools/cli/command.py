@@ -1,0 +1,208 @@
+"""How commands are declared: a function that takes a `Place` first, and options as Typer declares them.
+
+The options that all commands share (where, how to reach it, JSON) are added here, once. Modules with commands load
+nothing that takes long: what a command needs, it imports when it is run, so that help and completion come at once.
+"""
+
+import inspect
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+from persist.tools.cli.place import Place
+from persist.tools.cli.text import tell
+
+OK, PROBLEMS, MISTAKE, CONFLICT, UNAVAILABLE, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 130, 143
+
+EXIT_CODES = """Exit status: 0 all is well; 1 problems are left in the location; 2 a mistake in the call; 3 somebody
+else was first; 4 the store does not answer, or the disk; 130 interrupted; 143 ended by SIGTERM."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: a command ends as if it had been interrupted, so that files and leases are given back."""
+
+
+def terminate(*_: object) -> None:
+    """Raise Terminated: what the process does on SIGTERM, where a command does not end well by itself; only once."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise Terminated
+
+
+# A list of forty commands in one piece is read from its top, so what people do first stands there. A command that no
+# section names would not be found by a newcomer: a test holds the sections against all commands.
+SECTIONS = {
+    "Write": ("create", "write", "upsert", "overwrite", "delete", "seal", "ingest", "egress"),
+    "Look": ("ls", "status", "show", "read", "changes", "diff", "tail", "wait", "sql", "log", "ui"),
+    "Derive": ("view", "refresh", "apply"),
+    "Name, and keep readable": ("tag", "tags", "untag", "hold", "holds", "release"),
+    "Change": ("evolve", "index", "rename", "clone", "revert", "drop", "erase"),
+    "Exchange": ("export", "publish", "unpublish", "serve"),
+    "Copy": ("backup", "restore", "copy", "verify"),
+    "Maintain": ("maintain", "retain", "compact", "gc", "fsck", "upgrade", "cost", "doctor", "bench"),
+}
+
+
+class SectionedGroup(TyperGroup):
+    """The program: its commands are listed in the order of `SECTIONS`, in its help and where a shell completes."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands in the order of the sections."""
+        named = [name for names in SECTIONS.values() for name in names]
+        return sorted(super().list_commands(ctx), key=lambda name: named.index(name) if name in named else len(named))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a list for each section, all of them as wide as the widest."""
+        width = max(map(len, self.commands))
+        whole = 10_000  # Sentences are wrapped, and not cut.
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(f"{name:{width}}", self.commands[name].get_short_help_str(whole)) for name in names]
+                )
+
+
+app = typer.Typer(
+    name="persist",
+    cls=SectionedGroup,
+    help=f"Definite, time-varying collections on object storage.\n\n{EXIT_CODES}",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        print(version("persist-collections"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
+
+Location = Annotated[
+    str, typer.Argument(metavar="LOCATION", help="A folder, s3://bucket/prefix, or any other URL of persist.open.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON: an object, or one on each line for rows.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        metavar="NAME=VALUE",
+        help="For the store, such as endpoint_url or region; may be repeated. Other users see it: no secrets here.",
+    ),
+]
+OptionsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--storage-options-file",
+        metavar="FILE",
+        help="A JSON object of such options that only its owner can read; PERSIST_STORAGE_OPTIONS may hold one, too.",
+    ),
+]
+StoreTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--store-timeout", min=0.01, metavar="SECONDS", help="How long to try if the store does not answer; 60."
+    ),
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Tell of long work as it ends; PERSIST_LOG has more, such as debug,json.")
+]
+Name = Annotated[str, typer.Argument(metavar="COLLECTION", help="The name of the collection.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def close_output() -> None:
+    """Keep the interpreter from flushing into a pipe that nobody reads."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def agreed(question: str) -> bool:
+    """Return whether a person says yes; where nobody can be asked, say how to do without."""
+    if not sys.stdin.isatty():
+        tell(f"persist: {question} Nobody can be asked here: say --yes")
+        return False
+    return typer.confirm(question)
+
+
+@contextmanager
+def stopped_by_sigterm() -> Iterator[threading.Event]:
+    """Yield what SIGTERM sets: the commit under way is finished, and the command ends well."""
+    stop = threading.Event()
+    before: Any = None
+    with suppress(ValueError):  # In a thread, as tests call it, nobody can listen to signals.
+        before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def command(function: Callable[..., int]) -> Callable[..., int]:
+    """Make a function a command of its name: its docstring is the help, its result the exit status."""
+    own = [*inspect.signature(function).parameters.values()][1:]
+    hints = get_type_hints(function, include_extras=True)
+    kinds: dict[str, Any] = {"location": Location}
+    kinds |= {parameter.name: hints[parameter.name] for parameter in own}
+    kinds |= {"as_json": Json, "storage_option": Options, "storage_options_file": OptionsFile}
+    kinds |= {"store_timeout": StoreTimeout, "verbose": Verbose}
+    defaults = {parameter.name: parameter.default for parameter in own}
+    defaults |= {"as_json": False, "storage_option": None, "storage_options_file": None, "store_timeout": None}
+    defaults["verbose"] = False
+
+    def run(
+        location: str,
+        as_json: bool = False,
+        storage_option: list[str] | None = None,
+        storage_options_file: str | None = None,
+        store_timeout: float | None = None,
+        verbose: bool = False,
+        **asked: Any,
+    ) -> int:
+        place = Place(location, tuple(storage_option or ()), storage_options_file, as_json, store_timeout)
+        from persist.core.progress import progress  # Here, because it loads what the help of a command does without.
+        from persist.tools.cli.logs import logged
+
+        try:
+            with logged(verbose), progress():
+                return function(place, **asked)
+        except BrokenPipeError:  # Whoever read the output has seen enough; Click would make that status 1.
+            close_output()
+            return OK
+        except Terminated:  # Typer would make 130 of it.
+            tell("persist: ended by SIGTERM")
+            return TERMINATED
+
+    run.__doc__ = inspect.getdoc(function)
+    run.__annotations__ = kinds
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults.get(name, inspect.Parameter.empty),
+                annotation=kind,
+            )
+            for name, kind in kinds.items()
+        ]
+    )
+    app.command(function.__name__.removesuffix("_").replace("_", "-"))(run)
+    return function

@@ -1,0 +1,139 @@
+"""Commands that copy a location elsewhere and prove copies: backup, copy, restore, verify."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from persist.tools.cli.command import OK, PROBLEMS, command
+from persist.tools.cli.listing import Listing
+from persist.tools.cli.place import Place, is_folder, storage_options, tell_done
+from persist.tools.cli.read_commands import Format, Output
+from persist.tools.cli.text import say, worded
+
+if TYPE_CHECKING:  # Loading it takes long.
+    from persist.services.backup import Copied, Verified
+
+Target = Annotated[str, typer.Argument(metavar="TARGET", help="A folder or URL of another place.")]
+TargetOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target-option",
+        metavar="NAME=VALUE",
+        help="For the store of TARGET; may be repeated. Without any, those of LOCATION if both are of one kind.",
+    ),
+]
+TargetFile = Annotated[
+    str | None,
+    typer.Option("--target-options-file", metavar="FILE", help="A JSON object of such options, as for LOCATION."),
+]
+
+LeaveOut = Annotated[
+    bool, typer.Option("--leave-out-damaged", help="Copy all the rest although parts are damaged or lost; status 1.")
+]
+
+
+PROOFS = Listing(kinds={"of": "string", "as_of": "int64", "digest": "string", "wrong": "string"}, shown={})
+
+
+@command
+def backup(
+    at: Place, target: Target, target_option: TargetOptions = None, target_options_file: TargetFile = None
+) -> int:
+    """Make TARGET a copy of the location as it is now, again and again: only what is new is copied."""
+    from persist.services.backup import backup
+
+    options = _target_options(at, target, target_option, target_options_file)
+    return _told(
+        at,
+        target,
+        backup(at.location, target, storage_options=at.options, target_options=options, settings=at.settings()),
+    )
+
+
+@command
+def copy(
+    at: Place,
+    target: Target,
+    leave_out_damaged: LeaveOut = False,
+    target_option: TargetOptions = None,
+    target_options_file: TargetFile = None,
+) -> int:
+    """Copy a location to where nothing is yet, as to move it to another store; call it again if it is interrupted."""
+    return _copied(at, target, leave_out_damaged, target_option, target_options_file)
+
+
+@command
+def restore(
+    at: Place,
+    target: Target,
+    leave_out_damaged: LeaveOut = False,
+    target_option: TargetOptions = None,
+    target_options_file: TargetFile = None,
+) -> int:
+    """Copy a backup, which is given first, to where nothing is yet; all is read again before anybody can write."""
+    return _copied(at, target, leave_out_damaged, target_option, target_options_file)
+
+
+@command
+def verify(
+    at: Place,
+    against: Annotated[
+        str | None, typer.Option(metavar="OTHER", help="Compare what collections hold with this location.")
+    ] = None,
+    target_option: TargetOptions = None,
+    target_options_file: TargetFile = None,
+    format: Format = None,
+    output: Output = None,
+) -> int:
+    """Read everything that a location holds, such as a backup, and prove it; status 1 if something is wrong.
+
+    JSON has all of it; other formats have the digest of each collection, and what is wrong.
+    """
+    from persist.services.backup import verify
+
+    options = _target_options(at, against or "", target_option, target_options_file)
+    proof = verify(at.location, against, storage_options=at.options, against_options=options, settings=at.settings())
+    if proof.seqno < 0:
+        raise at.nothing(at.location)
+    document = {**asdict(proof), "is_whole": proof.is_whole}
+    PROOFS.write_of(at, document, lambda: say(worded(str(proof))), lambda: _proofs(proof), format, output)
+    return OK if proof.is_whole else PROBLEMS
+
+
+def _proofs(proof: "Verified") -> list[dict[str, Any]]:
+    """Return a row for each collection, and one for each blob that is wrong."""
+    names = [*proof.digests, *(name for name in proof.differences if name not in proof.digests)]
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        time, digest = proof.digests.get(name, (None, None))
+        rows.append({"of": name, "as_of": time, "digest": digest, "wrong": proof.differences.get(name)})
+    return rows + [{"of": wrong.blob, "as_of": None, "digest": None, "wrong": wrong.what} for wrong in proof.problems]
+
+
+def _copied(at: Place, target: str, leave_out_damaged: bool, option: list[str] | None, file: str | None) -> int:
+    from persist.services.backup import copy
+
+    options = _target_options(at, target, option, file)
+    done = copy(
+        at.location,
+        target,
+        storage_options=at.options,
+        target_options=options,
+        leave_out_damaged=leave_out_damaged,
+        settings=at.settings(),
+    )
+    return _told(at, target, done)
+
+
+def _target_options(at: Place, target: str, given: list[str] | None, file: str | None) -> dict[str, Any]:
+    if given or file:
+        return storage_options(target, given or (), file)
+    if not is_folder(target) and target.partition("://")[0] == at.location.partition("://")[0]:
+        return at.options
+    return storage_options(target) if is_folder(target) or is_folder(at.location) else {}
+
+
+def _told(at: Place, target: str, done: "Copied") -> int:
+    tell_done(at, {"target": target, **asdict(done)}, f"{target} has {done}")
+    return PROBLEMS if done.damaged else OK

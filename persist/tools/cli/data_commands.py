@@ -1,0 +1,381 @@
+"""Commands that change a schema or index it, move data in and out, and serve it: evolve, index, ingest, publish …"""
+
+import os
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+import persist
+from persist.core.rendering import counted
+from persist.tools.cli.command import OK, Name, Terminated, command, stopped_by_sigterm
+from persist.tools.cli.listing import Listing, column, time_column
+from persist.tools.cli.place import Place, tell_done
+from persist.tools.cli.read_commands import AsOf, Columns, Format, Output, Where, narrowed
+from persist.tools.cli.text import print_json, say, tell
+from persist.tools.reports.times import time_of, times_of
+
+TOKEN_VARIABLE, WRITE_TOKEN_VARIABLE = "PERSIST_SERVE_TOKEN", "PERSIST_SERVE_WRITE_TOKEN"
+
+
+@command
+def evolve(
+    at: Place,
+    collection: Name,
+    add: Annotated[list[str] | None, typer.Option(metavar="NAME:TYPE", help="A value column; may be repeated.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A value column; may be repeated.")] = None,
+    rename: Annotated[list[str] | None, typer.Option(metavar="OLD=NEW", help="A column; may be repeated.")] = None,
+    widen: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:TYPE", help="To a type that holds all it held; may be repeated.")
+    ] = None,
+    default: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="What older records have in an added column.")
+    ] = None,
+    keyed: Annotated[bool, typer.Option("--keyed", help="From now on it takes events by upsert.")] = False,
+    order_by: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="With --keyed: of two events, the later by this.")
+    ] = None,
+    tombstone: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="With --keyed: says that a key is deleted.")
+    ] = None,
+    ties: Annotated[
+        str, typer.Option(help='With --keyed: of events that are equal in order, "last" to arrive or "greatest" value.')
+    ] = "last",
+) -> int:
+    """Change the schema for every reader and every time from now on; no data is rewritten."""
+    from persist.tools.cli.columns import typed
+
+    names = dict(_pair(renaming) for renaming in rename or [])
+    if not (add or drop or names or widen or keyed):
+        raise persist.InvalidUsage("say what is to change: --add, --drop, --rename, --widen or --keyed")
+    if not keyed and (order_by or tombstone is not None or ties != "last"):
+        raise persist.InvalidUsage("--order-by, --tombstone and --ties go with --keyed")
+    form: Any = {"order_by": order_by or (), "tombstone": tombstone, "ties": ties}
+    added = dict(map(typed, add or []))
+    with at.writing() as client:
+        loaded = client.load(collection)
+        version = loaded.evolve(
+            add=added,
+            defaults=_defaults(default or [], added),
+            drop=drop or [],
+            rename=names,
+            widen=dict(map(typed, widen or [])),
+            keyed=persist.Keyed(**form) if keyed else None,
+        )
+        columns = {name: str(loaded.schema.arrow.field(name).type) for name in loaded.schema.columns}
+        tell_done(
+            at,
+            {"collection": collection, "version": version, "columns": columns},
+            f"{collection} has version {version} of its schema: {', '.join(f'{n}: {t}' for n, t in columns.items())}",
+        )
+    return OK
+
+
+INDEXES = Listing(
+    kinds={"columns": "texts", "as_of": "int64", "as_of_moment": "string", "rows": "int64", "bytes": "int64"},
+    shown={
+        "columns": lambda row: ", ".join(row["columns"]), "as_of": time_column("as_of"), "rows": column("rows"),
+        "bytes": column("bytes"),
+    },
+    right=["as_of", "rows", "bytes"],
+)  # fmt: skip
+
+
+@command
+def index(
+    at: Place,
+    collection: Name,
+    columns: Annotated[
+        list[str] | None, typer.Argument(metavar="[COLUMN]...", help="To look up by; none to list the indexes.")
+    ] = None,
+    drop: Annotated[bool, typer.Option("--drop", help="Remove the index by these columns; answers stay.")] = False,
+    format: Format = None,
+    output: Output = None,
+) -> int:
+    """Keep a collection in the order of other columns, too, or bring such an index up to date; or list them."""
+    from persist.tools.reports.surveys import Facts
+
+    if drop and not columns:
+        raise persist.InvalidUsage("--drop removes one index: name its columns")
+    if columns and (format or output):
+        raise persist.InvalidUsage("--format and --output are of the list of indexes: name no column")
+    with at.writing() if columns else at.reading() as client:
+        loaded = client.load(collection)
+        if drop:
+            loaded.drop_index(*columns or ()).result()
+            told = {"collection": collection, "columns": columns, "dropped": True}
+            tell_done(at, told, f"dropped the index of {collection} by {', '.join(columns or ())}")
+            return OK
+        if columns:
+            one = loaded.index(*columns)
+            line = f"{collection} by {', '.join(one.columns)}: as of {times_of(loaded)(one.as_of)}"
+            tell_done(at, asdict(one), f"{line}, {counted(one.rows, 'row')}, {one.bytes:,} bytes")
+            return OK
+        moment = Facts(loaded.handle.contents()).moment
+        indexes = [{**asdict(one), "as_of_moment": moment(one.as_of)} for one in loaded.indexes()]
+        INDEXES.write(at, indexes, format, output)
+    return OK
+
+
+def _defaults(given: list[str], added: dict[str, Any]) -> dict[str, Any]:
+    import pyarrow as pa
+
+    from persist.codecs.types.texts import parse_column
+
+    defaults: dict[str, Any] = {}
+    for name, text in (_pair(assignment, "--default NAME=VALUE") for assignment in given):
+        if name not in added:
+            raise persist.InvalidUsage(f"--default {name}={text}: it is of a column that --add adds")
+        try:
+            defaults[name] = parse_column(pa.chunked_array([[text]]), added[name])[0]
+        except pa.ArrowException as error:
+            raise persist.InvalidUsage(f"--default {name}={text} is no {added[name]}: {error}") from error
+    return defaults
+
+
+@command
+def export(
+    at: Place,
+    collection: Name,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A folder that is not there yet, or the URL of one.")],
+    as_of: AsOf = None,
+    columns: Columns = None,
+    where: Where = None,
+) -> int:
+    """Write the contents of one time as a folder of Parquet files."""
+    with at.reading() as client:
+        loaded = client.load(collection)
+        time = None if as_of is None else time_of(as_of)
+        with loaded.snapshot(time, timeout_s=0, **narrowed(columns, where)) as snapshot:
+            made = snapshot.export_parquet(target)
+        line = f"wrote {counted(len(made), 'file')} to {target}"
+        tell_done(at, {"collection": collection, "target": target, "made": made}, line)
+    return OK
+
+
+TableFormat = Annotated[str, typer.Argument(metavar="FORMAT", help="delta or iceberg.")]
+
+
+@command
+def publish(
+    at: Place,
+    collection: Name,
+    table: TableFormat = "delta",
+    as_of: AsOf = None,
+    deletes: Annotated[
+        str, typer.Option(help="How changed rows are left out: vectors, or none for readers that know no vectors.")
+    ] = "vectors",
+    every: Annotated[
+        str | None,
+        typer.Option(metavar="WHEN", help='Keep it current: seal, keyframe, or "10 minutes".'),
+    ] = None,
+    feed: Annotated[bool, typer.Option("--feed", help="Of Delta: with a change feed.")] = False,
+    digest: Annotated[bool, typer.Option("--digest", help="Say the digest of the rows with the version.")] = False,
+    catalog: Annotated[str | None, typer.Option(help="Of Iceberg, as pyiceberg is configured with it.")] = None,
+    identifier: Annotated[str | None, typer.Option(help="What the table is called in the catalog.")] = None,
+) -> int:
+    """Let other programs read a sealed time as a table of theirs, without copying; or the next version of one."""
+    with at.writing() as client:
+        loaded = client.load(collection)
+        made = loaded.publish(
+            table,  # type: ignore[arg-type]
+            None if as_of is None else time_of(as_of),
+            deletes=deletes,  # type: ignore[arg-type]
+            every=every,
+            feed=feed,
+            digest=digest,
+            catalog=catalog,
+            identifier=identifier,
+        )
+        tell_done(at, asdict(made), f"{'published' if made.is_new else 'there already'}: {made}")
+    return OK
+
+
+@command
+def unpublish(at: Place, collection: Name, table: TableFormat = "delta") -> int:
+    """Give a published table up: readers find it no more, and gc deletes what only it needed."""
+    with at.writing() as client:
+        was_there = client.load(collection).unpublish(table)  # type: ignore[arg-type]
+        line = f"unpublished the {table} table of {collection}" if was_there else f"{collection} has no {table} table"
+        tell_done(at, {"collection": collection, "table": table, "unpublished": was_there}, line)
+    return OK
+
+
+@command
+def serve(
+    at: Place,
+    url: Annotated[str, typer.Option(help="grpc://host:port; port 0 takes a free one.")] = "grpc://127.0.0.1:0",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow an address that other machines reach without a token.")
+    ] = False,
+    commits: Annotated[
+        bool, typer.Option("--commits", help="Commit for others, too: clients opened with commit_through=.")
+    ] = False,
+    store: Annotated[
+        bool, typer.Option("--store", help="Let clients without rights on the store open the location through this.")
+    ] = False,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Speak Flight SQL, too, so that any tool with a driver for it asks queries.")
+    ] = False,
+    sql_memory: Annotated[
+        int | None, typer.Option(metavar="MB", help="What one query may keep in memory; 1,024.")
+    ] = None,
+    sql_timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="How long one query may take; 300.")
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve metrics there, too: http, for Prometheus and Grafana."),
+    ] = None,
+) -> int:
+    """Tell others of new records and serve reads over Arrow Flight, until it is interrupted.
+
+    The token that clients must send comes from the environment variable PERSIST_SERVE_TOKEN, and the one that lets
+    write through --store and --commits from PERSIST_SERVE_WRITE_TOKEN. With the second, the first lets read only.
+    """
+    token = os.environ.get(TOKEN_VARIABLE)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # What gRPC prints of a taken port, the error says in one line.
+    opened = at.writing(background=True) if commits else at.reading()
+    with opened as client, ExitStack() as stack, stopped_by_sigterm() as stop:
+        write_token = os.environ.get(WRITE_TOKEN_VARIABLE) if store or commits else None
+        limits = {"sql_memory_bytes": sql_memory and sql_memory << 20, "sql_timeout_s": sql_timeout}
+        options: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
+        server = stack.enter_context(
+            client.serve(
+                url,
+                token=token,
+                insecure=insecure,
+                commits=commits,
+                store=store,
+                write_token=write_token,
+                sql=sql,
+                **options,
+            )
+        )
+        addresses = {"url": server.url}
+        also = ", and commits to it" * commits + ", and its store" * store + ", in SQL, too" * sql
+        line = f"{server.url} serves {client.url}{also}. Ctrl-C ends it."
+        if metrics is not None:
+            from persist.tools.cli.exposition import MetricsServer
+
+            shown = stack.enter_context(
+                MetricsServer(client, metrics, token=token, write_token=write_token, insecure=insecure)
+            )
+            addresses["metrics"] = shown.url
+            line += f"\nMetrics are at {shown.url}"
+        tell_done(at, addresses, line)
+        typer.get_text_stream("stdout").flush()
+        stop.wait()
+    return OK
+
+
+def _pair(text: str, shape: str = "--rename OLD=NEW") -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not (old and equals and new):
+        raise persist.InvalidUsage(f"{text!r} is not of the form {shape}")
+    return old, new
+
+
+@command
+def ui(
+    at: Place,
+    host: Annotated[str, typer.Option(help="Where to listen; others can reach it if it is no loopback address.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option("--port", "-p", help="0 for any that is free.")] = 8420,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name by which it may be asked for, such as a proxy's; may be repeated."),
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> int:
+    """Serve a page to look at a location with: it only reads, and runs until it is interrupted."""
+    from persist.services.serve.messages import is_loopback
+    from persist.tools.web.app import MEMORY_BUDGET, served
+
+    with (
+        suppress(Terminated),
+        at.reading(memory_budget=MEMORY_BUDGET) as client,
+        served(client, host, port, None, allow_host or []) as page,
+    ):
+        if at.as_json:
+            print_json({"url": page.url})
+        else:
+            say(f"{page.url}\nWhoever has this address can read {client.url}. Ctrl-C ends it.")
+        if not is_loopback(host):
+            tell("This address can be reached from other machines, and what it shows goes over the network as it is.")
+        if open_:
+            import webbrowser
+
+            webbrowser.open(page.url)
+        page.run()
+    return OK
+
+
+@command
+def ingest(
+    at: Place,
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="A TOML file that describes a source, or its URL: docs/use/ingest.md."),
+    ],
+    collection: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The collection that gets the rows of files.")
+    ] = None,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", "-k", metavar="COLUMN", help="Of its key; may be repeated.")
+    ] = None,
+    publication: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a database: whose tables are taken in.")
+    ] = None,
+    tables: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE", help="Only these of its tables; may be repeated.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE.COLUMN", help="Leave a column out; may be repeated.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when all that is there by now was taken in.")] = False,
+) -> int:
+    """Take in files, a database or a topic exactly once, and follow it. Given again, it goes on where it was."""
+    options: dict[str, Any] = {"collection": collection, "key": key}
+    options |= {"publication": publication, "tables": tables, "exclude": exclude}
+    options = {name: value for name, value in options.items() if value is not None}
+    with at.writing(may_be_new=True, background=True) as client, stopped_by_sigterm() as stop:
+        done = persist.ingest(client, source, once=once, stop=stop, **options)
+        line = f"took in {counted(done.rows, 'row')} from {done.source} in {counted(done.commits, 'commit')}"
+        tell_done(
+            at,
+            {"source": done.source, "rows": done.rows, "commits": done.commits, "uppers": dict(done.uppers)},
+            line if done.commits else f"nothing is new at {done.source}",
+        )
+    return OK
+
+
+@command
+def egress(
+    at: Place,
+    sink: Annotated[
+        str,
+        typer.Argument(metavar="SINK", help="A TOML file that describes a target, or its URL: docs/use/egress.md."),
+    ],
+    collection: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A collection or view to send; may be repeated.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when all that is sealed by now was sent.")] = False,
+    drop: Annotated[
+        bool, typer.Option("--drop", help="Send nothing: give up the holds and what the target knows of them.")
+    ] = False,
+) -> int:
+    """Send collections to a database, topics or files exactly once, and follow. Given again, it goes on."""
+    options: dict[str, Any] = {} if collection is None else {"collections": collection}
+    with at.writing(background=True) as client, stopped_by_sigterm() as stop:
+        done = persist.egress(client, sink, once=once, drop=drop, stop=stop, **options)
+        said = {"sink": done.sink, "rows": done.rows, "commits": done.commits, "uppers": dict(done.uppers)}
+        if drop:
+            line = f"gave up {counted(len(done.dropped), 'hold')} of {done.sink}"
+            tell_done(at, {**said, "dropped": list(done.dropped)}, line)
+            return OK
+        line = f"sent {counted(done.rows, 'row')} to {done.sink} in {counted(done.commits, 'transaction')}"
+        tell_done(at, said, line if done.commits else f"nothing is new for {done.sink}")
+    return OK

@@ -1,0 +1,128 @@
+"""Running one command, and what becomes of its errors.
+
+Errors of the library, of the network and of files are one line on standard error, in the words of the command line
+(`persist.tools.cli.text`); the exit status says of what kind they are (`persist.tools.cli.command`). With --json the
+line is an object. A traceback is a fault of ours.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from functools import cache
+from itertools import takewhile
+from typing import Any
+
+import typer
+
+import persist
+from persist.tools.cli import (
+    copy_commands as copying,
+)
+from persist.tools.cli import (
+    data_commands as moving,
+)
+from persist.tools.cli import (
+    doctor,
+    shell,
+    status,
+)
+from persist.tools.cli import (
+    erase_command as erasing,
+)
+from persist.tools.cli import (
+    inspect_commands as looking,
+)
+from persist.tools.cli import (
+    name_commands as naming,
+)
+from persist.tools.cli import (
+    read_commands as reading,
+)
+from persist.tools.cli import (
+    upkeep_commands as upkeep,
+)
+from persist.tools.cli import (
+    write_commands as writing,
+)
+from persist.tools.cli.command import CONFLICT, INTERRUPTED, MISTAKE, OK, PROBLEMS, UNAVAILABLE, app
+from persist.tools.cli.text import shown, worded
+
+# Typer brings a Click of its own, or uses the other one: this is the base of its errors about arguments.
+_Misuse: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+_CARET = re.compile(r"\n\s*\^\s*$")
+COMMANDS = (copying, looking, status, reading, shell, writing, naming, moving, erasing, upkeep, doctor)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command, given its arguments without the program's name; return the exit status."""
+    given = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in takewhile(lambda argument: argument != "--", given)
+    try:
+        status = _program().main(
+            args=None if arguments is None else [*arguments], prog_name="persist", standalone_mode=False
+        )
+        return status if isinstance(status, int) else OK
+    except _Misuse as error:
+        return _misused(error, as_json)
+    except (typer.Abort, KeyboardInterrupt):
+        return _failed("interrupted", INTERRUPTED, as_json)
+    except persist.PersistError as error:
+        return _failed(error, _status_of(error), as_json)
+    except BaseExceptionGroup as group_of:  # Several writes of one client failed.
+        first = group_of.exceptions[0]
+        if not isinstance(first, persist.PersistError):
+            raise
+        return _failed(first, _status_of(first), as_json)
+    except OSError as error:
+        is_mistake = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError)
+        message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+        return _failed(message, MISTAKE if is_mistake else UNAVAILABLE, as_json)
+
+
+@cache
+def _program() -> Any:
+    """Return all commands as Typer runs them, which it takes longer to make than many a command takes."""
+    return typer.main.get_command(app)
+
+
+def _status_of(error: "persist.PersistError") -> int:
+    if isinstance(error, persist.Corruption):
+        return PROBLEMS
+    if isinstance(error, persist.Conflict):
+        return CONFLICT
+    if isinstance(error, persist.Unavailable | persist.Indeterminate):
+        return UNAVAILABLE
+    return MISTAKE
+
+
+def _misused(error: Any, as_json: bool) -> int:
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message(), file=sys.stderr)
+        return MISTAKE
+    if context is not None and not as_json:
+        print(f"{context.get_usage()}\nTry '{context.command_path} --help'.", file=sys.stderr)
+    return _failed(error.format_message(), MISTAKE, as_json)
+
+
+def _failed(error: "persist.PersistError | str", status: int, as_json: bool) -> int:
+    has_lines = getattr(error, "has_lines", False)
+    # On one line, the caret of a query would point at nothing.
+    text = str(error) if has_lines else " ".join(_CARET.sub("", str(error)).split())
+    text = " ".join([text, *getattr(error, "__notes__", ())])  # What was done nevertheless, and what to do.
+    text = text if isinstance(error, str) else worded(text)
+    if as_json:
+        document = {"error": _kind_of(error, status), "message": text, "status": status}
+        print(json.dumps(document), file=sys.stderr)
+    else:
+        print(f"persist: {shown(text, lines=has_lines)}", file=sys.stderr)
+    return status
+
+
+def _kind_of(error: "persist.PersistError | str", status: int) -> str:
+    """Return the public name of an error; of one that is none of the library's, that of what a handler would do."""
+    if isinstance(error, str):
+        return {MISTAKE: "InvalidUsage", INTERRUPTED: "KeyboardInterrupt"}.get(status, "Unavailable")
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in persist.core.errors.__all__)

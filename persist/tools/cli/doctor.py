@@ -1,0 +1,252 @@
+"""An environment, examined: doctor. Each check says what it found and, where something is wrong, what to do.
+
+Nothing of a location is changed. To see whether the store refuses to create what exists, which the commit log stands
+on, and what time its clock has, the blob `gc/clock` is written, as the collector of garbage does.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+import persist
+from persist.core.rendering import counted, duration
+from persist.tools.cli.command import OK, PROBLEMS, command
+from persist.tools.cli.listing import Listing
+from persist.tools.cli.place import FAR, Place
+from persist.tools.cli.read_commands import Format, Output
+from persist.tools.cli.text import say, worded
+
+JAVA_MIN = 17
+ASKED_S = 30.0  # How long another program may take to say its version.
+FINE, WARNING, WRONG, LEFT_OUT = "ok", "warning", "wrong", "left out"
+DISTRIBUTION = "persist-collections"
+_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?\s*([^;]*)(?:;.*extra == [\'\"]([\w-]+)[\'\"])?")
+_BOUND = re.compile(r"(>=|<)\s*([\d.]+)")
+EXAMINED = Listing(kinds=dict.fromkeys(("check", "result", "found", "advice"), "string"), shown={})
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found: `result` is one of "ok", "warning", "wrong" and "left out"."""
+
+    check: str
+    result: str
+    found: str
+    advice: str | None = None
+
+
+@command
+def doctor(
+    at: Place,
+    no_write: Annotated[
+        bool, typer.Option("--no-write", help="Write nothing, and so leave out what only a write shows.")
+    ] = False,
+    format: Format = None,
+    output: Output = None,
+) -> int:
+    """Examine an environment: Python, packages, Java, Spark's workers, the store and its clock; and say what to do.
+
+    Status 1 says that something is wrong, and 0 that nothing is, whatever the warnings.
+    """
+    findings = [
+        *(finding for check in (_python, _packages, _java, _workers) for finding in check(at)),
+        *_store(at, may_write=not no_write),
+    ]
+    if at.as_json or format not in (None, "table") or output is not None:
+        EXAMINED.write(at, [asdict(finding) for finding in findings], format, output)
+    else:
+        _print(findings)
+    return PROBLEMS if any(finding.result == WRONG for finding in findings) else OK
+
+
+def _print(findings: list[Finding]) -> None:
+    indent = " " * (len(LEFT_OUT) + 2)
+    for finding in findings:
+        say(f"{finding.result:<{len(LEFT_OUT)}}  {finding.check}: {finding.found}", hanging=len(indent))
+        if finding.advice:
+            say(f"{indent}{finding.advice}", hanging=0)
+
+
+def _python(at: Place) -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Finding("Python", FINE, f"{version} at {sys.executable}, persist {persist.__version__}")
+
+
+def _packages(at: Place) -> Iterator[Finding]:
+    """Tell which optional packages are there, and which have the wrong version."""
+    present, missing = [], []
+    try:
+        requirements = metadata.requires(DISTRIBUTION) or ()
+    except metadata.PackageNotFoundError:
+        yield Finding("packages", LEFT_OUT, "persist runs from a folder, and is not installed", "pip install it.")
+        return
+    for requirement in requirements:
+        match = _REQUIREMENT.fullmatch(requirement)
+        assert match is not None, requirement
+        name, bounds, extra = match[1], match[2].strip(), match[3]
+        if name == DISTRIBUTION or extra in ("dev", "bench", "demo", "docs"):
+            continue
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            missing.append((name, bounds, extra))
+            continue
+        present.append(f"{name} {version}")
+        if not _fits(version, bounds):
+            yield Finding("packages", WRONG, f"{name} {version} is not {bounds}", f"pip install '{name}{bounds}'")
+    yield Finding("packages", FINE, ", ".join(dict.fromkeys(present)))
+    extras = sorted({extra for *_, extra in missing if extra})
+    if extras:
+        yield Finding(
+            "packages", LEFT_OUT, f"not all is installed of {', '.join(extras)}", "Only who uses one needs it."
+        )
+    for name, bounds, extra in missing:
+        if extra is None or (extra == "s3" and at.location.startswith(("s3:", "s3a:"))):
+            yield Finding("packages", WRONG, f"{name} is not installed", f"pip install '{name}{bounds}'")
+
+
+def _fits(version: str, bounds: str) -> bool:
+    own, limits = _numbers(version), [(sign, _numbers(bound)) for sign, bound in _BOUND.findall(bounds)]
+    return all(own >= limit if sign == ">=" else own < limit for sign, limit in limits)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+def _has_spark() -> bool:
+    try:
+        return bool(metadata.version("pyspark"))
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def _java(at: Place) -> Iterator[Finding]:
+    if not _has_spark():
+        yield Finding("Java", LEFT_OUT, "PySpark is not installed, and nothing else needs Java")
+        return
+    advice = f"Install Java {JAVA_MIN} or newer, or let JAVA_HOME name one."
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(os.path.join(home, "bin", "java") if home else "java")
+    if java is None:
+        where = f"JAVA_HOME={home} has no bin/java" if home else "there is no java on the PATH, and no JAVA_HOME"
+        yield Finding("Java", WARNING, f"{where}, so Spark does not start", advice)
+        return
+    asked = _said_by([java, "-XshowSettings:properties", "-version"])
+    version = re.search(r"java\.specification\.version = (\d+)", asked)
+    number = int(version[1]) if version else 0
+    java_version = f"version {number or 'unknown'} at {java}"
+    yield Finding("Java", FINE, java_version) if number >= JAVA_MIN else Finding("Java", WARNING, java_version, advice)
+
+
+def _said_by(program: list[str]) -> str:
+    try:
+        done = subprocess.run(program, capture_output=True, text=True, timeout=ASKED_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr
+
+
+def _workers(at: Place) -> Iterator[Finding]:
+    if not _has_spark():
+        return
+    command_ = os.environ.get("PYSPARK_PYTHON")
+    if command_ is None:
+        python = f"with a local master, workers run this Python; elsewhere, the first {shutil.which('python3')} there"
+        yield Finding("Spark's workers", FINE, python)
+        return
+    from persist.connect.spark.workers import check_python
+
+    try:
+        check_python(command_, sys.executable)
+        yield Finding("Spark's workers", FINE, f"PYSPARK_PYTHON={command_} has this version of Python and of persist")
+    except persist.InvalidUsage as error:
+        yield Finding("Spark's workers", WRONG, str(error))
+
+
+def _store(at: Place, *, may_write: bool) -> Iterator[Finding]:
+    """Open the location to read, then write to the store what shows how it behaves."""
+    if not any(mark in at.location for mark in FAR) and not os.path.exists(os.path.expanduser(at.location)):
+        yield Finding("store", LEFT_OUT, f"there is no folder {at.location} yet; the first write makes it")
+        return
+    try:
+        with persist.open(at.location, mode="read", storage_options=at.options, settings=at.settings()) as client:
+            names, seqno = client.collections(), client.seqno
+            if seqno < 0 and at.has_parts():
+                yield Finding("store", WRONG, *_two(worded(str(at.nothing(client.url)))))
+                return
+            holds = f"{counted(len(names), 'collection')} at record {seqno:,}" if seqno >= 0 else "no location yet"
+            yield Finding("store", FINE, f"{client.url} can be read: it has {holds}")
+            if seqno < 0 and (foreign := at.foreign()) is not None:
+                problem = f"the folder holds something else, such as {foreign!r}: nothing was written"
+                yield Finding("writes", WRONG, problem, "Name a folder that is empty, or not there yet.")
+            elif may_write:
+                yield from store_findings(client)
+            else:
+                yield Finding("writes", LEFT_OUT, "conditional writes and the clock of the store need a write")
+    except persist.PersistError as error:
+        yield Finding("store", WRONG, *_two(worded(str(error))))
+
+
+def _two(message: str) -> tuple[str, str | None]:
+    """Return the first sentence of a message, and what it says to do."""
+    first, _, rest = " ".join(message.split()).partition(". ")
+    return first, rest or None
+
+
+def store_findings(client: "persist.Client") -> Iterator[Finding]:
+    """Tell what a write shows of a store; what is written to an empty location is deleted."""
+    from persist.core.log.keys import CLOCK_KEY
+
+    blob = client.engine.blob
+    before_s = time.time()
+    try:
+        blob.set(CLOCK_KEY, b"now")
+        after_s = time.time()
+        is_refused = not blob.create(CLOCK_KEY, b"now")
+        stored_s = next(entry.modified_s for entry in blob.list(CLOCK_KEY))
+        if client.seqno < 0:
+            blob.delete(CLOCK_KEY)
+    except persist.PersistError as error:
+        yield Finding("writes", WARNING, *_two(worded(str(error))))
+        return
+    yield Finding("writes", FINE, f"a blob was written, in {duration(after_s - before_s)}")
+    yield _conditional(is_refused)
+    yield _clock(stored_s, before_s, after_s, client.engine.settings.clock_skew_s)
+
+
+def _conditional(is_refused: bool) -> Finding:
+    if is_refused:
+        return Finding("conditional writes", FINE, "the store refuses to create what exists")
+    return Finding(
+        "conditional writes",
+        WRONG,
+        "the store overwrote what exists, so writers would lose each other's commits",
+        "Use a server, and proxies before it, that refuse a PUT with If-None-Match: * of a key that exists.",
+    )
+
+
+def _clock(stored_s: float, before_s: float, after_s: float, skew_s: float) -> Finding:
+    """Compare the store's time of a blob with this machine's, before and after it was written."""
+    ahead_s = max(before_s - stored_s - 1, stored_s - after_s, 0.0)  # Stores date by whole seconds.
+    side = "ahead of" if before_s > stored_s else "behind"
+    if ahead_s <= skew_s / 2:
+        return Finding(
+            "clock", FINE, "this machine's and the store's agree" + (f" to {duration(ahead_s)}" * (ahead_s > 0))
+        )
+    return Finding(
+        "clock",
+        WRONG if ahead_s > skew_s else WARNING,
+        f"this machine's is {duration(ahead_s)} {side} the store's, and leases allow for {duration(skew_s)}",
+        "Set the clocks by NTP: a reader whose clock is wrong can lose its lease and has to begin again.",
+    )

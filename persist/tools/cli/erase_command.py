@@ -1,0 +1,82 @@
+"""The command that takes records out of all times, and looks for what is left of them."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+import persist
+from persist.core.rendering import moment_text
+from persist.tools.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, command
+from persist.tools.cli.place import Place, tell_done
+from persist.tools.cli.read_commands import Format, Where
+from persist.tools.cli.text import print_json, say, tell, worded
+from persist.tools.cli.write_commands import Keys, check_format, keys_of
+
+
+@command
+def erase(
+    at: Place,
+    collection: Name,
+    where: Where = None,
+    keys: Keys = None,
+    reason: Annotated[str | None, typer.Option(help="Why; the log keeps it, so name nobody.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Must be in no object of the store; may be repeated.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Erase nothing: say what is left, or print the receipt if nothing is.")
+    ] = False,
+    format: Format = None,
+    yes: Yes = False,
+) -> int:
+    """Erase records from all times, also from clones and views; asks first, because nothing brings them back."""
+    check_format(keys, format)
+    if verify:
+        if reason is not None or yes:
+            raise persist.InvalidUsage("--verify erases nothing: erase first, and leave --reason and --yes out here")
+        return _verified(at, collection, where, keys, text or [], format)
+    if text:
+        raise persist.InvalidUsage("--text goes with --verify, which looks for it")
+    if (where is None) == (keys is None):
+        raise persist.InvalidUsage("say what to erase: --where CONDITION, or --keys FILE")
+    if reason is None:
+        raise persist.InvalidUsage('say why, without naming anybody: --reason "request 17"')
+    from persist.services.erase import mentioned, mentions
+
+    with at.writing() as client:
+        loaded = client.load(collection)
+        wanted = None if keys is None else keys_of(loaded, keys, format)
+        what = f"those of {keys}" if where is None else f"where {where}"
+        if not yes and (places := mentions(loaded.handle, wanted, where)):
+            tell(f"{mentioned(places)}.")
+        if not yes and not agreed(f"Erase records of {collection!r}, {what}, from all times, for good?"):
+            tell("persist: nothing was erased")
+            return MISTAKE
+        report = loaded.erase(wanted, where=where, reason=reason)
+        tell_done(at, asdict(report), str(report))
+    return OK
+
+
+def _verified(
+    at: Place, collection: str, where: str | None, keys: str | None, texts: list[str], format: str | None
+) -> int:
+    with at.reading() as client:
+        loaded = client.load(collection)
+        wanted = None if keys is None else keys_of(loaded, keys, format)
+        left = loaded.traces(wanted, where=where, texts=texts)
+        if left.is_gone:
+            print_json(left.receipt())
+            return OK
+        if at.as_json:
+            print_json(
+                {
+                    "left": [
+                        {**asdict(trace), "until": None if trace.until is None else moment_text(trace.until)}
+                        for trace in left.found
+                    ]
+                }
+            )
+        else:
+            say(worded(str(left)))
+    return PROBLEMS

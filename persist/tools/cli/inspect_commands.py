@@ -1,0 +1,209 @@
+"""Commands that look at a location and read no data: ls, show, log, holds."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+import persist
+from persist.core.rendering import moment_text
+from persist.tools.cli.command import OK, Name, command
+from persist.tools.cli.listing import Listing, Watch, column, show_listing, time_column
+from persist.tools.cli.place import Place
+from persist.tools.cli.read_commands import Format, Output
+from persist.tools.cli.text import say, tell
+
+
+def _unsealed(row: Mapping[str, Any]) -> object:
+    return f"{row['unsealed']:,}" if row["unsealed"] else "-"
+
+
+COLLECTIONS = Listing(
+    kinds={
+        "name": "string", "rows": "int64", "bytes": "int64", "parts": "int64", "since": "int64", "upper": "int64",
+        "since_moment": "string", "upper_moment": "string", "holds": "int64", "unsealed": "int64",
+    },
+    shown={
+        "name": column("name"), "rows": lambda row: "?" if row["rows"] is None else f"{row['rows']:,}",
+        "bytes": column("bytes"), "since": time_column("since"), "upper": time_column("upper"),
+        "parts": column("parts"), "holds": column("holds"), "unsealed": _unsealed,
+    },
+    right=["rows", "bytes", "since", "upper", "parts", "holds", "unsealed"],
+    spare=("parts", "holds", "since", "bytes"),
+)  # fmt: skip
+HOLDS = Listing(
+    kinds={
+        "collection": "string", "hold": "string", "time": "int64", "time_moment": "string", "holder": "string",
+        "until": "string",
+    },
+    shown={
+        "collection": column("collection"), "hold": column("hold"), "time": time_column("time"),
+        "holder": column("holder"), "until": lambda row: row["until"] or "released",
+    },
+    right=["time"],
+    spare=("until", "holder"),
+)  # fmt: skip
+COSTS = Listing(
+    kinds={
+        "kind": "string", "requests": "int64", "request_bytes": "int64", "objects": "int64", "bytes": "int64",
+        "dollars": "float64",
+    },
+    shown={
+        **{name: column(name) for name in ("kind", "requests", "request_bytes", "objects", "bytes")},
+        "dollars a month": lambda row: f"{row['dollars']:,.4f}",
+    },
+    right=["requests", "request_bytes", "objects", "bytes", "dollars a month"],
+    spare=("objects", "request_bytes"),
+)  # fmt: skip
+RECORDS = {"seqno": "int64", "at": "string", "writer": "string", "did": "texts"}
+
+
+@command
+def ls(
+    at: Place,
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin like this.")] = "",
+    format: Format = None,
+    output: Output = None,
+    watch: Watch = False,
+) -> int:
+    """List the collections: rows, bytes, since, upper, holds, and what is not sealed yet."""
+    from persist.tools.reports.surveys import survey
+
+    with at.reading() as client:
+
+        def look() -> list[dict[str, Any]]:
+            return [facts.as_json() for facts in survey(client, client.collections(prefix))]
+
+        show_listing(at, client, COLLECTIONS, look, format, output, watch=watch)
+    return OK
+
+
+COLUMNS = Listing(kinds={"side": "string", "name": "string", "type": "string"}, shown={})
+
+
+@command
+def show(at: Place, collection: Name, format: Format = None, output: Output = None) -> int:
+    """Show one collection: schema, times, holds, history, keyframes, sizes, and what reading it costs.
+
+    JSON has all of it; other formats have the columns.
+    """
+    from persist.tools.cli.portrait import print_portrait
+    from persist.tools.reports.surveys import portrait
+
+    with at.reading() as client:
+        summary = portrait(client, client.load(collection))
+    document = summary.as_json()
+    COLUMNS.write_of(at, document, lambda: print_portrait(summary), lambda: document["columns"], format, output)
+    return OK
+
+
+@command
+def holds(
+    at: Place,
+    collections: Annotated[
+        list[str] | None, typer.Argument(metavar="COLLECTION", help="Of which ones; all by default.")
+    ] = None,
+    format: Format = None,
+    output: Output = None,
+    watch: Watch = False,
+) -> int:
+    """List who keeps since back."""
+    with at.reading() as client:
+        show_listing(at, client, HOLDS, lambda: _held(client, collections), format, output, watch=watch)
+    return OK
+
+
+def _held(client: "persist.Client", collections: list[str] | None) -> list[dict[str, Any]]:
+    from persist.tools.reports.surveys import Facts, hold_for_people, names_by_id
+
+    rows: list[dict[str, Any]] = []
+    names = names_by_id(client)
+    for name in collections or client.collections():
+        try:
+            loaded = client.load(name)
+            own_holds, moment = loaded.holds(), Facts(loaded.handle.contents()).moment
+        except persist.errors.CollectionNotFound:
+            if collections:
+                raise
+            continue  # It was dropped meanwhile.
+        for hold in own_holds:
+            rows.append(
+                {
+                    "collection": name,
+                    "hold": hold_for_people(hold.name, names) if hold.name else None,
+                    "time": hold.kept,
+                    "time_moment": moment(hold.kept),
+                    "holder": hold.holder,
+                    "until": None if hold.expires_ms is None else moment_text(hold.expires_ms / 1000),
+                }
+            )
+    return rows
+
+
+@command
+def log(
+    at: Place,
+    collection: Annotated[str | None, typer.Option("--collection", "-c", help="Only records about this one.")] = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, max=100_000, help="How many records.")] = 20,
+    before: Annotated[int | None, typer.Option(min=0, help="Only records before this seqno.")] = None,
+    format: Format = None,
+    output: Output = None,
+) -> int:
+    """Show the newest records of the log as a person reads them, the oldest of them first."""
+    from persist.tools.cli.portrait import Told, records_before
+    from persist.tools.cli.row_output import format_of
+
+    with at.reading() as client:
+        id_ = None if collection is None else client.load(collection).id
+        records, is_cut = records_before(client, before, last, id_)
+        teller = Told(client)
+        did = [teller.sentences(record) for record in records]
+    wanted = format_of(format, output, at.as_json)
+    if wanted != "table" or output is not None:
+        rows: list[dict[str, Any]] = [
+            {
+                "seqno": record.seqno,
+                "at": moment_text(record.written_ms / 1000),
+                "writer": record.writer,
+                "did": sentences,
+            }
+            for record, sentences in zip(records, did, strict=True)
+        ]
+        Listing(RECORDS, {}).write(at, rows, format, output)
+        return OK
+    for record, sentences in zip(records, did, strict=True):
+        exclusive = "" if record.epoch is None else f", epoch {record.epoch}"
+        say(f"{record.seqno:>8}  {moment_text(record.written_ms / 1000)}  {record.writer}{exclusive}")
+        for sentence in sentences:
+            say(f"          {sentence}")
+    if is_cut:
+        tell("Older records are not kept any more.")
+    return OK
+
+
+@command
+def cost(
+    at: Place,
+    hours: Annotated[int, typer.Option(min=1, max=24, help="How many hours back requests are counted.")] = 24,
+    prices: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A JSON object of dollars: puts_1000, gets_1000, lists_1000, …"),
+    ] = None,
+    format: Format = None,
+    output: Output = None,
+) -> int:
+    """Show the requests of the last day, what is stored, and what both cost in a month by the prices of S3 or yours."""
+    from persist.tools.reports.costs import LIST_PRICES, Prices, costs_of
+
+    known = LIST_PRICES if prices is None else Prices.of_file(prices)
+    with at.reading() as client:
+        costs = costs_of(client, known, hours=hours)
+        COSTS.write(at, [kind.as_json() for kind in costs.kinds], format, output)
+    tell(
+        f"Since {moment_text(costs.since_s)}, writing clients told of {costs.told:,} requests. Of the objects "
+        f"that were made since then, {costs.made:,} are still there. PUTs are the greater of both. Not counted are "
+        "clients that only read, tasks of Spark, and what a client did since it last told: it tells every 15 "
+        "minutes, and at its end if 100 requests are left. In a folder nobody tells. The metric "
+        "persist_store_requests_total of each process, and the store's own metrics, have all."
+    )
+    return OK

@@ -1,0 +1,146 @@
+"""Lists of facts: tables for people, every format for programs, and the screen that shows them again as they change."""
+
+import json
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+import persist
+from persist.tools.cli.place import Place
+from persist.tools.cli.text import print_table
+
+if TYPE_CHECKING:
+    from persist.api.client import Client
+
+T = TypeVar("T")
+Watch = Annotated[bool, typer.Option("--watch", help="Show it again as it changes, until you interrupt it.")]
+WATCH_S = 2.0  # How often it is shown again if nothing changes: what lies behind the clock does so all the time.
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a command lists, of which programs get all and people what they need.
+
+    Attributes:
+        kinds: what programs get of a row: names and their types, as Arrow calls them; or "texts", a list of them.
+        shown: the columns that people see, and what makes their values of a row.
+    """
+
+    kinds: Mapping[str, str]
+    shown: Mapping[str, Callable[[Mapping[str, Any]], object]]
+    right: Collection[str] = ()
+    texts: Collection[str] = ()
+    spare: Sequence[str] = ()
+
+    def write(self, at: Place, rows: Sequence[Mapping[str, Any]], format: str | None, output: str | None) -> None:
+        """Write rows in the format that was asked for."""
+        from persist.tools.cli.row_output import format_of, write_rows
+
+        wanted = format_of(format, output, at.as_json)
+        if wanted == "table" and output is None:
+            self.print(rows)
+            return
+        import pyarrow as pa
+
+        lists = [name for name, kind in self.kinds.items() if kind == "texts"]
+        if wanted == "csv":  # Which has no lists.
+            rows, lists = [{**row, **{name: "; ".join(row[name]) for name in lists}} for row in rows], []
+        kinds = {name: "string" if kind == "texts" else kind for name, kind in self.kinds.items()}
+        schema = pa.schema([(name, pa.list_(pa.string()) if name in lists else kind) for name, kind in kinds.items()])
+        write_rows(schema, [pa.RecordBatch.from_pylist([*rows], schema)], wanted, output, None, in_order=True)
+
+    def write_of(
+        self,
+        at: Place,
+        document: Mapping[str, Any],
+        show: Callable[[], None],
+        rows: Callable[[], Sequence[Mapping[str, Any]]],
+        format: str | None,
+        output: str | None,
+    ) -> None:
+        """Write what is more than a list: a screen for people, all of it as one JSON object, or its list as rows."""
+        from persist.tools.cli.row_output import format_of, opened
+
+        wanted = format_of(format, output, at.as_json)
+        if wanted == "json":
+            with opened(output) as file:
+                file.write(json.dumps(document, default=str).encode() + b"\n")
+        elif wanted == "table" and output is None:
+            show()
+        else:
+            self.write(at, rows(), wanted, output)
+
+    def print(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Print rows as a table."""
+        head = [*self.shown]
+        print_table(
+            head,
+            [[of(row) for of in self.shown.values()] for row in rows],
+            right=map(head.index, self.right),
+            texts=map(head.index, self.texts),
+            spare=self.spare,
+        )
+
+
+def column(name: str) -> Callable[[Mapping[str, Any]], object]:
+    """Return a function that shows a column as it is, numbers with commas, and nothing as a dash."""
+
+    def shown(row: Mapping[str, Any]) -> object:
+        value = row[name]
+        return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
+
+    return shown
+
+
+def time_column(name: str) -> Callable[[Mapping[str, Any]], object]:
+    """Return a function that shows a time: its moment, which the row has under a name of its own, or the number."""
+
+    def shown(row: Mapping[str, Any]) -> object:
+        return "-" if row[name] is None else (row[f"{name}_moment"] if row[name] else None) or row[name]
+
+    return shown
+
+
+def show_listing(
+    at: Place,
+    client: "Client",
+    listing: Listing,
+    look: Callable[[], Sequence[Mapping[str, Any]]],
+    format: str | None,
+    output: str | None,
+    *,
+    watch: bool,
+) -> None:
+    """Write what a look gives; or watch it as a table."""
+    check_watch(at, format, output, watch=watch)
+    if watch:
+        watch_screen(client, look, listing.print)
+    else:
+        listing.write(at, look(), format, output)
+
+
+def check_watch(at: Place, format: str | None, output: str | None, *, watch: bool) -> None:
+    """Refuse to watch what has an end."""
+    if watch and (at.as_json or output is not None or format not in (None, "table")):
+        raise persist.InvalidUsage("--watch shows a table, again and again: leave the format and --output out")
+
+
+def watch_screen(client: "Client", look: Callable[[], T], show: Callable[[T], None]) -> None:
+    """Show what a look gives, and again whenever the log has grown or some time has passed, until Ctrl-C."""
+    follower, seen, facts = client.engine.follower, client.seqno, look()
+
+    def has_news() -> bool | None:
+        return follower.state.seqno > seen or None
+
+    with suppress(KeyboardInterrupt):
+        while True:
+            if sys.stdout.isatty():
+                print("\x1b[H\x1b[2J\x1b[3J", end="")  # Home, and an empty screen.
+            show(facts)
+            sys.stdout.flush()
+            if follower.wait_for(has_news, WATCH_S):
+                seen, facts = follower.state.seqno, look()

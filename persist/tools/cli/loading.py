@@ -1,0 +1,203 @@
+"""Loading a file into a collection: checked whole before anything is written, then written piece by piece, each once.
+
+Every piece is a commit with a token made of the file's contents and of what was asked for, so that the same command,
+given again after a crash, goes on where it was. Readers see nothing of it until its times are sealed, which the commit
+of the last piece does. Rows without a time are one commit, which gives them its time; events without one get that of
+the commit of their piece.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+import persist
+from persist.connect.ingest.row_casts import Misfits
+from persist.connect.ingest.row_files import misfit_error, pieces_of
+from persist.connect.ingest.row_formats import RowFile
+from persist.core.progress import task
+from persist.tools.cli.casting import Caster
+from persist.tools.cli.text import tell
+
+PIECE_ROWS = 1_000_000
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a file is to be written.
+
+    Attributes:
+        time: of all rows: a number, a moment, or the name of a column; None for updates that have times, and for rows
+            that get the time of the commit.
+        diff: of all rows; None for 1, or what they have.
+        seal: where to seal to with the last piece; None for not at all.
+        token: names the load; None: the file's contents do.
+        piece_rows: rows of one commit.
+        skip_bad: write what fits, if not all does.
+        late: what to do with events that come too late; None for updates, which are no events.
+        allow_future: take times that are more than a day ahead of the clock.
+    """
+
+    time: int | str | None = None
+    diff: int | None = None
+    seal: int | str | None = None
+    token: str | None = None
+    piece_rows: int = PIECE_ROWS
+    skip_bad: bool = False
+    late: str | None = None
+    allow_future: bool = False
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a load did: rows written, and left out; commits made now, and found made before; the last one's seqno.
+
+    Attributes:
+        time: that the commit gave to rows without one; None if they had times, or are events.
+    """
+
+    rows: int
+    skipped: int
+    commits: int
+    done_before: int
+    seqno: int | None
+    time: int | None = None
+
+
+@contextmanager
+def spooled(path: str, format: str | None) -> Iterator[RowFile]:
+    """Yield the file at a path; standard input, if it is -, is copied to a temporary file first."""
+    if path != "-":
+        if not os.path.isfile(path):
+            raise persist.InvalidUsage(f"there is no file {path!r}: give the path of one, or - for standard input")
+        yield RowFile.at(path, format)
+        return
+    if format is None:
+        raise persist.InvalidUsage(
+            "the format of standard input cannot be told: say --format csv, json, parquet or arrow"
+        )
+    with tempfile.NamedTemporaryFile(prefix="persist-") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        file.flush()
+        yield RowFile.at(file.name, format, name="standard input")
+
+
+def checked(file: RowFile, caster: Caster, *, skip_bad: bool) -> tuple[int, int]:
+    """Return how many rows fit, and how many do not.
+
+    Raises:
+        InvalidUsage: some do not, and this is not allowed; the message has the first reasons.
+    """
+    misfits, rows = Misfits(), 0
+    with task("check", file.name) as done:
+        for piece in pieces_of(file, caster, misfits):
+            rows += len(piece)
+            done(len(piece))
+    if misfits.count and not skip_bad:
+        raise misfit_error(
+            f"{misfits.count:,} of the {rows + misfits.count:,} rows of {file.name} do not fit, and nothing was "
+            f"written. Mend them, or say --skip-bad to leave them out:\n{misfits}"
+        )
+    if misfits.count:
+        tell(f"Left out: {misfits.count:,} of {rows + misfits.count:,} rows of {file.name}\n{misfits}")
+    return rows, misfits.count
+
+
+def load(collection: "persist.Collection", file: RowFile, caster: Caster, plan: Plan) -> Loaded:
+    """Write a file; see the module's docstring. Memory: a piece."""
+    token = plan.token or _token(collection, file, plan)
+    handle, contents = collection.handle, collection.handle.contents()
+    rows, skipped = checked(file, caster, skip_bad=plan.skip_bad)
+    if plan.late is None and caster.time_column is None and plan.time is None:
+        done_before = handle.remembers(contents, f"{token}/0")
+        future = collection.write(rows_of(file, caster), diff=plan.diff, token=f"{token}/0")
+        return Loaded(
+            rows, skipped, int(bool(rows) and not done_before), int(done_before), future.result(), future.time
+        )
+    pieces = max(1, -(-rows // plan.piece_rows))
+    is_ours = plan.token is None  # It says what was written. For other tokens, the library compares that.
+    if is_ours and handle.remembers(contents, f"{token}/{pieces - 1}"):
+        return Loaded(rows, skipped, 0, pieces, None)
+    before, seqno = sum(handle.remembers(contents, f"{token}/{n}") for n in range(pieces)), None
+    with task("write", file.name, total=rows) as done:
+        for n, piece in enumerate(_cut(pieces_of(file, caster, Misfits()), plan.piece_rows)):
+            seal = plan.seal if n == pieces - 1 else None
+            if not is_ours or not handle.remembers(contents, f"{token}/{n}"):
+                seqno = _write(collection, piece, plan, f"{token}/{n}", seal)
+            done(len(piece))
+    if not rows and plan.seal is not None:
+        seqno = collection.seal(plan.seal, allow_future=plan.allow_future).result()
+    return Loaded(rows, skipped, (pieces if rows else 0) - before, before, seqno)
+
+
+def _write(collection: "persist.Collection", piece: pa.Table, plan: Plan, token: str, seal: int | str | None) -> int:
+    if plan.late is None:
+        return collection.write(
+            piece, time=plan.time, diff=plan.diff, token=token, seal=seal, allow_future=plan.allow_future
+        ).result()
+    late: Any = plan.late
+    return collection.upsert(
+        piece, time=plan.time, token=token, seal=seal, late=late, allow_future=plan.allow_future
+    ).result()
+
+
+def was_begun(collection: "persist.Collection", file: RowFile, plan: Plan) -> bool:
+    """Return whether some of the same load has been written before, so that its times may be sealed by now."""
+    token = f"{plan.token or _token(collection, file, plan)}/0"
+    return collection.handle.remembers(collection.handle.contents(), token)
+
+
+def _cut(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """Yield the same rows in pieces of so many, the last one excepted."""
+    waiting: list[pa.Table] = []
+    count = 0
+    for piece in pieces:
+        waiting.append(piece)
+        count += len(piece)
+        while count >= rows:
+            whole = pa.concat_tables(waiting)
+            yield whole.slice(0, rows)
+            waiting, count = [whole.slice(rows)], count - rows
+    if count:
+        yield pa.concat_tables(waiting)
+
+
+def _token(collection: "persist.Collection", file: RowFile, plan: Plan) -> str:
+    """Return a token that names a load by what it does: the same file into the same collection in the same way."""
+    way = (plan.time, plan.diff, plan.piece_rows, plan.skip_bad, plan.late)
+    return f"file {_digest(file, collection.id, file.format, *way)}"
+
+
+def overwrite_token(collection: "persist.Collection", file: RowFile, time: int | str, way: tuple[Any, ...]) -> str:
+    """Return a token for an overwrite: the same file over the same collection in the same way."""
+    return f"file over {_digest(file, collection.id, file.format, time, *way)}"
+
+
+def _digest(file: RowFile, *way: Any) -> str:
+    digest = xxhash.xxh3_128()
+    with open(file.path, "rb") as source:
+        while data := source.read(READ_BYTES):
+            digest.update(data)
+    digest.update(repr(way).encode())
+    return digest.hexdigest()
+
+
+def rows_of(file: RowFile, caster: Caster) -> pa.RecordBatchReader:
+    """Return the rows of a file that fit, as a stream."""
+    pieces = pieces_of(file, caster, Misfits())
+    first = next(pieces)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from first.to_batches()
+        for piece in pieces:
+            yield from piece.to_batches()
+
+    return pa.RecordBatchReader.from_batches(first.schema, batches())

@@ -1,0 +1,79 @@
+"""What the library logs while a command runs, on standard error: remarks for people, or lines for a collector of logs.
+
+`PERSIST_LOG` has a level, a format, or both: `info`, `json`, `debug,json`. Without it, warnings are told as remarks.
+With it, each line begins with the moment, the level and the logger. In JSON a line is one object: `at`, `level`,
+`logger`, `message`, and what the message is about as fields of their own, such as `what`, `name`, `seconds`, `seqno`.
+`--verbose` means `info`, where the variable says no level. What was stored is escaped, as everywhere.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import persist
+from persist.core.rendering import moment_text
+from persist.tools.cli.text import tell
+
+VARIABLE = "PERSIST_LOG"
+LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
+FIELDS = "persist"  # Of a record: what it is about.
+
+
+@contextmanager
+def logged(verbose: bool = False) -> Iterator[None]:
+    """Tell what the library logs in this block.
+
+    Raises:
+        InvalidUsage: the variable says what is no level and no format.
+    """
+    level, form = chosen(os.environ.get(VARIABLE, ""), verbose)
+    handler, logger = _Handler(level, form), logging.getLogger("persist")
+    before = logger.level
+    logger.addHandler(handler)
+    if level < logger.getEffectiveLevel():
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+def chosen(said: str, verbose: bool) -> tuple[int, str]:
+    """Return the level, and the format: remark, line or json."""
+    level, form = None, "remark"
+    for word in filter(None, (part.strip().lower() for part in said.split(","))):
+        if word in LEVELS:
+            level, form = LEVELS[word], "line" if form == "remark" else form
+        elif word == "json":
+            form = "json"
+        else:
+            raise persist.InvalidUsage(
+                f"{VARIABLE}={said!r:.100}: {word!r:.50} is no level and no format. Give one of {', '.join(LEVELS)}, "
+                "or json, or both: info,json"
+            )
+    if level is None:
+        level = logging.INFO if verbose else logging.WARNING
+    return level, form
+
+
+class _Handler(logging.Handler):
+    def __init__(self, level: int, form: str) -> None:
+        super().__init__(level)
+        self._form = form
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message, level = record.getMessage(), record.levelname.lower()
+        if self._form == "remark":
+            tell(f"persist: {message}")
+            return
+        at = moment_text(record.created, "milliseconds")
+        if self._form == "line":
+            tell(f"{at} {level} {record.name}: {message}")
+            return
+        fields = {"at": at, "level": level, "logger": record.name, "message": message}
+        if record.exc_info and record.exc_info[1] is not None:
+            fields["error"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+        tell(json.dumps({**getattr(record, FIELDS, {}), **fields}, default=str))

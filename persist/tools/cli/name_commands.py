@@ -1,0 +1,303 @@
+"""Commands that say something of collections: tag, tags, untag, rename, clone, view, refresh, apply."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import persist
+from persist.tools.cli.command import MISTAKE, OK, Name, Yes, agreed, command
+from persist.tools.cli.listing import Listing, column, time_column
+from persist.tools.cli.place import Place, tell_done
+from persist.tools.cli.read_commands import AsOf, Format, Output
+from persist.tools.cli.text import print_json, say, tell
+from persist.tools.reports.times import time_of, times_of
+
+if TYPE_CHECKING:
+    from persist.compute.sql import Wanted
+
+Tag = Annotated[str, typer.Argument(metavar="TAG", help="A name that does not look like a time.")]
+
+
+@command
+def tag(
+    at: Place,
+    collection: Name,
+    name: Tag,
+    time: Annotated[str | None, typer.Argument(metavar="TIME", help="A sealed time; else the latest one.")] = None,
+    move: Annotated[bool, typer.Option("--move", help="Let a tag that is at another time move.")] = False,
+) -> int:
+    """Name a sealed time, which stays readable as long as it has a name: --as-of TAG reads it."""
+    with at.writing() as client:
+        loaded = client.load(collection)
+        tagged = loaded.tag(name, None if time is None else time_of(time), move=move)
+        shown = times_of(loaded)(tagged)
+        tell_done(
+            at, {"collection": collection, "tag": name, "time": tagged}, f"{collection} as of {shown} is {name!r}"
+        )
+    return OK
+
+
+TAGS = Listing(
+    kinds={"tag": "string", "time": "int64", "time_moment": "string"},
+    shown={"tag": column("tag"), "time": time_column("time")},
+    right=["time"],
+)
+
+
+@command
+def tags(at: Place, collection: Name, format: Format = None, output: Output = None) -> int:
+    """List the tags of a collection."""
+    from persist.tools.reports.surveys import Facts
+
+    with at.reading() as client:
+        loaded = client.load(collection)
+        times = sorted((time, name) for name, time in loaded.tags().items())
+        moment = Facts(loaded.handle.contents()).moment
+    TAGS.write(at, [{"tag": name, "time": t, "time_moment": moment(t)} for t, name in times], format, output)
+    return OK
+
+
+@command
+def untag(at: Place, collection: Name, name: Tag) -> int:
+    """Drop a tag; the time that it named may be compacted then."""
+    with at.writing() as client:
+        client.load(collection).untag(name).result()
+        tell_done(at, {"collection": collection, "dropped": name}, f"dropped the tag {name!r} of {collection}")
+    return OK
+
+
+@command
+def rename(
+    at: Place, collection: Name, name: Annotated[str, typer.Argument(metavar="NEW", help="The new name.")]
+) -> int:
+    """Give a collection another name."""
+    with at.writing() as client:
+        client.load(collection).rename(name).result()
+        tell_done(at, {"collection": name, "was": collection}, f"{collection} is called {name} now")
+    return OK
+
+
+@command
+def clone(
+    at: Place,
+    collection: Name,
+    name: Annotated[str, typer.Argument(metavar="TARGET", help="What the new collection is called.")],
+    as_of: AsOf = None,
+) -> int:
+    """Make another collection with the same contents as of a time, without copying data."""
+    with at.writing() as client:
+        made = client.clone(collection, name, as_of=None if as_of is None else time_of(as_of))
+        (since,) = made.since.elements
+        shown = times_of(made)(since)
+        tell_done(
+            at,
+            {"collection": name, "source": collection, "as_of": since},
+            f"{name} holds what {collection} held as of {shown}",
+        )
+    return OK
+
+
+@command
+def view(
+    at: Place,
+    name: Annotated[str, typer.Argument(metavar="VIEW", help="What the view is called: it is a collection.")],
+    query: Annotated[
+        str | None, typer.Argument(metavar="QUERY", help="A SELECT of DuckDB's SQL; else the view is shown.")
+    ] = None,
+    key: Annotated[list[str] | None, typer.Option("--key", "-k", help="A column of its key; may be repeated.")] = None,
+    start: Annotated[
+        str | None, typer.Option(metavar="TIME", help='Where it begins, or "now"; else as early as its inputs.')
+    ] = None,
+    redefine: Annotated[
+        bool, typer.Option("--redefine", help="Give a view that is there this query: sealed times stay as they are.")
+    ] = False,
+) -> int:
+    """Keep the answer of a query as a collection; without a query, show the one that a view keeps."""
+    if redefine and (query is None or key):
+        raise persist.InvalidUsage("--redefine goes with a query, and not with --key: a view keeps its key")
+    if start is not None and query is None:
+        raise persist.InvalidUsage("--start says where a new view begins: give its query, too")
+    begin = None if start is None else time_of(start)
+    if query is None:
+        with at.reading() as client:
+            loaded = client.view(name)
+            tell_done(
+                at, {"view": name, "sql": loaded.sql, "upper": loaded.upper.time}, f"{loaded.sql}\n\n{loaded.explain()}"
+            )
+        return OK
+    with at.writing() as client:
+        if redefine:
+            made = client.view(name)
+            made.redefine(query, start=begin)
+        else:
+            made = client.create_view(name, query, key=key, start=begin)
+        upper = made.refresh()
+        made.close()
+        tell_done(at, {"view": name, "upper": upper.time}, _up_to_date(client, name, upper))
+    return OK
+
+
+@command
+def refresh(
+    at: Place,
+    views: Annotated[
+        list[str] | None, typer.Argument(metavar="VIEW", help="One after the other; all of them by default.")
+    ] = None,
+    memory_budget: Annotated[
+        int | None, typer.Option(metavar="BYTES", help="Of what is kept meanwhile; the rest goes to files.")
+    ] = None,
+    spill_folder: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where these files are made; they are gone at the end.")
+    ] = None,
+) -> int:
+    """Bring views up to the times to which what they read is sealed; without names all of them, in one commit."""
+    refreshed: list[dict[str, Any]] = []
+    with at.writing() as client:
+        room = {"memory_budget": memory_budget, "spill_folder": spill_folder}
+        for name, upper in _refreshed(client, views, room) if views else refreshed_together(client, room):
+            refreshed.append({"view": name, "upper": upper.time})
+            if not at.as_json:
+                say(_up_to_date(client, name, upper))
+    if at.as_json:
+        print_json(refreshed)
+    elif not refreshed:
+        tell("persist: there is no view here. persist view makes one")
+    return OK
+
+
+def _refreshed(
+    client: "persist.Client", names: list[str], room: Mapping[str, Any]
+) -> Iterator[tuple[str, "persist.Antichain"]]:
+    """Refresh views in turn, so that one that fails does not keep those before it back."""
+    for name in names:
+        loaded = client.view(name, **room)
+        try:
+            yield name, loaded.refresh()
+        finally:
+            loaded.close()
+
+
+def refreshed_together(client: "persist.Client", room: Mapping[str, Any]) -> Iterator[tuple[str, "persist.Antichain"]]:
+    """Refresh all views of a location as one program: they move in one commit."""
+    from persist.compute.sql import open_together
+    from persist.tools.reports.surveys import survey
+
+    views = [client.view(facts.name) for facts in survey(client, client.collections()) if facts.contents.view]
+    if views:
+        with open_together(views, **room) as together:
+            together.refresh()
+    for refreshed_view in views:
+        yield refreshed_view.name, refreshed_view.upper
+
+
+PLAN = Listing(
+    kinds=dict.fromkeys(("view", "action", "why"), "string"),
+    shown={name: column(name) for name in ("view", "action", "why")},
+    texts=["why"],
+)
+
+
+@command
+def apply(
+    at: Place,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="With a file NAME.sql for each view.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Drop views that have no file, too.")] = False,
+    no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Leave new views empty for now.")] = False,
+    yes: Yes = False,
+    format: Format = None,
+    output: Output = None,
+) -> int:
+    """Make the views of a location what a folder of queries says: a plan first, then one commit, then one refresh.
+
+    A view whose query has changed is dropped and made anew, and so are those that read it; this is asked about.
+    A file may begin with `-- key: A, B` and `-- start: TIME`. A file in a folder below is the view FOLDER.NAME.
+    """
+    from persist.compute.sql import plan_views
+
+    if (format or output) and (at.as_json or not dry_run):
+        raise persist.InvalidUsage("--format and --output are of a plan: say --dry-run, and leave --json out")
+    wanted = definitions_in(folder)
+    opened = at.reading() if dry_run else at.writing()
+    with opened as client:
+        plan = plan_views(client, wanted, prune=prune)
+        changes = [{"view": c.view, "action": c.action, "why": c.why} for c in plan.changes]
+        lost = [c.view for c in plan.changes if c.action in ("replace", "drop")]
+        if not at.as_json:
+            PLAN.write(at, changes, format, output)
+        if dry_run:
+            if at.as_json:
+                print_json({"changes": changes, "seqno": None})
+            elif format in (None, "table") and output is None:
+                say("nothing was done: this is the plan")
+            return OK
+        if lost and not yes and not agreed(f"Drop {', '.join(lost)} at {client.url} with all their history?"):
+            tell("persist: nothing was done")
+            return MISTAKE
+        seqno = plan.commit()
+        if not no_refresh:
+            plan.refresh()
+        done = "all is as defined" if seqno is None else f"done in record {seqno}"
+        tell_done(at, {"changes": changes, "seqno": seqno}, done + ("" if no_refresh else ", and refreshed"))
+    return OK
+
+
+def _up_to_date(client: "persist.Client", name: str, upper: "persist.Antichain") -> str:
+    if upper.time is None:
+        return f"{name} is complete: what it reads will not change any more"
+    return f"{name} is up to date before {times_of(client.load(name))(upper.time)}"
+
+
+FILES_MAX = 10_000
+BYTES_MAX = 1 << 20  # Of one query.
+_COMMENT = re.compile(r"\s*--[ \t]*(key|start)[ \t]*:[ \t]*(.*)")
+
+
+def definitions_in(folder: str) -> "dict[str, Wanted]":
+    """Return the definitions in a folder and those below it, by the names of the views.
+
+    Raises:
+        InvalidUsage: there is none, two of them are of one view, or a file holds no text.
+        NotADirectoryError, FileNotFoundError: there is no such folder.
+    """
+    root = Path(folder).expanduser()
+    if not root.exists():
+        raise FileNotFoundError(2, "there is no such folder", folder)
+    if not root.is_dir():
+        raise NotADirectoryError(20, "this is no folder of queries", folder)
+    files = sorted(path for path in root.rglob("*.sql") if path.is_file() and not path.name.startswith("."))
+    if not 0 < len(files) <= FILES_MAX:
+        raise persist.InvalidUsage(f"{folder} holds {len(files):,} files NAME.sql: 1 to {FILES_MAX:,} are allowed")
+    definitions: dict[str, Wanted] = {}
+    for file in files:
+        name = ".".join([*file.relative_to(root).parent.parts, file.stem])
+        if name in definitions:
+            raise persist.InvalidUsage(f"{folder} defines the view {name!r} twice, the second time in {file}")
+        definitions[name] = _definition(file)
+    return definitions
+
+
+def _definition(file: Path) -> "Wanted":
+    from persist.compute.sql import Wanted
+
+    if file.stat().st_size > BYTES_MAX:
+        raise persist.InvalidUsage(f"{file} is larger than {BYTES_MAX:,} bytes: that is no query")
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise persist.InvalidUsage(f"{file} is no text in UTF-8: {error.reason} at byte {error.start}") from error
+    sql = text.strip().removesuffix(";").rstrip()
+    if not sql:
+        raise persist.InvalidUsage(f"{file} is empty: it holds no query")
+    given: dict[str, str] = {}
+    while (comment := _COMMENT.match(text)) is not None and comment[1] not in given:
+        given[comment[1]] = comment[2].strip()
+        text = text[comment.end() :]
+    key = tuple(column.strip() for column in given["key"].split(",") if column.strip()) if "key" in given else None
+    for name, value in (("key", key), ("start", given.get("start"))):
+        if value in ((), ""):
+            raise persist.InvalidUsage(f"{file} says `-- {name}:` and names no {'column' if name == 'key' else 'time'}")
+    return Wanted(sql, key, time_of(given["start"]) if "start" in given else None)

@@ -1,0 +1,183 @@
+"""The location that a command is about, and how the command opens it."""
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import persist
+from persist.tools.cli.text import print_json, say
+
+FAR = ("://",)  # What has it is no folder.
+# What a client that was ended before its first record may have left.
+OWN = frozenset(("checkpoint", "directory", "gc", "list", "log", "lost", "part", "state"))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A location as the command line names it.
+
+    Attributes:
+        location: a folder or a URL.
+        given, file: options of the store, and the file with more of them.
+        as_json: whether the command prints JSON.
+        store_timeout_s: how long to try where the store does not answer; None for what the library does.
+    """
+
+    location: str
+    given: tuple[str, ...] = ()
+    file: str | None = None
+    as_json: bool = False
+    store_timeout_s: float | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the store."""
+        return storage_options(self.location, self.given, self.file)
+
+    def settings(self, memory_budget: int | None = None) -> "persist.Settings":
+        """Return how a client of a command behaves: nothing happens in the background."""
+        more: dict[str, Any] = {} if memory_budget is None else {"memory_budget": memory_budget}
+        if self.store_timeout_s is not None:
+            more["retry_s"] = self.store_timeout_s
+        return persist.Settings(background=False, **more)
+
+    @contextmanager
+    def reading(self, *, seqno: int | None = None, memory_budget: int | None = None) -> Iterator["persist.Client"]:
+        """Open it to read, which writes nothing at all.
+
+        Raises:
+            InvalidUsage: nothing is stored there.
+        """
+        settings = self.settings(memory_budget)
+        with persist.open(
+            self.location, mode="read", storage_options=self.options, seqno=seqno, settings=settings
+        ) as client:
+            if client.seqno < 0:
+                raise self.nothing(client.url)
+            yield client
+
+    @contextmanager
+    def writing(
+        self, *, may_be_new: bool = False, memory_budget: int | None = None, background: bool = False
+    ) -> Iterator["persist.Client"]:
+        """Open it to write; nothing happens in the background, unless that is asked for.
+
+        Raises:
+            InvalidUsage: nothing is stored there, unless it may be new.
+        """
+        settings = replace(self.settings(memory_budget), background=background)
+        with persist.open(self.location, storage_options=self.options, settings=settings) as client:
+            if client.seqno < 0 and not may_be_new:
+                raise self.nothing(client.url)
+            if client.seqno < 0 and (foreign := self.foreign()) is not None:
+                raise persist.InvalidUsage(
+                    f"{client.url} holds something else, such as {foreign!r}, and no log of persist. A location wants "
+                    "a folder of its own: name one that is empty or not there yet, such as "
+                    f"{self.location.rstrip('/')}/data"
+                )
+            yield client
+
+    def foreign(self) -> str | None:
+        """Return the name of something in a folder that no client of this library has put there; None if all is."""
+        if any(mark in self.location for mark in FAR):
+            return None
+        with suppress(OSError), os.scandir(os.path.expanduser(self.location)) as entries:
+            return min((entry.name for entry in entries if entry.name not in OWN), default=None)
+        return None
+
+    def nothing(self, url: str) -> "persist.InvalidUsage":
+        """Return the error that says that nothing is stored there, and what is instead."""
+        problem = f"nothing is stored at {url}"
+        is_far = any(mark in self.location for mark in FAR)
+        if not is_far and not os.path.exists(os.path.expanduser(self.location)):
+            problem += ": there is no such folder. Check the path, or make a collection with persist create"
+        elif (foreign := self.foreign()) is not None:
+            problem += f": the folder holds something else, such as {foreign!r}, and no log of persist. Check the path"
+        elif self.has_parts():
+            problem += (
+                ": there are data files, and no log of persist. Restore the log from a copy. If a backup, a copy or a "
+                "restore to here was interrupted, give that command again, and it goes on"
+            )
+        else:
+            problem += f". Check the {'address' if is_far else 'path'}, or make a collection with persist create"
+        return persist.InvalidUsage(problem)
+
+    def has_parts(self) -> bool:
+        """Return whether data files are stored there."""
+        from persist.core.log.keys import PARTS
+
+        with persist.open(self.location, mode="read", storage_options=self.options, settings=self.settings()) as client:
+            return any(True for _ in client.engine.blob.list(PARTS))
+
+
+def is_folder(location: str) -> bool:
+    """Return whether a location is a folder of this machine."""
+    return "://" not in location or location.lower().startswith("file://")
+
+
+def tell_done(at: Place, told: dict[str, Any], line: str) -> None:
+    """Tell what was done: as JSON if that is asked for, or else in a line."""
+    if at.as_json:
+        print_json(told)
+    else:
+        say(line)
+
+
+VARIABLE = "PERSIST_STORAGE_OPTIONS"
+FOLDER_OPTIONS = ("file_mode", "folder_mode", "fsync")
+FILE_BYTES_MAX = 1 << 20
+
+
+def storage_options(location: str, given: Sequence[str] = (), file: str | None = None) -> dict[str, Any]:
+    """Return the options that a command was given, as NAME=VALUE each and in a file, and those of the environment.
+
+    The environment says how to reach stores, and a command may have a folder beside one, such as a backup: of what the
+    environment says, a folder takes what concerns folders.
+
+    Raises:
+        InvalidUsage: the file cannot be read, others may read it, or what is in it or in the environment is not an
+            object; or one of those given is not NAME=VALUE. No message shows what they hold.
+    """
+    options = _parsed(os.environ.get(VARIABLE) or "{}", f"the environment variable {VARIABLE}")
+    if is_folder(location):
+        options = {name: value for name, value in options.items() if name in FOLDER_OPTIONS}
+    if file is not None:
+        options |= _parsed(_text_of(file), f"the file {file}")
+    return {**options, **dict(map(_option, given))}
+
+
+def _text_of(path: str) -> str:
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > FILE_BYTES_MAX:
+                raise persist.InvalidUsage(f"{path} is no plain file of at most {FILE_BYTES_MAX:,} bytes")
+            if status.st_mode & 0o077:
+                raise persist.InvalidUsage(f"{path} may be read or changed by others than its owner: chmod 600 {path}")
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise persist.InvalidUsage(f"the storage options in {path} cannot be read: {reason}") from None
+
+
+def _parsed(text: str, where: str) -> dict[str, Any]:
+    try:
+        options = json.loads(text)
+    except (ValueError, RecursionError):
+        options = None
+    if not isinstance(options, Mapping):
+        raise persist.InvalidUsage(
+            f'{where} does not hold a JSON object of storage options, such as {{"region": "eu-west-1"}}'
+        )
+    return dict(options)
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise persist.InvalidUsage("a --storage-option is not of the form NAME=VALUE, such as region=eu-west-1")
+    return name, value

@@ -1,0 +1,141 @@
+"""What the commands that look at a location print: the portrait of a collection, and records of the log."""
+
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+import persist
+from persist.core.log import kinds
+from persist.core.log.fields import TimeText
+from persist.core.log.kinds import Mutation
+from persist.core.log.records import Record, read_record
+from persist.core.rendering import counted
+from persist.tools.cli.text import print_table, say
+from persist.tools.reports.costs import LIST_PRICES
+from persist.tools.reports.surveys import Portrait, hold_for_people, monthly_dollars, names_by_id
+from persist.tools.reports.times import times_of
+
+RUNS_SHOWN_MAX = 20
+
+
+def print_portrait(portrait: Portrait) -> None:
+    """Print all there is to say of one collection."""
+    facts = portrait.facts
+    say(f"{facts.name} at {portrait.url}\n")
+    print_table(("side", "column", "type"), portrait.columns)
+    say(f"\ntimes     {_times(portrait)}")
+    _print_origin(portrait)
+    say(f"since     {facts.brief(facts.since)}")
+    say(f"upper     {'none: complete for ever' if facts.upper is None else facts.brief(facts.upper)}")
+    say(f"unsealed  {facts.unsealed.advice if facts.unsealed else 'nothing'}")
+    rows_told = counted(facts.rows, "row") if facts.rows is not None else "rows that only reading counts"
+    say(f"size      {rows_told}, {facts.bytes:,} bytes in {counted(facts.parts, 'part')}")
+    _print_cost(portrait)
+    if portrait.holds:
+        say("\nholds")
+        rows = [(hold_for_people(h.name, portrait.names), facts.brief(h.kept), h.holder or "-") for h in portrait.holds]
+        print_table(("hold", "time", "holder"), rows)
+    if facts.contents.tags:
+        say("\ntags")
+        tags = [(name, facts.brief(time)) for name, time in sorted(facts.contents.tags.items())]
+        print_table(("tag", "time"), tags)
+    _print_runs(portrait, "history, runs", portrait.history, ("first", "last"))
+    _print_runs(portrait, "keyframes", portrait.keyframes, ("as_of",))
+
+
+def _times(portrait: Portrait) -> str:
+    unit = portrait.facts.contents.timeline
+    return "numbers without a meaning of their own" if unit is None else f"{unit} since 1970-01-01T00:00Z"
+
+
+def _print_origin(portrait: Portrait) -> None:
+    """Say where its updates come from, if nobody writes them."""
+    if portrait.keyed is not None:
+        keyed = portrait.keyed
+        when = {"seal": "when their times are sealed", "background": "after the seal, and by readers before that"}
+        rules = f"events are resolved by {keyed['machine']!r}, {when[keyed['resolve']]}"
+        rules += f"; the later by {', '.join(keyed['order_by'])} counts" * bool(keyed["order_by"])
+        rules += "; of events that tie, the greatest value counts" * (keyed["ties"] == "greatest")
+        rules += f"; column {keyed['tombstone']} says that a key is deleted" * bool(keyed["tombstone"])
+        say(f"keyed     {rules}")
+    if portrait.view is not None:
+        say(f"view of   {', '.join(portrait.view['inputs'])}")
+        say(f"query     {' '.join(portrait.view['sql'].split())}")
+
+
+def _print_cost(portrait: Portrait) -> None:
+    if portrait.plan is not None:
+        gets = max(1, portrait.plan.parts) / 1000 * LIST_PRICES.gets_1000
+        say(
+            f"reading   {portrait.plan.bytes:,} bytes of {counted(portrait.plan.parts, 'part')} for the latest "
+            f"contents; on S3 a million such reads cost ${gets * 1e6:,.2f} of requests"
+        )
+    gib = monthly_dollars(1 << 30)
+    dollars = monthly_dollars(portrait.facts.bytes)
+    cost = f"${dollars:,.2f}" if dollars >= 0.01 or not dollars else "less than $0.01"
+    say(f"keeping   {cost} a month on S3 Standard, at ${gib} for a GiB")
+
+
+def _print_runs(portrait: Portrait, title: str, runs: list[dict[str, Any]], times: tuple[str, ...]) -> None:
+    if not runs:
+        return
+    left_out = len(runs) - RUNS_SHOWN_MAX
+    say(f"\n{title}{f' (the last {RUNS_SHOWN_MAX} of {len(runs)})' if left_out > 0 else ''}")
+    head = (*times, "rows", "bytes", "parts")
+    brief = portrait.facts.brief
+    rows = [(*(brief(run[t]) for t in times), *(f"{run[c]:,}" for c in head[-3:])) for run in runs[-RUNS_SHOWN_MAX:]]
+    print_table(head, rows, right=range(len(head)))
+
+
+def records_before(
+    client: "persist.Client", before: int | None, last: int, collection: str | None
+) -> tuple[list[Record], bool]:
+    """Return the last records before a seqno, in order, and whether older ones are gone. Cost: a GET for each.
+
+    Args:
+        collection: the id of the only one of interest.
+    """
+    seqno = client.seqno if before is None else min(before - 1, client.seqno)
+    records: list[Record] = []
+    while seqno >= 0 and len(records) < last:
+        record = read_record(client.engine.blob, seqno)
+        if record is None:
+            return records[::-1], True
+        if collection is None or any(mutation.collection == collection for mutation in record.mutations):
+            records.append(record)
+        seqno -= 1
+    return records[::-1], False
+
+
+class Told:
+    """What records speak of, as people know it: collections by their names, and times by their moments.
+
+    A name is the present one: records bear ids. Cost: a GET for each collection that is spoken of, once.
+    """
+
+    def __init__(self, client: "persist.Client") -> None:
+        self._client = client
+        self._names = names_by_id(client)
+        self._times: dict[str, TimeText] = {}
+
+    def sentences(self, record: Record) -> list[str]:
+        """Return sentences that say what a record did."""
+        return [self._sentence(mutation) for mutation in record.mutations]
+
+    def _sentence(self, mutation: Mutation) -> str:
+        if not (id_ := mutation.collection):
+            return mutation.sentence("", str)
+        known = mutation.name if isinstance(mutation, kinds.Makes) else self._names.get(id_)
+        name = f"a collection that is gone ({id_[:8]})" if known is None else repr(known)
+        if isinstance(mutation, kinds.SetHold):
+            mutation = msgspec.structs.replace(mutation, hold=hold_for_people(mutation.hold, self._names))
+        return mutation.sentence(name, self._times_of(id_))
+
+    def _times_of(self, id_: str) -> TimeText:
+        if id_ not in self._times:
+            self._times[id_] = str  # Of one that is gone, or goes meanwhile.
+            if id_ in self._names:
+                with suppress(persist.errors.CollectionNotFound):
+                    self._times[id_] = times_of(self._client.load(self._names[id_]))
+        return self._times[id_]

@@ -1,0 +1,260 @@
+"""Commands that read data: read, changes, diff, tail, wait."""
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import persist
+from persist.tools.cli.command import OK, PROBLEMS, Name, Terminated, command
+from persist.tools.cli.place import Place, tell_done
+from persist.tools.cli.text import cell, say, tell
+from persist.tools.reports.times import time_of, times_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+AsOf = Annotated[
+    str | None,
+    typer.Option(
+        "--as-of", metavar="TIME", help="A time, or a moment such as 2026-11-21T12:00Z; else the latest sealed."
+    ),
+]
+Columns = Annotated[str | None, typer.Option("--columns", metavar="A,B", help="Only these columns.")]
+Where = Annotated[
+    str | None, typer.Option("--where", metavar="CONDITION", help="Such as \"status = 'paid' and amount > 5\".")
+]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", "-f", help="table, csv, json (lines), parquet or arrow; else by the file's name."),
+]
+Output = Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file.")]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=0, help="At most so many rows.")]
+
+
+Version = Annotated[
+    int | None, typer.Option("--schema", min=1, help="Read with this version of the schema, not the newest.")
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0, metavar="SECONDS", help="How long to wait for the time to be sealed.")
+]
+
+
+@command
+def read(
+    at: Place,
+    collection: Name,
+    as_of: AsOf = None,
+    columns: Columns = None,
+    where: Where = None,
+    form: Annotated[str, typer.Option(help='"rows", or "diff" for each record once, with its multiplicity.')] = "rows",
+    limit: Limit = None,
+    format: Format = None,
+    output: Output = None,
+    schema: Version = None,
+    timeout: Timeout = 0.0,
+) -> int:
+    """Read the contents of a collection as of a time."""
+    from persist.tools.cli.row_output import format_of, write_rows
+
+    wanted = format_of(format, output, at.as_json)
+    with at.reading() as client:
+        loaded = client.load(collection)
+        chosen = narrowed(columns, where)
+        time = None if as_of is None else time_of(as_of)
+        with loaded.snapshot(time, form=form, schema=schema, timeout_s=timeout, **chosen) as snapshot:  # type: ignore[arg-type]
+            write_rows(snapshot.schema, snapshot.to_batches(), wanted, output, limit)
+    return OK
+
+
+@command
+def changes(
+    at: Place,
+    collection: Name,
+    start: Annotated[str, typer.Argument(metavar="START", help="The first time of interest.")],
+    until: Annotated[
+        str | None, typer.Argument(metavar="UNTIL", help="The first time that is not; else all that is sealed.")
+    ] = None,
+    columns: Columns = None,
+    where: Where = None,
+    form: Annotated[
+        str, typer.Option(help='"updates", or "transitions": inserts, updates with old and new values, deletes.')
+    ] = "updates",
+    limit: Limit = None,
+    format: Format = None,
+    output: Output = None,
+    schema: Version = None,
+    timeout: Timeout = 0.0,
+) -> int:
+    """Read the updates with START <= time < UNTIL, in the order of their times."""
+    from persist.tools.cli.row_output import format_of, write_rows
+
+    wanted = format_of(format, output, at.as_json)
+    with at.reading() as client:
+        loaded = client.load(collection)
+        chosen = narrowed(columns, where)
+        end = None if until is None else time_of(until)
+        chosen |= {"form": form, "schema": schema, "timeout_s": timeout}
+        with loaded.changes(time_of(start), end, **chosen) as updates:
+            write_rows(updates.schema, updates.to_batches(), wanted, output, limit, in_order=True)
+    return OK
+
+
+@command
+def diff(
+    at: Place,
+    collection: Name,
+    first: Annotated[str, typer.Argument(metavar="FIRST", help="A time or moment.")],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="Another one.")],
+    columns: Columns = None,
+    where: Where = None,
+    limit: Limit = None,
+    format: Format = None,
+    output: Output = None,
+) -> int:
+    """Show what differs between the contents as of FIRST and as of SECOND, old and new values side by side."""
+    from persist.tools.cli.row_output import format_of, write_rows
+
+    wanted = format_of(format, output, at.as_json)
+    with at.reading() as client:
+        loaded = client.load(collection)
+        table = loaded.diff(time_of(first), time_of(second), timeout_s=0, **narrowed(columns, where))
+        write_rows(table.schema, table.to_batches(), wanted, output, limit)
+    return OK
+
+
+@command
+def tail(
+    at: Place,
+    collection: Name,
+    as_of: Annotated[
+        str | None,
+        typer.Option("--as-of", metavar="TIME", help="Begin after this time; else with what comes from now on."),
+    ] = None,
+    contents: Annotated[bool, typer.Option("--contents", help="Begin with the contents as of that time.")] = False,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="End when all before this time was shown.")
+    ] = None,
+    format: Annotated[str, typer.Option("--format", "-f", help="table, csv or json (lines).")] = "table",
+) -> int:
+    """Follow a collection: print its updates as soon as they are sealed, until it is interrupted."""
+    from persist.tools.cli.row_output import format_of
+
+    wanted = format_of("json" if at.as_json and format == "table" else format, None, at.as_json)
+    if wanted not in ("table", "csv", "json"):
+        raise persist.InvalidUsage(
+            f"--format {wanted} has an end, and what tail shows has none: use table, csv or json"
+        )
+    with at.reading() as client:
+        loaded = client.load(collection)
+        begin = None if as_of is None else time_of(as_of)
+        _tell_waiting(loaded, "what comes now is shown as it is sealed")
+        with suppress(Terminated):  # It has no end of its own, so this one is as good as any.
+            follow(loaded, begin, contents=contents, until=None if until is None else time_of(until), format=wanted)
+    return OK
+
+
+@command
+def wait(
+    at: Place,
+    collection: Name,
+    until: Annotated[str, typer.Option("--until", metavar="TIME", help="What is to be sealed: a time, or a moment.")],
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=0.01, metavar="SECONDS", help="How long to wait; else for ever.")
+    ] = None,
+) -> int:
+    """Wait until a time of a collection is sealed, so that it reads the same for ever; then end with status 0.
+
+    It waits as long as it takes, or for the seconds of --timeout. Status 1 says that it was not sealed in time.
+    """
+    from persist.core.errors import AsOfCompacted, AsOfNotSealed
+
+    with at.reading() as client:
+        handle = client.load(collection)
+        wanted = time_of(until)
+        _tell_waiting(handle, f"waiting for {until}")
+        try:
+            handle.snapshot(wanted, timeout_s=timeout).close()
+        except AsOfNotSealed as error:
+            tell(str(error))
+            return PROBLEMS
+        except AsOfCompacted:
+            tell(f"{collection} was complete up to {until} long ago: history that old is no longer kept")
+        upper = handle.upper.time
+        tell_done(at, {"collection": collection, "upper": upper}, f"{collection} is complete up to {until}")
+    return OK
+
+
+def _tell_waiting(collection: "persist.Collection", what: str) -> None:
+    """Tell a person, who would otherwise look at an empty screen, how far it is; programs want none of it."""
+    if sys.stdout.isatty():
+        upper = collection.upper.time
+        sealed = "complete" if upper is None else f"sealed before {times_of(collection)(upper)}"
+        tell(f"{collection.name} is {sealed}: {what}. Ctrl-C ends it.")
+
+
+def narrowed(columns: str | None, where: str | None) -> dict[str, Any]:
+    """Return the arguments of the library that narrow a read."""
+    return {"columns": None if columns is None else [name.strip() for name in columns.split(",")], "where": where}
+
+
+def follow(
+    collection: "persist.Collection", as_of: int | str | None, *, contents: bool, until: int | str | None, format: str
+) -> None:
+    """Print updates as they are sealed, until all before a time were, or the collection is complete."""
+    from persist.tools.reports.surveys import Facts
+
+    brief = Facts(collection.handle.contents()).brief
+    end = None if until is None else collection.handle.as_bound("until", until)
+    if end is not None and as_of is not None and not contents and collection.handle.as_time("as_of", as_of) + 1 >= end:
+        raise persist.InvalidUsage(f"no time is after {as_of} and before {until}: give --until a later one")
+    if end is not None and as_of is None and not contents and (sealed := collection.upper) >= persist.Antichain(end):
+        sealed_to = "for ever" if sealed.time is None else f"before {brief(sealed.time)}"
+        tell(f"-- complete {sealed_to}")  # Nothing of before now is shown.
+        return
+    with _begun(collection, as_of, contents) as listen:
+        printed = False
+        for progress in listen:
+            _print(progress.updates, format, brief, with_head=not printed)
+            printed = True
+            upper = progress.upper.time
+            if format == "table":
+                tell(f"-- complete {'for ever' if upper is None else f'before {brief(upper)}'}")
+            sys.stdout.flush()
+            if end is not None and progress.upper >= persist.Antichain(end):
+                return
+
+
+def _begun(collection: "persist.Collection", as_of: int | str | None, contents: bool) -> "persist.Listen":
+    if contents:
+        return collection.subscribe(as_of, timeout_s=None)
+    if as_of is not None:
+        return collection.listen(as_of)
+    upper = collection.upper.time
+    return collection.listen(None if not upper else upper - 1)
+
+
+def _print(updates: "pa.Table", format: str, brief: Callable[[int], str], *, with_head: bool) -> None:
+    if format == "json":
+        from persist.connect.egress.files import JsonLines
+
+        lines = JsonLines(sys.stdout.buffer)
+        for batch in updates.to_batches():
+            lines.write_batch(batch)
+    elif format == "csv":
+        from persist.connect.egress.files import CsvRows
+
+        sys.stdout.flush()
+        lines = CsvRows(updates.schema, sys.stdout.buffer, with_head=with_head)
+        for batch in updates.to_batches():
+            lines.write_batch(batch)
+        lines.close()
+    else:
+        from persist.codecs.types.objects import to_dicts
+
+        names = [name for name in updates.column_names if name not in ("_time", "_diff")]
+        for row in to_dicts(updates, " "):
+            values = "  ".join(f"{name}={cell(row[name])}" for name in names)
+            say(f"{brief(row['_time'])}  {row['_diff']:>+3d}  {values}")

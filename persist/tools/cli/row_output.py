@@ -1,0 +1,161 @@
+"""Rows to where a user wants them: a table on the screen, or CSV, JSON lines, Parquet or Arrow IPC.
+
+A file appears under its name when it is whole: until then it has the suffix .part, which an error removes. Where a pipe
+or a device is already, that is written to.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.types.objects import to_objects
+from persist.connect.egress.files import row_writer
+from persist.connect.ingest.row_formats import BY_SUFFIX
+from persist.core.progress import watched
+from persist.tools.cli.columns import WRITTEN
+from persist.tools.cli.text import cell, print_table, tell
+
+SHOWN_MAX = 50  # Rows of a table on the screen, unless more are asked for.
+
+
+def format_of(asked: str | None, output: str | None, as_json: bool) -> str:
+    """Return the format that rows are to have.
+
+    Raises:
+        InvalidUsage: it is none of `WRITTEN`, or cannot be told from the name of the file.
+    """
+    if asked is not None and asked not in WRITTEN:
+        raise InvalidUsage(f"--format {asked!r} is no format: use one of {', '.join(WRITTEN)}")
+    if asked is not None and as_json and asked != "json":
+        raise InvalidUsage(f"--json and --format {asked} exclude each other")
+    if asked is not None or as_json:
+        return asked or "json"
+    if output is None:
+        return "table"
+    file_format = BY_SUFFIX.get(Path(output).suffix.lower())
+    if file_format is None:
+        raise InvalidUsage(f"the format of {output!r} cannot be told from its name: say --format, one of {WRITTEN[1:]}")
+    return file_format
+
+
+def write_rows(
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    format: str,
+    output: str | None,
+    limit: int | None,
+    *,
+    in_order: bool = False,
+) -> int:
+    """Write rows, limit of them at most; return how many. Memory: a batch; of a table on the screen, its rows.
+
+    Args:
+        in_order: the order of rows means something, so that a table on the screen is not sorted.
+    """
+    if output is None and sys.stdout.isatty():
+        with watched(None):  # Rows and bars would write over each other.
+            return _written(schema, batches, format, output, limit, in_order)
+    return _written(schema, batches, format, output, limit, in_order)
+
+
+def _written(
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    format: str,
+    output: str | None,
+    limit: int | None,
+    in_order: bool,
+) -> int:
+    if format == "table" and output is None:
+        return _show(schema, batches, SHOWN_MAX if limit is None else limit, in_order)
+    if format in ("parquet", "arrow") and output is None and sys.stdout.isatty():
+        raise InvalidUsage(f"--format {format} is not for a terminal: say --output FILE, or pipe it into a program")
+    rows = 0
+    with opened(output) as file:
+        writer = row_writer(schema, format, file)
+        try:
+            for batch in _limited(batches, limit):
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        finally:
+            writer.close()
+    return rows
+
+
+def _limited(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    left = limit
+    for batch in batches:
+        if left is not None:
+            if left <= 0:
+                return
+            batch = batch.slice(0, left)
+            left -= batch.num_rows
+        yield batch
+
+
+def _show(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int, in_order: bool) -> int:
+    rows: list[tuple[Any, ...]] = []
+    is_more = False
+    for batch in batches:
+        columns = [to_objects(column, " ") for column in batch.slice(0, limit + 1 - len(rows)).columns]
+        rows += zip(*columns, strict=True) if columns else [()] * batch.num_rows
+        if len(rows) > limit:
+            is_more = True
+            break
+    if not is_more and not in_order:
+        with suppress(TypeError):  # Some values have no order.
+            rows.sort(key=lambda row: [(value is not None, value) for value in row])
+    numbers = [i for i, f in enumerate(schema) if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
+    texts = [i for i, f in enumerate(schema) if i not in numbers and not pa.types.is_temporal(f.type)]
+    print_table(schema.names, [tuple(map(_cell, row)) for row in islice(rows, limit)], right=numbers, texts=texts)
+    if is_more:
+        shown = "1 row is" if limit == 1 else f"{limit:,} rows are"
+        tell(f"Only {shown} shown: say --limit for more, or --output FILE or --format csv for all.")
+    return min(len(rows), limit)
+
+
+def _cell(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else cell(value)
+
+
+@contextmanager
+def opened(output: str | None) -> Iterator[BinaryIO]:
+    """Open what is written to: standard output if no file is named."""
+    if output is None:
+        with _named("standard output"):
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+        return
+    if os.path.exists(output) and not os.path.isfile(output):
+        with _named(output), open(output, "wb") as file:
+            yield file
+        return
+    part = f"{output}.part"
+    try:
+        with _named(output), open(part, "wb") as file:
+            yield file
+        os.replace(part, output)
+    except BaseException:
+        if os.path.exists(part):
+            os.unlink(part)
+        raise
+
+
+@contextmanager
+def _named(output: str) -> Iterator[None]:
+    """Name what was written to in an error that names no file, such as that of a disk that is full."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = output
+        raise

@@ -1,0 +1,297 @@
+"""SQL: one query or statement, or a shell for many, with history and with completion of names and keywords.
+
+The shell is the standard library's readline where a person types, and a loop over lines where the input is a file or a
+pipe. One client stays open for all queries, and sees at each what is newest then. A statement ends with a semicolon
+that is neither quoted nor in a comment; a line that begins with a dot is a command of the shell.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import persist
+from persist.core.rendering import counted
+from persist.tools.cli.command import OK, Terminated, command
+from persist.tools.cli.place import Place, tell_done
+from persist.tools.cli.read_commands import Format, Limit, Output
+from persist.tools.cli.text import say, shown, tell, worded
+from persist.tools.reports.times import time_of, times_of, written_time_of
+
+HISTORY_MAX = 1000  # Lines of the shell that are kept for the next one.
+WORDS = ("exit", "quit", "help")  # Alone on a line, these are the commands of the shell without their dot.
+PROMPT, MORE = "persist> ", "    ...> "
+KEYWORDS = (
+    "SELECT", "FROM", "WHERE", "GROUP BY", "ORDER BY", "HAVING", "LIMIT", "JOIN", "LEFT JOIN", "ON", "USING", "AS",
+    "AND", "OR", "NOT", "IN", "IS NULL", "LIKE", "BETWEEN", "CASE", "WHEN", "THEN", "ELSE", "END", "DISTINCT",
+    "UNION ALL", "EXCEPT", "INTERSECT", "WITH", "VALUES", "INSERT INTO", "UPDATE", "SET", "DELETE FROM", "MERGE INTO",
+    "DESC", "CAST(", "count(", "sum(", "min(", "max(", "avg(",
+)  # fmt: skip
+HELP = """A query or a statement ends with a semicolon, and may take several lines.
+
+.help              this
+.tables [PREFIX]   the collections, or those whose names begin like this
+.schema NAME       the columns of a collection
+.as-of [TIME]      read all as of a time, a moment or a tag; alone, the latest again
+.format [NAME]     table, csv or json; without a name, the one that is set
+.exit              the end; so is Ctrl-D. Ctrl-C gives up what was typed so far"""
+# What a semicolon may stand in without ending a statement; the last three are not closed yet.
+_PIECE = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*(?:\n|$)|/\*.*?\*/|\$(\w*)\$.*?\$\1\$"""
+    r"""|['"].*|/\*.*|\$\w*\$.*|[^;]|;""",
+    re.DOTALL,
+)
+
+
+@command
+def sql(
+    at: Place,
+    query: Annotated[
+        str | None,
+        typer.Argument(metavar="QUERY", help="A query of DuckDB; collections are its tables. Without one: a shell."),
+    ] = None,
+    as_of: Annotated[
+        list[str] | None,
+        typer.Option("--as-of", metavar="[NAME=]TIME", help="Of all collections, or of one; may be repeated."),
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option("--time", "-t", metavar="TIME", help="Of what a statement changes; else that of its commit."),
+    ] = None,
+    files: Annotated[
+        bool, typer.Option("--files", help="Let the query read files and URLs, too, with your rights: read_csv, …")
+    ] = False,
+    limit: Limit = None,
+    format: Format = None,
+    output: Output = None,
+) -> int:
+    """Query collections with DuckDB, all at one point of the log; or change one: UPDATE, DELETE, INSERT, MERGE INTO.
+
+    Without a query, it is a shell, or carries out what comes from standard input.
+    """
+    from persist.compute.query import is_statement
+    from persist.tools.cli.row_output import format_of
+
+    times: dict[str, Any] = {}
+    for option in as_of or ():
+        name, _, text = option.rpartition("=")
+        times[name] = time_of(text)
+    wanted = format_of(format, output, at.as_json)
+    if query is None and (time is not None or output is not None):
+        raise persist.InvalidUsage("--time and --output go with a query: a shell writes to the screen")
+    if query is not None and is_statement(query):
+        if as_of or files or limit is not None or format or output:
+            raise persist.InvalidUsage("a statement that changes a collection takes --time alone: it gives no rows")
+        _change(at, query, time)
+        return OK
+    if query is not None and time is not None:
+        raise persist.InvalidUsage("--time is of what a statement changes: a query is read --as-of a time")
+    with at.reading() as client:
+        shell = Shell(at, client, wanted, limit, times, files)
+        if query is None:
+            return _typed(shell) if sys.stdin.isatty() else _piped(shell)
+        shell.ask(query, output)
+    return OK
+
+
+def _change(at: Place, statement: str, time: str | None) -> None:
+    from persist.compute.query import execute
+
+    with at.writing() as client:
+        changed = execute(client.engine, statement, None if time is None else written_time_of(time))
+        line = f"changed {counted(changed.rows, 'row')} of {changed.collection}"
+        if changed.time is not None:
+            line += f" at {times_of(client.load(changed.collection))(changed.time)}"
+        tell_done(at, asdict(changed), line)
+
+
+@dataclass
+class Shell:
+    """What one shell asks, and how it shows the answers."""
+
+    at: Place
+    client: "persist.Client"
+    format: str
+    limit: int | None = None
+    times: dict[str, Any] = field(default_factory=dict)
+    files: bool = False
+
+    def ask(self, query: str, output: str | None = None) -> None:
+        """Show the answer of a query."""
+        from persist.tools.cli.row_output import write_rows
+
+        with self.client.sql(query, as_of=self.times, files=self.files) as result:
+            write_rows(result.schema, result.to_batches(), self.format, output, self.limit, in_order=True)
+
+    def run(self, text: str) -> bool:
+        """Carry out a query, a statement, or a command of the shell; return False if that is the end."""
+        from persist.compute.query import is_statement
+
+        if text.startswith("."):
+            return self._command(*text.removesuffix(";").split(None, 1))
+        if is_statement(text):
+            _change(self.at, text, None)
+        elif text:
+            self.ask(text)
+        return True
+
+    def _command(self, name: str, argument: str = "") -> bool:
+        argument = argument.strip()
+        if name in (".exit", ".quit"):
+            return False
+        if name == ".help":
+            say(HELP)
+        elif name == ".tables":
+            for collection in self.client.collections(argument):
+                say(collection)
+        elif name == ".schema":
+            schema = self.client.load(argument.strip('"')).schema
+            for column in schema.columns:
+                say(f"{column}: {schema.arrow.field(column).type}")
+        elif name == ".as-of":
+            self.times = {"": time_of(argument)} if argument else {}
+            tell(f"as of {argument}" if argument else "as of the latest")
+        elif name == ".format":
+            if argument and argument not in ("table", "csv", "json"):
+                raise persist.InvalidUsage(f"{argument!r} is no format of the shell: use table, csv or json")
+            self.format = argument or self.format
+            say(self.format)
+        else:
+            raise persist.InvalidUsage(f"{name} is no command of the shell: .help lists them")
+        return True
+
+    def words(self, before: str) -> list[str]:
+        """Return what may come next: collections, the columns of those that were named before, and keywords."""
+        names = self.client.collections()
+        columns: list[str] = []
+        for name in names:
+            if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", before):
+                with suppress(persist.PersistError):
+                    columns += self.client.load(name).schema.names
+        return [*map(as_name, (*names, *dict.fromkeys(columns))), *KEYWORDS]
+
+
+def as_name(name: str) -> str:
+    """Return a name as a query has it: in quotes, if it needs them."""
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name) else '"' + name.replace('"', '""') + '"'
+
+
+def statements_in(text: str) -> tuple[list[str], str]:
+    """Return the statements of a text that have ended, without their semicolons, and what comes after them."""
+    statements, begin = [], 0
+    for piece in _PIECE.finditer(text):
+        if piece[0] == ";":
+            statements.append(text[begin : piece.start()].strip())
+            begin = piece.end()
+    return [statement for statement in statements if statement], text[begin:]
+
+
+class Lines:
+    """Makes statements of lines. `pending` is what has not ended yet."""
+
+    def __init__(self) -> None:
+        self.pending = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has begun: there are spaces and comments, or nothing."""
+        return all(piece[0].isspace() or piece[0].startswith("--") for piece in _PIECE.finditer(self.pending))
+
+    def fed(self, line: str) -> list[str]:
+        """Return what a line ends: statements, or the command of the shell that it is."""
+        if self.is_empty and line.lstrip().startswith("."):
+            return [line.strip()]
+        if self.is_empty and (word := line.strip().removesuffix(";")) in WORDS:
+            return [f".{word}"]
+        ended, self.pending = statements_in(f"{self.pending}{line}\n")
+        return ended
+
+
+def _piped(shell: Shell) -> int:
+    """Carry out what standard input holds; the first that fails ends it."""
+    lines = Lines()
+    for line in sys.stdin:
+        if not all(map(shell.run, lines.fed(line.rstrip("\n")))):
+            return OK
+    if not lines.is_empty:
+        shell.run(lines.pending.strip())
+    return OK
+
+
+def _typed(shell: Shell) -> int:
+    """Carry out what a person types; what fails is told, and the next one asked for."""
+    tell("A query ends with a semicolon; .help says more.")
+    lines = Lines()
+    with _reading_lines(shell, lines) as remember:
+        while True:
+            try:
+                line = input(PROMPT if lines.is_empty else MORE)
+            except (EOFError, Terminated):
+                say("")
+                return OK
+            except KeyboardInterrupt:
+                say("")
+                lines.pending = ""
+                continue
+            remember()
+            try:
+                if not all(map(shell.run, lines.fed(line))):
+                    return OK
+            except Terminated:
+                return OK
+            except KeyboardInterrupt:
+                tell("persist: interrupted")
+            except persist.PersistError as error:
+                tell(f"persist: {shown(worded(str(error)), lines=True)}")
+
+
+@contextmanager
+def _reading_lines(shell: Shell, lines: Lines) -> Iterator[Callable[[], None]]:
+    """Let lines be edited and completed where there is readline, and give what remembers them for the next shell."""
+    try:
+        import readline
+    except ImportError:
+        yield lambda: None
+        return
+    history = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "persist" / "sql_history"
+    completions: list[str] = []
+
+    def complete(text: str, number: int) -> str | None:
+        if number == 0:
+            with suppress(persist.PersistError):
+                completions[:] = matching(shell.words(lines.pending + readline.get_line_buffer()), text)
+        return completions[number] if number < len(completions) else None
+
+    readline.set_completer(complete)
+    readline.set_completer_delims(" \t\n,()=<>;")
+    readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
+    readline.set_history_length(HISTORY_MAX)
+    with suppress(OSError):
+        readline.read_history_file(history)
+
+    def remember() -> None:  # After each line, because a terminal may be closed at any time.
+        with suppress(OSError):  # A home that cannot be written to.
+            history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            readline.write_history_file(history)
+            history.chmod(0o600)
+
+    try:
+        yield remember
+    finally:
+        readline.set_completer(None)
+
+
+def matching(words: list[str], text: str) -> list[str]:
+    """Return the words that begin with a text, whatever its case; after a quote, names alone."""
+    if text.startswith('"'):
+        named = [word if word.startswith('"') else f'"{word}"' for word in words if word not in KEYWORDS]
+        return [name for name in named if name.lower().startswith(text.lower())]
+    lower = text == text.lower() != text.upper()
+    spelled = [word.lower() if lower and word in KEYWORDS else word for word in words]
+    return [word for word in spelled if word.lower().removeprefix('"').startswith(text.lower())]

@@ -1,0 +1,179 @@
+"""How a location fares, on one screen: status; and what waits for the collector: gc --explain."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TypeVar
+
+from persist.core.rendering import counted, duration
+from persist.tools.cli.command import OK, command
+from persist.tools.cli.listing import Listing, Watch, check_watch, column, watch_screen
+from persist.tools.cli.place import Place
+from persist.tools.cli.read_commands import Format, Output
+from persist.tools.cli.text import print_table, say
+
+if TYPE_CHECKING:
+    from persist.tools.reports.health import Health
+
+T = TypeVar("T")
+SHOWN_MAX = 8  # Of each kind: a screen has so much room.
+
+WAITING = Listing(
+    kinds={
+        "collection": "string", "why": "string", "blobs": "int64", "bytes": "int64", "given_up_at": "string",
+        "until": "string", "waits_for": "string",
+    },
+    shown={name: column(name) for name in ("collection", "why", "blobs", "bytes", "until", "waits_for")},
+    right=["blobs", "bytes"],
+    texts=["waits_for"],
+    spare=("blobs", "why"),
+)  # fmt: skip
+
+
+LAGS = Listing(
+    kinds={
+        "collection": "string", "upper": "int64", "upper_moment": "string", "behind_s": "float64", "unsealed": "int64"
+    },
+    shown={},
+)  # fmt: skip
+
+
+@command
+def status(at: Place, format: Format = None, output: Output = None, watch: Watch = False) -> int:
+    """Show how a location fares: what lags, who keeps history back, what waits to be deleted, and what is due.
+
+    JSON has all of it; other formats have the collections and how far they have come.
+    """
+    from persist.tools.reports.health import health_of
+    from persist.tools.reports.surveys import KnownFacts
+
+    check_watch(at, format, output, watch=watch)
+    with at.reading() as client:
+        if watch:
+            known = KnownFacts(client)
+            watch_screen(client, lambda: health_of(client, known=known), print_health)
+            return OK
+        health = health_of(client)
+    LAGS.write_of(
+        at,
+        health.as_json(),
+        lambda: print_health(health),
+        lambda: [asdict(lag) for lag in health.collections],
+        format,
+        output,
+    )
+    return OK
+
+
+def print_health(health: "Health") -> None:
+    """Print how a location fares, on a screen."""
+    made = "which is gone" if health.written_at is None else f"of {health.written_at} in format {health.format}"
+    say(f"{health.location} at record {health.seqno:,} {made}; the log has {counted(health.records, 'record')}")
+    waiting = "more than was counted" if health.waiting_bytes is None else f"{health.waiting_bytes:,}"
+    live, history = f"{health.live_bytes:,}", f"{health.history_bytes:,}"
+    say(f"bytes: {live} live, {history} of earlier times, {waiting} waiting to be deleted")
+    if health.keeps_all:
+        say(f"{counted(health.keeps_all, 'collection')} of which nobody gave up any history: persist retain bounds it")
+    _section(
+        "collections",
+        health.collections,
+        ("upper", "behind", "unsealed"),
+        lambda lag: (lag.collection, _time(lag.upper, lag.upper_moment), _ago(lag.behind_s), lag.unsealed or "-"),
+        right=(1, 2, 3),
+        spare=("unsealed",),
+    )
+    _section(
+        "views",
+        health.views,
+        ("upper", "behind", "its input"),
+        lambda v: (
+            v.view, _time(v.upper, v.upper_moment),
+            "-" if not v.is_due else duration(v.behind_s) if v.behind_s is not None else "yes", v.input or "-",
+        ),
+        right=(1, 2),
+        spare=("its input",),
+    )  # fmt: skip
+    _section(
+        "sources",
+        health.sources,
+        ("collections", "behind", "bytes"),
+        lambda s: (s.source, len(s.collections), _ago(s.behind_s), _bytes(s.behind_bytes)),
+        right=(1, 2, 3),
+    )
+    _section(
+        "sinks",
+        health.sinks,
+        ("collections", "behind", "bytes"),
+        lambda s: (
+            s.sink, len(s.collections), "-" if s.behind_s is None else duration(s.behind_s), _bytes(s.behind_bytes),
+        ),
+        right=(1, 2, 3),
+    )  # fmt: skip
+    failed = [(v.view, v.failed) for v in health.views if v.failed]
+    failed += [(s.source, s.failed) for s in health.sources if s.failed]
+    failed += [(s.sink, s.failed) for s in health.sinks if s.failed]
+    _section("failed", failed, ("last", "error"), lambda f: (f[0], f[1].at, f[1].error))
+    _section(
+        "history kept back of",
+        health.kept_back,
+        ("by", "since", "else"),
+        lambda k: (
+            k.collection, k.hold if k.holder is None else f"{k.hold} of {k.holder}", _time(k.since, k.since_moment),
+            _time(k.allowed, k.allowed_moment),
+        ),
+        right=(2, 3),
+        spare=("else",),
+    )  # fmt: skip
+    _section(
+        "waits to be deleted",
+        health.waiting,
+        ("bytes", "until", "for"),
+        lambda w: (w.collection, "?" if w.bytes is None else f"{w.bytes:,}", w.until, w.waits_for),
+        right=(1,),
+    )
+    _section(
+        "due",
+        health.due,
+        ("command", "of", "such as"),
+        lambda d: (d.work, d.command, d.count, ", ".join(d.examples)),
+        right=(2,),
+        spare=("such as",),
+    )
+    _section(
+        "clients",
+        health.clients,
+        ("release", "wrote last", "does"),
+        lambda c: (c.client, c.release or "?", c.at or "-", c.does),
+        spare=("does",),
+    )
+    _section("releases that told of a day", health.releases, ("last",), lambda r: (r.release, r.hour))
+
+
+def _section(
+    title: str,
+    facts: Sequence[T],
+    head: tuple[str, ...],
+    cells: Callable[[T], Sequence[object]],
+    *,
+    right: tuple[int, ...] = (),
+    spare: tuple[str, ...] = (),
+) -> None:
+    """Print some of a kind as a table whose last column may be cut, and how many more there are."""
+    if not facts:
+        return
+    say("")
+    rows = map(cells, facts[:SHOWN_MAX])
+    print_table((title, *head), rows, right=right, texts=[len(head)], spare=spare, says_so=False)
+    if len(facts) > SHOWN_MAX:
+        say(f"… and {len(facts) - SHOWN_MAX:,} more: --format json has them")
+
+
+def _time(time: int | None, moment: str | None) -> str:
+    return "for ever" if time is None else (moment if time else None) or f"{time:,}"
+
+
+def _bytes(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
+
+
+def _ago(seconds: float | None) -> str:
+    return "-" if seconds is None else duration(seconds) if seconds > 0 else "ahead"

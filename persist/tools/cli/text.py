@@ -1,0 +1,286 @@
+"""Text for a terminal: what is stored is shown, never interpreted.
+
+A name or a value may hold anything: escapes that move the cursor or set a window's title, characters that turn the
+direction of writing, or markup. Whatever does not print is shown as an escape, as in Python.
+
+On a terminal, a table is as wide as its values, or else as the terminal:
+
+1. texts are cut, never below `TEXT_CHARS_MIN`, and say so by an ellipsis; names, numbers and times stay whole;
+2. columns that can be spared are left out, which a line below says;
+3. a first column that is too wide is narrowed: a longer name is a line of its own, above the rest of its row;
+4. each column becomes a line of its row.
+
+Lines of text are broken between words there. Where the output is no terminal, only texts beyond
+`CELL_CHARS_MAX` are cut, and columns are aligned, so that other programs can cut lines into words.
+"""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TextIO
+
+from persist.core.rendering import aligned, text_width
+
+CELL_CHARS_MAX = 120  # A longer text is cut, and says so by an ellipsis.
+
+
+def shown(text: str, *, lines: bool = False) -> str:
+    """Return text with everything that does not print as an escape; with lines, line ends stay."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or (lines and c == "\n") else _escape(c) for c in text)
+
+
+def cell(value: object, *, whole: bool = False) -> str:
+    """Return a value as one cell of a table, cut if it is long, unless it is to stay whole."""
+    if value is None:
+        return "NULL"
+    text = shown(value if isinstance(value, str) else str(value))
+    return text if whole or len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
+
+
+def say(text: str, *, hanging: int = 2) -> None:
+    """Print lines of text for people; hanging is the indent of what a narrow terminal has no room for."""
+    _print_lines(text, sys.stdout, hanging)
+
+
+def tell(text: str) -> None:
+    """Print a remark beside the output."""
+    _print_lines(text, sys.stderr, 0)
+
+
+def _print_lines(text: str, stream: TextIO, hanging: int) -> None:
+    lines = shown(text, lines=True).split("\n")
+    if stream.isatty():
+        width = shutil.get_terminal_size().columns
+        lines = [part for line in lines for part in wrapped(line, width, hanging)]
+    print(*lines, sep="\n", file=stream)
+
+
+def wrapped(line: str, width: int, hanging: int) -> list[str]:
+    """Return a line in parts that fit into a width, all but the first one indented; a longer word stays whole."""
+    indent = " " * min(len(line) - len(line.lstrip()) + hanging, width // 2)
+    parts = [""]
+    for word in re.findall(r"\s*\S+", line):
+        if parts[-1].strip() and text_width(parts[-1] + word) > width:
+            parts.append(indent + word.lstrip())
+        else:
+            parts[-1] += word
+    return parts
+
+
+def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Print one JSON document, in ASCII, so that nothing in it reaches a terminal as it is."""
+    import json
+
+    print(json.dumps(value, default=str))
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+_OPTION = re.compile(
+    r"^(form|schema|late|resolve|diff|tombstone|order_by|ties|token|time|seal|columns|timeline|key|drop|reorder|rename|widen|"
+    r"late_bound|keyed)=(?=['\"\[{(\d-])"
+)
+
+_PHRASES = tuple(
+    (re.compile(pattern), said)
+    for pattern, said in (
+        # Times and frontiers.
+        (r"Give files=True to let", "Say --files to let"),
+        (r"Antichain\((\d+)\)", r"\1"),
+        (r"from Antichain\(\) to (\S+)\. Ask for a frontier at or beyond .*", r"to \1: it is complete for ever."),
+        (r"=Antichain\(\)", " for ever"),
+        (r"\bas_of[= ](?=['\d])", "time "),
+        (r"Read at as_of >= (\d+)", r"Read at time \1 or later"),
+        (
+            r", or wait for it with timeout_s=\.",
+            ", or wait until somebody does (--timeout SECONDS, where a command has that option).",
+        ),
+        (r"write, then seal\(upper\) makes times before upper readable", "write, then persist seal makes it readable"),
+        (r"Say allow_future=True if", "Say --allow-future if"),
+        (r"finish and seal\(([^)]+)\),", r"finish and seal to \1,"),
+        (
+            r"changes\((\d+), (\d+)\) is backwards: .*",
+            r"START \1 and UNTIL \2 are backwards: give the earlier one first",
+        ),
+        (r'Give a number, or create one with timeline="us"', "Give a number, or create one with --timeline us"),
+        (
+            r'Moments are times in a collection with a timeline="us", say',
+            "Moments need a collection with --timeline us",
+        ),
+        (r'create one with timeline="us", say;', "create one with --timeline us, say;"),
+        (r"which maintenance does, or compact\(\)", "which persist compact does"),
+        (r"Call compact\(\), then evolve\(\) again", "Use persist compact, then persist evolve again"),
+        # Names of collections, holds, tags, views.
+        (r"This client only reads: load one that is there\.", "Check the name, or make it with persist create."),
+        (r"\bCreate it with create_or_load\.", "Check the name, or make it with persist create."),
+        (r"exists already\. Load it with create_or_load\.", "exists already. Choose another name."),
+        (r"\bMake it with hold\(time, name=.*\)\.", "persist hold makes one."),
+        (r"\bMake one with tag\(.*, time\)\.", "persist tag makes one."),
+        (
+            r"^the tag (.+) was expected to be not there, and is at (.+); it was left as it is\.",
+            r"there is a tag \1 already, at \2, and it was left there.",
+        ),
+        (r"To move a tag that exists, give move=True\.", "To move it, say --move."),
+        (r"written by its users\. Load it with load\(\)", "written by its users. persist read shows what it holds"),
+        (r"or give it this one with redefine\(\)", "or give it this one with --redefine"),
+        (
+            r"definition: give it another one with redefine\(\)",
+            "definition: give it another with persist view --redefine",
+        ),
+        # Keyed collections and events.
+        (
+            r"Use upsert\(\), transition\(\), overwrite\(\) or delete\(\), and seal\(\)\.",
+            "Use persist upsert, persist overwrite or persist delete, and persist seal.",
+        ),
+        (r"Create one with tombstone=\.", "Create one with --tombstone COLUMN."),
+        (r'have them collected with late="collect"', "have them collected with --late collect"),
+        (
+            r"have them forgotten: allow_compaction\(\), then compact\(\)",
+            "have them forgotten: see docs/use/how-to.md, erasure",
+        ),
+        (r"Write upserts\(\) into", "From Python, write upserts() into"),
+        (r"which does not upsert: use transition\(\)", "which does not upsert: use transition() from Python"),
+        (r"open it with create_or_load\(\.\.\., keyed=Keyed\(machine=\.\.\.\)\)", "do that from Python"),
+        # What is read and written.
+        (r'Ask for form="diff" to see multiplicities', "See multiplicities with persist read --form diff"),
+        (r'Ask for form="diff"\.', "See multiplicities with persist read --form diff."),
+        (r"leave it out with columns=,", "leave it out with --columns,"),
+        (r"to seal without rows, call seal\(\)", "to seal without rows, use persist seal"),
+        (
+            r"give a pyarrow type, such as pa\.int64\(\) or pa\.string\(\), its name, .*or datetime",
+            "give the name of a type of Arrow, such as int64, float64, string, date32 or timestamp[us,tz=UTC]",
+        ),
+        (r"\bwrite changes\(\) into a plain collection", "write its changes into a plain collection"),
+        # The location and its upkeep.
+        (
+            r"Read (it )?back (before writing it again|before trying again|first)\.",
+            "See with persist log whether it is there, before you give the command again.",
+        ),
+        (
+            r'open with mode="exclusive" and its reentrance_id, or with force=True\.',
+            'take it over from Python: persist.open(…, mode="exclusive", force=True).',
+        ),
+        (r"Begin again: take a new snapshot, or subscribe anew\.", "Begin again: give the command once more."),
+        (
+            r"give token=, or insecure=True if that is meant",
+            "set PERSIST_SERVE_TOKEN, or say --insecure if that is meant",
+        ),
+        (r"run with repair, which makes it again", "persist fsck --repair makes it again"),
+        (r"repair, or client\.gc\(\), deletes it", "persist fsck --repair, or persist gc, deletes it"),
+        (r"\b(?:client\.)?gc\(\)", "persist gc"),
+        (r"\bcall erase\(\) again", "give persist erase again"),
+        (r"dry_run=True goes with repair=True", "--dry-run goes with --repair"),
+        (r"set_aside=True goes with repair=True", "--set-aside goes with --repair"),
+        (r"Settings\(memory_budget=(\d+)\)", r"--memory-budget \1"),
+        (r"Keyed\((resolve|ties)=('.*?')\)", r"--\1 \2"),
+        (r"memory_budget=(\d+) cannot hold", r"a memory budget of \1 bytes cannot hold"),
+        (r"open with persist\.Settings\(memory_budget=(\d+)\) or more", r"from Python, allow memory_budget=\1 or more"),
+    )
+)
+
+
+def worded(text: str) -> str:
+    """Return the message of an error of the library as the command line says it."""
+    text = _OPTION.sub(lambda option: f"--{option[1].replace('_', '-')} ", text)
+    for pattern, said in _PHRASES:
+        text = pattern.sub(said, text)
+    return text
+
+
+TEXT_CHARS_MIN = 16  # What a column of texts gets on a terminal at least, if it has longer ones.
+GAP = 2  # Between two columns.
+
+
+def print_table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Iterable[int] = (),
+    texts: Iterable[int] = (),
+    spare: Sequence[str] = (),
+    says_so: bool = True,
+) -> None:
+    """Print a table.
+
+    Args:
+        right: the columns, by number, whose values are aligned at their right.
+        texts: the columns whose values may be cut.
+        spare: the columns, by name, that a narrow terminal does without, in the order in which they are left out.
+        says_so: say which ones were left out.
+    """
+    to_right, cut = {*right}, {*texts}
+    names = [cell(name) for name in head]
+    cells = [[cell(value, whole=at not in cut) for at, value in enumerate(row)] for row in rows]
+    if not sys.stdout.isatty():
+        print(*aligned((names, *cells), to_right), sep="\n")
+        return
+    width = shutil.get_terminal_size().columns
+    numbers = [*range(len(names))]
+    shorter = [[at for at in numbers if names[at] not in spare[:count]] for count in range(len(spare) + 1)]
+    # One after the other: whole names, then long ones above their rows; of each, with as many columns as there is room.
+    for narrowed in (cut, cut | ({0} - to_right)):
+        for columns in shorter:
+            if (widths := _widths(names, cells, columns, narrowed, width)) is not None:
+                above = {} if 0 in cut else {i: row[0] for i, row in enumerate(cells) if text_width(row[0]) > widths[0]}
+                _print_fitting(names, cells, dict(zip(columns, widths, strict=True)), to_right, above)
+                if (left_out := [name for name in spare if names.index(name) not in columns]) and says_so:
+                    tell(f"The terminal is too narrow for {', '.join(left_out)}: make it wider, or say --format csv.")
+                return
+    _print_upright(names, cells)
+
+
+def _print_fitting(
+    names: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    widths: Mapping[int, int],
+    right: set[int],
+    above: Mapping[int, str],
+) -> None:
+    """Print some columns by their numbers, cut to their widths, and above some rows what is too long for the first."""
+    rows = [names, *(["", *row[1:]] if i in above else row for i, row in enumerate(cells))]
+    shown = [[_cut(row[at], width) for at, width in widths.items()] for row in rows]
+    top, *lines = aligned(shown, {i for i, at in enumerate(widths) if at in right})
+    print(top if os.environ.get("TERM") == "dumb" else f"\x1b[1m{top}\x1b[0m")
+    for i, line in enumerate(lines):
+        print(*([above[i]] if i in above else []), line, sep="\n")
+
+
+def _widths(
+    names: list[str], cells: list[list[str]], columns: Sequence[int], narrowed: set[int], width: int
+) -> list[int] | None:
+    """Return how wide each of some columns is, so that these fit into a width; None if that cannot be."""
+    widths = [max(text_width(row[at]) for row in (names, *cells)) for at in columns]
+    least = [
+        min(w, max(text_width(names[at]), TEXT_CHARS_MIN)) if at in narrowed else w
+        for at, w in zip(columns, widths, strict=True)
+    ]
+    room = width - GAP * (len(widths) - 1)
+    if sum(least) > room:
+        return None
+    while sum(widths) > room:
+        widths[max((i for i, w in enumerate(widths) if w > least[i]), key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _cut(text: str, width: int) -> str:
+    if text_width(text) <= width:
+        return text
+    while text_width(text) > width - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+def _print_upright(names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    widest = max(map(len, names))
+    for number, row in enumerate(cells, 1):
+        print(f"row {number:,}")
+        for name, value in zip(names, row, strict=True):
+            print(f"  {name.ljust(widest)}  {value}")
+    if not cells:
+        print(f"no rows of {', '.join(names)}")

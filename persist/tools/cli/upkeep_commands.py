@@ -1,0 +1,377 @@
+"""Commands that look after a location: hold, release, retain, maintain, compact, gc, upgrade, fsck, bench."""
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+import persist
+from persist.tools.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, command, stopped_by_sigterm
+from persist.tools.cli.listing import Listing
+from persist.tools.cli.place import Place, tell_done
+from persist.tools.cli.read_commands import Format, Output
+from persist.tools.cli.status import WAITING
+from persist.tools.cli.text import print_json, print_table, say, tell, worded
+from persist.tools.reports.times import time_of, times_of
+
+HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="Its name, as `holds` shows it.")]
+
+
+@command
+def hold(
+    at: Place,
+    collection: Name,
+    name: Annotated[str, typer.Argument(metavar="HOLD", help="What it is called: whoever knows the name can move it.")],
+    time: Annotated[str, typer.Argument(metavar="TIME", help="since stays at or before it.")],
+) -> int:
+    """Keep a time and all after it readable, until the hold is moved or released; moves one that there is."""
+    with at.writing() as client:
+        loaded = client.load(collection)
+        held = loaded.hold(time_of(time), name=name)
+        if held.time != loaded.handle.as_time("time", time_of(time)):
+            held.advance(time_of(time))
+        tell_done(
+            at,
+            {"collection": collection, "hold": name, "time": held.time},
+            f"{collection} is held at {times_of(loaded)(held.time)} by {name}",
+        )
+    return OK
+
+
+@command
+def release(at: Place, collection: Name, hold: HoldName, yes: Yes = False) -> int:
+    """End a named hold whose owner is gone for good; asks first."""
+    with at.writing() as client:
+        loaded = client.load(collection)
+        held = loaded.hold(name=hold)
+        what = f"the hold {hold!r} at {times_of(loaded)(held.time)} of {collection!r}"
+        if not yes and not agreed(f"Release {what}? History that only it keeps goes for good."):
+            tell(f"persist: {what} was not released")
+            return MISTAKE
+        held.release()
+        tell_done(at, {"released": hold, "collection": collection}, f"released {what}")
+    return OK
+
+
+@command
+def retain(
+    at: Place,
+    collection: Name,
+    retention: Annotated[
+        str, typer.Argument(metavar="RETENTION", help='"7 days", a number of times, or "all": nothing goes.')
+    ],
+    yes: Yes = False,
+) -> int:
+    """Let a collection forget, with every seal, what is older than this before upper; asks first."""
+    wanted = None if retention == "all" else int(retention) if retention.isdecimal() else retention
+    with at.writing() as client:
+        loaded = client.load(collection)
+        question = f"Let {collection!r} forget what is older than {retention}, from now on? Nothing brings it back."
+        if wanted is not None and not yes and not agreed(question):
+            tell(f"persist: {collection!r} keeps what it kept")
+            return MISTAKE
+        loaded.retain(wanted).result()
+        kept = loaded.retention
+        line = f"{collection} keeps {'all of its history' if kept is None else kept}"
+        tell_done(at, {"collection": collection, "retention": None if kept is None else kept.times}, line)
+    return OK
+
+
+@command
+def compact(
+    at: Place,
+    collections: Annotated[
+        list[str] | None, typer.Argument(metavar="COLLECTION", help="Which ones; all by default.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Let times before it be forgotten for good; holds and tags keep theirs. Asks."
+        ),
+    ] = None,
+    memory_budget: Annotated[int | None, typer.Option(metavar="BYTES", help="At most about this much memory.")] = None,
+    yes: Yes = False,
+) -> int:
+    """Make reading cheap, and destroy what may not be read any more."""
+    from persist.core.progress import task
+
+    if since is not None and not collections:
+        raise persist.InvalidUsage("--since goes with the names of collections: say which ones may forget")
+    reports: list[dict[str, Any]] = []
+    with at.writing(memory_budget=memory_budget) as client:
+        names = collections or client.collections()
+        if since is not None:
+            what = f"what {', '.join(map(repr, names))} held before {since}"
+            if not yes and not agreed(f"Forget {what} at {client.url} for good?"):
+                tell("persist: nothing was forgotten")
+                return MISTAKE
+            _forget(client, names, since)
+        with task("compact", total=len(names), unit="collections") as done:
+            for name in names:
+                try:
+                    loaded = client.load(name)
+                    report = loaded.compact()
+                except persist.errors.CollectionNotFound:
+                    if collections:
+                        raise
+                    continue  # It was destroyed meanwhile.
+                done(1)
+                reports.append({"collection": name, **asdict(report)})
+                if not at.as_json:
+                    say(f"{name}: {report.sentence(times_of(loaded))}")
+    if at.as_json:
+        print_json(reports)
+    return OK
+
+
+@command
+def maintain(
+    at: Place,
+    every: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.1, help="Again and again with this pause, until it is interrupted."),
+    ] = None,
+    no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Leave views as they are.")] = False,
+) -> int:
+    """Do what is due: refresh views, compact, destroy what was deleted, and collect garbage."""
+    with at.writing(background=every is not None) as client, stopped_by_sigterm() as stop:
+        while True:
+            done: dict[str, int] = {}
+            try:
+                done = maintain_once(client, refreshes=not no_refresh, is_repeated=every is not None)
+            except persist.PersistError as error:
+                if every is None:
+                    raise
+                tell(f"persist: {worded(' '.join(str(error).split()))}")  # It is tried again.
+            if done or every is None:
+                tell_done(at, done, ", ".join(f"{what} {n:,}" for what, n in done.items() if n) or "nothing is due")
+            if every is None or stop.wait(every):
+                return OK
+
+
+def maintain_once(client: "persist.Client", *, refreshes: bool = True, is_repeated: bool = False) -> dict[str, int]:
+    """Do what is due; return how much was done of what. All is tried; then the first error is raised."""
+    from persist.tools.cli.name_commands import refreshed_together
+    from persist.tools.reports.health import health_of
+
+    due = {item.work for item in health_of(client).due}
+    done = {"views refreshed": 0, "collections compacted": 0, "blobs deleted": 0}
+    failed: persist.PersistError | None = None
+    if refreshes and "refresh views" in due:
+        try:
+            done["views refreshed"] = sum(1 for _ in refreshed_together(client, {}))
+        except persist.PersistError as error:
+            failed = error
+    try:
+        # One that is run again and again knows for how long what was retracted has waited; a single one does not.
+        done["collections compacted"] = client.engine.writer("maintain").compaction.sweep(destroys=not is_repeated)
+    except persist.PersistError as error:
+        failed = failed or error
+    garbage = client.gc()
+    done["blobs deleted"] = garbage.parts + garbage.lists + garbage.states + garbage.checkpoints + garbage.records
+    if failed is not None:
+        raise failed
+    return done if any(done.values()) else {}
+
+
+def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
+    """Let the times before since be forgotten, in one commit; say which collections a hold keeps from it."""
+    times = {
+        (collection := client.load(name)): collection.handle.as_time("since", time_of(since))
+        for name in dict.fromkeys(names)
+    }
+    with client.multi_write() as multi:
+        for collection, time in times.items():
+            multi.allow_compaction(collection, time)
+    for collection, time in times.items():
+        effective = collection.since.time
+        if effective is not None and effective < time:
+            kept_from = times_of(collection)(effective)
+            tell(f"persist: {collection.name} stays readable from {kept_from} on: persist holds lists what keeps it so")
+
+
+@command
+def gc(
+    at: Place,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, tell what would be deleted.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Change nothing, list what waits, until when, and for what.")
+    ] = False,
+    format: Format = None,
+    output: Output = None,
+) -> int:
+    """Delete what nobody needs any more."""
+    if explain:
+        return _explained(at, format, output)
+    if format is not None or output is not None:
+        raise persist.InvalidUsage("--format and --output go with --explain: what was deleted is one line")
+    with at.writing() as client:
+        report = client.gc(dry_run=dry_run)
+        did = "would delete" if dry_run else "deleted"
+        tell_done(at, {"dry_run": dry_run, **asdict(report)}, report.sentence(did))
+    return OK
+
+
+@command
+def upgrade(
+    at: Place,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, tell what would be.")] = False,
+) -> int:
+    """Raise the number of the location's format to the newest that this release writes; older releases stop then."""
+    with at.reading() if dry_run else at.writing() as client:
+        report = client.upgrade(dry_run=dry_run)
+        tell_done(at, {"dry_run": dry_run, **asdict(report)}, str(report))
+    return OK
+
+
+def _explained(at: Place, format: str | None, output: str | None) -> int:
+    from persist.tools.reports.health import waiting_blobs
+
+    with at.reading() as client:
+        waiting = [asdict(blobs) for blobs in waiting_blobs(client, time.time())]
+    if waiting or at.as_json or format not in (None, "table") or output is not None:
+        WAITING.write(at, waiting, format, output)
+    else:
+        say("nothing waits: whatever is stored is in use, or was never part of a collection")
+    return OK
+
+
+PROBLEM_ROWS = Listing(
+    kinds={"kind": "string", "blob": "string", "collection": "string", "what": "string", "advice": "string"}, shown={}
+)
+MEASURES = Listing(kinds={"what": "string", "count": "int64", "seconds": "float64", "a_second": "float64"}, shown={})
+
+
+@command
+def fsck(
+    at: Place,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Make bad checkpoints again, and delete old blobs nothing refers to.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --repair: change nothing, show what would be done.")
+    ] = False,
+    set_aside: Annotated[
+        bool,
+        typer.Option(
+            "--set-aside",
+            help="With --repair: move records beyond the end of the log to lost/; stop all clients before.",
+        ),
+    ] = False,
+    shallow: Annotated[bool, typer.Option("--shallow", help="Do not read parts, only look for them.")] = False,
+    format: Format = None,
+    output: Output = None,
+) -> int:
+    """Verify everything that a location holds, and repair what can be repaired; status 1 if problems are left.
+
+    JSON has all that was found; other formats have the problems that are left.
+    """
+    report = persist.fsck(
+        at.location,
+        repair=repair,
+        dry_run=dry_run,
+        set_aside=set_aside,
+        deep=not shallow,
+        storage_options=at.options,
+        settings=at.settings(),
+    )
+    if report.is_empty:
+        raise at.nothing(report.url)
+    document = asdict(report)
+    document["unreferenced"] = [{**blob, "advice": worded(blob["advice"])} for blob in document["unreferenced"]]
+    PROBLEM_ROWS.write_of(
+        at, document, lambda: say(worded(str(report))), lambda: document["problems_left"], format, output
+    )
+    return PROBLEMS if report.problems_left else OK
+
+
+@command
+def bench(
+    at: Place,
+    rows: Annotated[int, typer.Option(min=1, max=10_000_000, help="Of the collection that is written.")] = 100_000,
+    commits: Annotated[int, typer.Option(min=1, max=1000, help="Small commits, one after the other.")] = 20,
+    format: Format = None,
+    output: Output = None,
+) -> int:
+    """Measure this client at this location, with a collection of its own that is destroyed afterwards."""
+    with at.writing(may_be_new=True) as client:
+        measures = measure(client, rows, commits)
+    MEASURES.write_of(at, measures, lambda: print_measures(measures), lambda: measure_rows(measures), format, output)
+    return OK
+
+
+LOOKUPS = 100
+
+
+def measure(client: "persist.Client", rows: int, commits: int) -> dict[str, Any]:
+    """Return seconds and rates. What is written is destroyed; garbage collection frees it."""
+    import numpy as np
+    import pyarrow as pa
+
+    name = f"persist-bench-{uuid.uuid4().hex[:12]}"
+    made = client.create_or_load(name, key={"k": pa.int64()}, value={"v": pa.float64(), "s": pa.string()})
+    try:
+        keys = np.arange(rows)
+        table = pa.table({"k": keys, "v": keys * 0.5, "s": np.char.mod("value %d", keys % 1000)})
+        write_s = _timed(lambda: made.write(table, time=0, seal=1).result())
+        each_s = [_timed(partial(_commit, made, n)) for n in range(commits)]
+        read_s = _timed(lambda: sum(batch.num_rows for batch in made.snapshot(0).to_batches()))
+        wanted = pa.table({"k": np.linspace(0, rows - 1, LOOKUPS).astype(np.int64)})
+        with made.snapshot(0) as snapshot:
+            lookup_s = _timed(lambda: snapshot.get(wanted))
+        return {
+            "location": client.url,
+            "rows": rows,
+            "write_s": write_s,
+            "write_rows_per_s": rows / write_s,
+            "read_s": read_s,
+            "read_rows_per_s": rows / read_s,
+            "commits": commits,
+            "commit_median_s": float(np.median(each_s)),
+            "commit_max_s": max(each_s),
+            "lookup_100_keys_s": lookup_s,
+        }
+    finally:
+        made.drop().result()
+
+
+def measure_rows(measures: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each thing that was measured; of commits, what the median one took."""
+    took = (
+        ("write and seal", measures["rows"], measures["write_s"], measures["rows"]),
+        ("read", measures["rows"], measures["read_s"], measures["rows"]),
+        ("commit of a row", measures["commits"], measures["commit_median_s"], 1),
+        ("look-up", LOOKUPS, measures["lookup_100_keys_s"], LOOKUPS),
+    )
+    return [{"what": what, "count": n, "seconds": s, "a_second": of / s} for what, n, s, of in took]
+
+
+def print_measures(measures: dict[str, Any]) -> None:
+    """Print them for people."""
+    m = measures
+    rows = [
+        ("write and seal", f"{m['rows']:,} rows", f"{m['write_s']:.3f} s", f"{m['write_rows_per_s']:,.0f} rows/s"),
+        ("read", f"{m['rows']:,} rows", f"{m['read_s']:.3f} s", f"{m['read_rows_per_s']:,.0f} rows/s"),
+        (
+            "commit of a row",
+            f"{m['commits']} commits",
+            f"{m['commit_median_s'] * 1000:.1f} ms",
+            f"{m['commit_max_s'] * 1000:.1f} ms at most",
+        ),
+        ("look-up", f"{LOOKUPS} keys", f"{m['lookup_100_keys_s'] * 1000:.1f} ms", ""),
+    ]
+    print_table(("what", "how much", "took", "that is"), rows, right=(2, 3))
+
+
+def _commit(made: "persist.Collection", n: int) -> None:
+    made.write([((n, (0.0, "x")), n + 1, 1)], seal=n + 2).result()
+
+
+def _timed(what: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    what()
+    return time.perf_counter() - began

@@ -1,0 +1,451 @@
+"""Commands that write: create, write, overwrite, delete, revert, seal, drop."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import persist
+from persist.core.rendering import counted
+from persist.tools.cli.command import MISTAKE, OK, Name, Yes, agreed, command
+from persist.tools.cli.place import Place, tell_done
+from persist.tools.cli.text import tell
+from persist.tools.reports.times import time_of, times_of, written_time_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from persist.connect.ingest.row_formats import RowFile
+    from persist.tools.cli.casting import Caster
+    from persist.tools.cli.loading import Plan
+
+File = Annotated[
+    str, typer.Argument(metavar="FILE", help="CSV, JSON lines, Parquet or Arrow IPC; - for standard input.")
+]
+Format = Annotated[
+    str | None, typer.Option("--format", "-f", help="csv, json (lines), parquet or arrow; else by the file's name.")
+]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--time", "-t", metavar="TIME", help="A moment such as 2026-11-21T12:00Z, or a number; else the commit's."
+    ),
+]
+TimeOfAll = Annotated[
+    str | None,
+    typer.Option(
+        "--time",
+        "-t",
+        metavar="TIME",
+        help="Of all rows, if not that of the commit.",
+    ),
+]
+TimeColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the time of each row.")]
+Future = Annotated[bool, typer.Option("--allow-future", help="Take times that are more than a day ahead of the clock.")]
+SealTo = Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time with the last of it.")]
+Token = Annotated[str | None, typer.Option(help="Names the load, which happens once; else the file's contents do.")]
+CommitRows = Annotated[int, typer.Option(min=1, help="Rows of one commit.")]
+Ignore = Annotated[list[str] | None, typer.Option("--ignore", metavar="COLUMN", help="Leave out; may be repeated.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave rows out that do not fit, and write the others.")]
+Where = Annotated[
+    str | None, typer.Option("--where", metavar="CONDITION", help="Such as \"status = 'paid' and amount > 5\".")
+]
+
+
+Keys = Annotated[str | None, typer.Option("--keys", metavar="FILE", help="A file with the key columns.")]
+
+
+@command
+def create(
+    at: Place,
+    collection: Name,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", "-k", metavar="NAME:TYPE", help="Such as id:int64; may be repeated.")
+    ] = None,
+    value: Annotated[list[str] | None, typer.Option("--value", "-v", metavar="NAME:TYPE", help="Likewise.")] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Take types, and values that are not named, from its columns.")
+    ] = None,
+    timeline: Annotated[
+        str | None, typer.Option(metavar="UNIT", help="Times are s, ms, us or ns since 1970, not plain numbers.")
+    ] = None,
+    keyed: Annotated[
+        bool, typer.Option("--keyed", help="One value per key: it takes events by upsert, and no plain updates.")
+    ] = False,
+    order_by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="With --keyed: of two events of a key, the later by this."),
+    ] = None,
+    tombstone: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="With --keyed: the column that says that its key is deleted.")
+    ] = None,
+    ties: Annotated[
+        str, typer.Option(help='With --keyed: of events that are equal in order, "last" to arrive or "greatest" value.')
+    ] = "last",
+    resolve: Annotated[
+        str, typer.Option(help='With --keyed: who turns events into updates, "seal" or "background".')
+    ] = "seal",
+    format: Format = None,
+) -> int:
+    """Make a collection, empty; the location, too, if it is not there."""
+    from persist.tools.cli.columns import sides
+
+    if not keyed and (order_by or tombstone is not None or ties != "last" or resolve != "seal"):
+        raise persist.InvalidUsage("--order-by, --tombstone, --ties and --resolve go with --keyed")
+    form: Any = {"order_by": order_by or (), "tombstone": tombstone, "ties": ties, "resolve": resolve}
+
+    sides_of = sides(key or [], value or [], like, format)
+    with at.writing(may_be_new=True) as client:
+        if client.seqno >= 0 and collection in client:
+            raise persist.InvalidUsage(f"there is a collection {collection!r} at {client.url}: choose another name")
+        made = client.create_or_load(
+            collection,
+            key=sides_of[0],
+            value=sides_of[1],
+            timeline=timeline,
+            keyed=persist.Keyed(**form) if keyed else None,
+        )
+        columns = {name: str(made.schema.arrow.field(name).type) for name in made.schema.columns}
+        tell_done(
+            at,
+            {"created": made.name, "location": client.url, "id": made.id, "columns": columns},
+            f"created {made.name} with {', '.join(f'{n}: {t}' for n, t in columns.items())}",
+        )
+    return OK
+
+
+@command
+def write(
+    at: Place,
+    collection: Name,
+    file: File,
+    time: TimeOfAll = None,
+    time_column: TimeColumn = None,
+    diff: Annotated[int | None, typer.Option(help="Of all rows that have no _diff; 1 inserts, -1 retracts.")] = None,
+    seal: SealTo = None,
+    token: Token = None,
+    ignore: Ignore = None,
+    skip_bad: SkipBad = False,
+    commit_rows: CommitRows = 1_000_000,
+    allow_future: Future = False,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", "-k", metavar="NAME", help="Create it if there is none, with this key; may be repeated."),
+    ] = None,
+    no_key: Annotated[bool, typer.Option("--no-key", help="Create it if there is none, without a key.")] = False,
+    timeline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="UNIT", help="Of one that is created: s, ms, us, ns or none; else ms, or none for whole numbers."
+        ),
+    ] = None,
+    format: Format = None,
+) -> int:
+    """Append the updates of a file, or its rows at a time. Given again after a crash, it goes on where it was.
+
+    With --key, the collection, and the location, are created if they are not there, with the columns of the file.
+    """
+    from persist.tools.cli.loading import Plan
+
+    if key and no_key:
+        raise persist.InvalidUsage("--key and --no-key exclude each other")
+    if timeline is not None and not (key or no_key):
+        raise persist.InvalidUsage("--timeline is of a collection that is created: it goes with --key or --no-key")
+
+    when = _when(time, time_column, "a row")
+    plan = Plan(when, diff, None if seal is None else written_time_of(seal), token, commit_rows, skip_bad)
+    plan = replace(plan, allow_future=allow_future)
+    own_key = key or ([] if no_key else None)
+    return _load(at, collection, file, format, plan, time_column, ignore, own_key, timeline)
+
+
+@command
+def upsert(
+    at: Place,
+    collection: Name,
+    file: File,
+    time: TimeOfAll = None,
+    time_column: TimeColumn = None,
+    seal: SealTo = None,
+    token: Token = None,
+    late: Annotated[
+        str, typer.Option(help='"raise" refuses events that come too late, "collect" leaves them out and counts them.')
+    ] = "raise",
+    ignore: Ignore = None,
+    skip_bad: SkipBad = False,
+    commit_rows: CommitRows = 1_000_000,
+    allow_future: Future = False,
+    format: Format = None,
+) -> int:
+    """Give keys of a keyed collection new values, or delete them where a column _deleted is true."""
+    from persist.tools.cli.loading import Plan
+
+    when, upper = _when(time, time_column, "an event"), None if seal is None else written_time_of(seal)
+    plan = Plan(when, None, upper, token, commit_rows, skip_bad, late=late or "raise")
+    plan = replace(plan, allow_future=allow_future)
+    return _load(at, collection, file, format, plan, time_column, ignore)
+
+
+def _when(time: str | None, time_column: str | None, what: str) -> int | str | None:
+    """Return where rows have their times from: a time of all, a column, or None for those that updates have."""
+    if time is not None and time_column is not None:
+        raise persist.InvalidUsage(f"--time and --time-column exclude each other: {what} has one time")
+    return time_column if time is None else written_time_of(time)
+
+
+def _named(time: str | None) -> int | str | None:
+    return None if time is None else written_time_of(time)
+
+
+def _load(
+    at: Place,
+    collection: str,
+    file: str,
+    format: str | None,
+    plan: "Plan",
+    time_column: str | None,
+    ignore: list[str] | None,
+    key: list[str] | None = None,
+    timeline: str | None = None,
+) -> int:
+    """Write the updates or, where the plan says what becomes of late ones, the events of a file.
+
+    With a key, the collection is created if there is none.
+    """
+    from persist.connect.ingest.row_files import names_in
+    from persist.tools.cli.loading import load, spooled, was_begun
+
+    is_events = plan.late is not None
+    with spooled(file, format) as rows, at.writing(may_be_new=key is not None) as client:
+        if key is not None:
+            _made_like(client, collection, rows, key, plan, ignore, timeline)
+        target = _own(client, collection, None if is_events or key is not None else rows)
+        has_times = plan.time is None and time_column is None and "_time" in names_in(rows)
+        if plan.seal is not None and plan.time is None and not has_times:
+            raise persist.InvalidUsage(
+                f"--seal {plan.seal} goes with times, and neither --time nor a column _time says any: the commit gives "
+                "rows one, and seals just after it. Leave --seal out, or give a time"
+            )
+        source = "_time" if has_times else time_column
+        upper = None if is_events or was_begun(target, rows, plan) else target.upper.time
+        try:
+            loaded = load(target, rows, _caster(target, source, ignore, upper, is_events=is_events), plan)
+        except KeyboardInterrupt:
+            if not at.as_json:
+                tell("persist: interrupted. The same command goes on after the last commit of this one.")
+            raise
+        late = {"late": target.late_counts} if is_events else {}
+        left_out = sum(count for counts in late.values() for count in counts.values())
+        done = f"{'gave' if is_events else 'wrote'} {counted(loaded.rows, 'event' if is_events else 'row')}"
+        done += f" to {collection} in {counted(loaded.commits, 'commit')}"
+        done += "" if loaded.time is None else f", at {times_of(target)(loaded.time)}"
+        done += f", {counted(left_out, 'late event')} left out" if left_out else ""
+        if not loaded.commits and loaded.done_before:
+            done += " (all of it was written before: nothing was done)"
+        tell_done(at, {"collection": collection, **asdict(loaded), **late}, done)
+    return OK
+
+
+@command
+def overwrite(
+    at: Place,
+    collection: Name,
+    file: File,
+    time: At = None,
+    where: Where = None,
+    multiset: Annotated[bool, typer.Option("--multiset", help="Let keys have several rows.")] = False,
+    token: Token = None,
+    ignore: Ignore = None,
+    skip_bad: SkipBad = False,
+    allow_future: Future = False,
+    format: Format = None,
+) -> int:
+    """Replace all contents by the rows of a file, or those for which a condition is true, from a time on; seal it."""
+    from persist.tools.cli.loading import checked, overwrite_token, rows_of, spooled
+
+    with spooled(file, format) as rows, at.writing() as client:
+        loaded = _own(client, collection)
+        caster = _caster(loaded, None, ignore)
+        count, skipped = checked(rows, caster, skip_bad=skip_bad)
+        when = _named(time)
+        # Without a time, the same file may be wanted again after another one: only a token says that it is the same.
+        mark = token if when is None else token or overwrite_token(loaded, rows, when, (where, ignore, skip_bad))
+        is_done = loaded.handle.remembers(loaded.handle.contents(), mark)
+        future = loaded.overwrite(
+            rows_of(rows, caster), time=when, where=where, multiset=multiset, token=mark, allow_future=allow_future
+        )
+        done = {"collection": collection, "rows": count, "skipped": skipped, "seqno": future.result()}
+        begin = time or times_of(loaded)(future.time or 0)
+        line = f"{collection} has the {count:,} rows of {rows.name} from {begin} on"
+        tell_done(
+            at,
+            {**done, "time": future.time, "changed": not is_done},
+            f"nothing changed: {line}, by this command given before" if is_done else line,
+        )
+    return OK
+
+
+@command
+def delete(
+    at: Place,
+    collection: Name,
+    time: At = None,
+    where: Where = None,
+    keys: Keys = None,
+    ignore: Ignore = None,
+    allow_future: Future = False,
+    format: Format = None,
+) -> int:
+    """Retract what is there from a time on: the records of some keys, or those for which a condition is true."""
+    if (where is None) == (keys is None):
+        raise persist.InvalidUsage("say what to delete: --where CONDITION, or --keys FILE")
+    check_format(keys, format)
+    with at.writing() as client:
+        loaded = _own(client, collection)
+        wanted = None if keys is None else keys_of(loaded, keys, format, ignore)
+        future = loaded.delete(wanted, where=where, time=_named(time), allow_future=allow_future)
+        tell_done(
+            at,
+            {"collection": collection, "seqno": future.result(), "time": future.time},
+            f"deleted from {collection} at {time or times_of(loaded)(future.time or 0)}",
+        )
+    return OK
+
+
+@command
+def revert(
+    at: Place,
+    collection: Name,
+    as_of: Annotated[
+        str, typer.Argument(metavar="AS_OF", help="When it held what it shall hold again: a time, a moment or a tag.")
+    ],
+    time: At = None,
+    token: Annotated[str | None, typer.Option(help="Names the command, which happens once.")] = None,
+    allow_future: Future = False,
+) -> int:
+    """Make the contents of a collection what they were, as a change of today: history stays."""
+    with at.writing() as client:
+        loaded = _own(client, collection)
+        future = loaded.restore(time_of(as_of), time=_named(time), token=token, allow_future=allow_future)
+        tell_done(
+            at,
+            {"collection": collection, "as_of": as_of, "seqno": future.result(), "time": future.time},
+            f"{collection} holds what it held as of {as_of}, from {time or times_of(loaded)(future.time or 0)} on",
+        )
+    return OK
+
+
+@command
+def seal(
+    at: Place,
+    collection: Name,
+    upper: Annotated[str | None, typer.Argument(metavar="TIME", help="The first time that stays open.")] = None,
+    for_ever: Annotated[bool, typer.Option("--for-ever", help="Nothing more will ever come.")] = False,
+    allow_future: Future = False,
+) -> int:
+    """Promise that no more updates come before a time, so that it can be read."""
+    if (upper is None) == (not for_ever):
+        raise persist.InvalidUsage("say to which time: persist seal LOCATION COLLECTION TIME, or --for-ever")
+    with at.writing() as client:
+        loaded = _own(client, collection)
+        end = persist.Antichain() if upper is None else written_time_of(upper)
+        seqno = loaded.seal(end, allow_future=allow_future).result()
+        now = loaded.upper.time
+        tell_done(
+            at,
+            {"collection": collection, "upper": now, "seqno": seqno},
+            f"{collection} is complete {'for ever' if now is None else f'before {times_of(loaded)(now)}'}",
+        )
+    return OK
+
+
+@command
+def drop(at: Place, collection: Name, yes: Yes = False) -> int:
+    """Remove a collection with all its history; asks first."""
+    with at.writing() as client:
+        loaded = client.load(collection)
+        if not yes and not agreed(f"Drop {collection!r} at {client.url}, with all its history?"):
+            tell(f"persist: {collection!r} was not dropped")
+            return MISTAKE
+        seqno = loaded.drop().result()
+        tell_done(at, {"dropped": collection, "seqno": seqno}, f"dropped {collection}")
+    return OK
+
+
+def check_format(keys: str | None, format: str | None) -> None:
+    """Check that there is a file to which a format belongs."""
+    if keys is None and format is not None:
+        raise persist.InvalidUsage("--format is that of the file of --keys, and there is none")
+
+
+def keys_of(
+    collection: "persist.Collection", file: str, format: str | None, ignore: Sequence[str] | None = None
+) -> "pa.Table":
+    """Return the keys in a file."""
+    import pyarrow as pa
+
+    from persist.tools.cli.casting import Caster
+    from persist.tools.cli.loading import checked, rows_of, spooled
+
+    with spooled(file, format) as rows:
+        caster = Caster(collection.schema, None, keys_only=True, ignored=tuple(ignore or ()))
+        checked(rows, caster, skip_bad=False)
+        return pa.table(rows_of(rows, caster).read_all())
+
+
+def _own(client: "persist.Client", collection: str, rows: "RowFile | None" = None) -> "persist.Collection":
+    """Return a collection that its users write; a view is written by its query alone.
+
+    Args:
+        rows: from which it could be created, which the error says then.
+    """
+    try:
+        loaded = client.load(collection)
+    except persist.errors.CollectionNotFound as error:
+        if rows is None:
+            raise
+        raise persist.InvalidUsage(
+            f"{error} To create it with the columns of {rows.name}, say which are its key: --key NAME, or --no-key"
+        ) from error
+    if loaded.handle.contents().view is not None:
+        raise persist.InvalidUsage(
+            f"{collection!r} is a view: it holds what its query gives, and nothing else writes or seals it. Write to "
+            "the collections that it reads, then use persist refresh"
+        )
+    return loaded
+
+
+def _made_like(
+    client: "persist.Client",
+    collection: str,
+    rows: "RowFile",
+    key: list[str],
+    plan: "Plan",
+    ignore: list[str] | None,
+    timeline: str | None,
+) -> None:
+    """Create a collection with the columns of a file, if there is none; if there is, check that its key is this one."""
+    import pyarrow as pa
+
+    from persist.engine.location.opening import create_target_of_rows
+    from persist.tools.cli.columns import columns_in
+
+    is_new = client.seqno < 0 or collection not in client
+    types = columns_in(rows) if is_new else {}
+    columns = pa.schema([(name, kind) for name, kind in types.items() if name not in (ignore or ())])
+    unit: Any = ... if timeline is None else None if timeline == "none" else timeline
+    create_target_of_rows(client.engine, collection, columns, key=key, timeline=unit, time=plan.time)
+
+
+def _caster(
+    collection: "persist.Collection",
+    time_column: str | None,
+    ignore: list[str] | None,
+    upper: int | None = None,
+    *,
+    is_events: bool = False,
+) -> "Caster":
+    from persist.tools.cli.casting import Caster
+
+    return Caster(collection.schema, time_column, ignored=tuple(ignore or ()), upper=upper, is_events=is_events)

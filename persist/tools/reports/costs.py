@@ -1,0 +1,153 @@
+"""What a location costs: the requests of the last hours, what is stored, and the price of both in a month.
+
+Requests are what writing clients told the location (`persist.engine.location.request_ledger` says what of them, and
+what is missing). One listing has the size and the age of each object that is there. If more objects were made lately
+than clients told
+PUTs, those objects are what counts: the PUTs of a client that told nothing are not forgotten then.
+
+A large object is one request here; a client sends it in parts of some MiB.
+"""
+
+import json
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import persist
+from persist.engine.location.request_ledger import REQUEST_KINDS, requests_told
+
+GIB = 2**30
+MONTH_DAYS = 30
+HOUR_S = 3600
+# The first part of a key, and what people call what lies there.
+KINDS = {
+    "log": "records",
+    "checkpoint": "checkpoints",
+    "directory": "checkpoints",
+    "state": "states",
+    "list": "part lists",
+    "part": "parts",
+}
+OTHER = "others"
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices in dollars; the defaults are the list prices of S3 Standard in us-east-1, for clients in that region.
+
+    Attributes:
+        read_gib: of each GiB that GETs return, such as the price of traffic out of the region.
+    """
+
+    puts_1000: float = 0.005
+    gets_1000: float = 0.0004
+    lists_1000: float = 0.005
+    deletes_1000: float = 0.0
+    read_gib: float = 0.0
+    stored_gib_month: float = 0.023
+
+    @classmethod
+    def of_file(cls, path: str) -> "Prices":
+        """Return the prices that a JSON object in a file has; those that it leaves out are the defaults.
+
+        Raises:
+            InvalidUsage: it holds something else.
+        """
+        try:
+            given = json.loads(Path(path).read_bytes())
+        except (OSError, ValueError) as error:
+            raise persist.InvalidUsage(f"{path}: {error}") from error
+        known = [field.name for field in fields(cls)]
+        if not isinstance(given, dict) or not {*given} <= {*known}:
+            raise persist.InvalidUsage(f"{path} holds no prices: give a JSON object of some of {', '.join(known)}")
+        for name, price in given.items():
+            if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf:
+                raise persist.InvalidUsage(f"{path}: {name}={price!r:.50} is no price: give a number of dollars")
+        return cls(**given)
+
+
+LIST_PRICES = Prices()
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one kind of requests, or of objects, costs.
+
+    Attributes:
+        requests, request_bytes: that were made lately, and the bytes that went over the network with them.
+        objects, bytes: that are there.
+        dollars: of a month, if it goes on like this.
+    """
+
+    kind: str
+    requests: int
+    request_bytes: int
+    objects: int
+    bytes: int
+    dollars: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What everything costs.
+
+    Attributes:
+        since_s: from when on requests count, a full hour in seconds since 1970.
+        kinds: those of requests, those of objects, and the sum of all.
+        told: how many requests clients have told.
+        made: how many objects were made since then and are there: so there were at least as many PUTs.
+    """
+
+    since_s: int
+    kinds: tuple[Cost, ...]
+    told: int
+    made: int
+
+
+def costs_of(client: "persist.Client", prices: Prices = LIST_PRICES, *, hours: int = 24) -> Costs:
+    """Return what a location costs. Cost: a LIST of everything.
+
+    Args:
+        hours: how far back requests count, up to 24, by this machine's clock; also those of the hour that it cuts.
+    """
+    now_s = client.engine.clock.wall_ms() / 1000
+    first = int(now_s // HOUR_S) - hours
+    since_s = first * HOUR_S
+    months = MONTH_DAYS * 24 * HOUR_S / (now_s - since_s)
+    stored: dict[str, Counter[str]] = {kind: Counter() for kind in dict.fromkeys([*KINDS.values(), OTHER])}
+    made = Counter[str]()
+    for entry in client.engine.blob.list(""):
+        stored[KINDS.get(entry.key.partition("/")[0], OTHER)].update(objects=1, bytes=entry.bytes)
+        if entry.modified_s >= since_s:
+            made.update(requests=1, bytes=entry.bytes)
+    told = {kind: Counter[str]() for kind in REQUEST_KINDS}
+    for hour, counts in requests_told(client.engine.follower.state.control.about).items():
+        for kind, (requests, size) in counts.items() if hour >= first else ():
+            if kind in told:
+                told[kind].update(requests=requests, bytes=size)
+    counted = {**told, "PUT": told["PUT"] | made}  # The greater of two.
+    costs = [_requests(kind, count, prices, months) for kind, count in counted.items()]
+    costs += [
+        Cost(kind, 0, 0, amounts["objects"], amounts["bytes"], amounts["bytes"] / GIB * prices.stored_gib_month)
+        for kind, amounts in stored.items()
+        if amounts
+    ]
+    sums = {name: sum(getattr(cost, name) for cost in costs) for name in Cost.__slots__ if name != "kind"}
+    total = sum(count["requests"] for count in told.values())
+    return Costs(since_s, (*costs, Cost("all", **sums)), total, made["requests"])
+
+
+def _requests(kind: str, count: Counter[str], prices: Prices, months: float) -> Cost:
+    of_1000 = {
+        "PUT": prices.puts_1000, "GET": prices.gets_1000, "LIST": prices.lists_1000, "DELETE": prices.deletes_1000
+    }  # fmt: skip
+    dollars = count["requests"] / 1000 * of_1000[kind]
+    if kind == "GET":
+        dollars += count["bytes"] / GIB * prices.read_gib
+    return Cost(kind, count["requests"], count["bytes"], 0, 0, dollars * months)

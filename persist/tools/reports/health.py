@@ -1,0 +1,538 @@
+"""How a location fares: what lags, who keeps history back, what waits to be deleted, and what is due.
+
+All of it comes from one look at the log: the state at one seqno, the states of collections (`survey`), and its newest
+records. Bytes of what waits for the collector are not in the log, so those of up to `LISTED_MAX` collections are
+listed.
+Nothing is written, and no data is read.
+
+- A *lag* is how far an upper is behind the clock, in seconds; only moments have one. A view is *behind* if its upper is
+  before the least upper of its inputs.
+- *Live* bytes are those which reading the latest contents takes: the newest keyframe, and the history after it. The
+  others are history, which stays as long as `since` is before its times.
+- What *keeps history back* is the least hold or tag of a collection whose `since` would have passed it by now.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import persist
+from persist.codecs.types.schema import TIME_MAX
+from persist.connect.egress.sink import SINK
+from persist.connect.ingest.source import BEHIND, SOURCE
+from persist.core.log import kinds
+from persist.core.log.keys import collection_part, listed_checkpoints, listed_records, table_root
+from persist.core.log.records import read_record
+from persist.core.names import release_of
+from persist.core.rendering import moment_text
+from persist.core.state.contents import CollectionState
+from persist.core.state.keyed_rules import due as events_due
+from persist.core.state.location import Dropped, LocationState, is_waited_for
+from persist.engine.collection.failures import failures_of
+from persist.engine.compact import must_destroy, next_work
+from persist.engine.follow.follower import STALE_AFTER_S
+from persist.engine.location.request_ledger import releases_told
+from persist.engine.upkeep import named_in, sharers
+from persist.tools.reports.surveys import THREADS, Facts, KnownFacts, Made, hold_for_people, names_by_id
+
+LISTED_MAX = 64
+READS = (kinds.GrantLease, kinds.EndLease, kinds.SetHold, kinds.ReleaseHold)  # What one who reads commits.
+RECENT = 16  # Records that are looked at, all at once, for who made them.
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How far one collection has come; `behind_s` is from its upper to the clock, None if times are no moments."""
+
+    collection: str
+    upper: int | None
+    upper_moment: str | None
+    behind_s: float | None
+    unsealed: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The last failure of what fills a collection: when, by which process, and the error without values of rows."""
+
+    at: str
+    by: str
+    error: str
+
+
+@dataclass(frozen=True)
+class ViewLag:
+    """How far a view has come, and the input that has come least far.
+
+    Attributes:
+        behind_s: how far it is behind that input; None if times are no moments, or nothing is sealed.
+        is_due: a refresh would bring it further.
+        failed: why the last refresh brought it no further; None if it succeeded.
+    """
+
+    view: str
+    upper: int | None
+    upper_moment: str | None
+    input: str | None
+    input_upper: int | None
+    input_upper_moment: str | None
+    behind_s: float | None
+    is_due: bool
+    failed: "Failed | None" = None
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A source, and the collections that it fills; `behind_s` as of `Lag`, of the one that lags most.
+
+    Attributes:
+        behind_bytes: what was still to be read when it was read last; None if the source does not tell it.
+        failed: why it was not read any further; None if the last attempt succeeded.
+    """
+
+    source: str
+    collections: tuple[str, ...]
+    behind_s: float | None
+    behind_bytes: int | None
+    failed: "Failed | None" = None
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A sink, and the collections that it gets.
+
+    Attributes:
+        sink: what it is called; the name of its hold if it failed before it had one.
+        behind_s: how far what was sent is behind what is sealed, of the collection that lags most; None if times have
+            no moments.
+        behind_bytes: of parts with updates that were not sent yet.
+        failed: why nothing was sent; None if the last attempt succeeded.
+    """
+
+    sink: str
+    hold: str
+    collections: tuple[str, ...]
+    behind_s: float | None
+    behind_bytes: int
+    failed: "Failed | None" = None
+
+
+@dataclass(frozen=True)
+class KeptBack:
+    """What keeps the history of a collection: since would be `allowed` without it."""
+
+    collection: str
+    hold: str
+    holder: str | None
+    since: int
+    since_moment: str | None
+    allowed: int | None
+    allowed_moment: str | None
+
+
+@dataclass(frozen=True)
+class WaitingBlobs:
+    """Blobs that nothing refers to any more, and until when they stay.
+
+    Attributes:
+        why: "dropped", "replaced" by compaction, or "erased": records of the log from before an erasure.
+        blobs, bytes: None if they were not listed; see `LISTED_MAX`.
+        given_up_at, until: moments, ISO 8601. It is about then: the collector goes by the store's own clock.
+        waits_for: "the grace period", a lease with its holder, or "the next gc".
+    """
+
+    collection: str
+    why: str
+    blobs: int | None
+    bytes: int | None
+    given_up_at: str
+    until: str
+    waits_for: str
+
+
+@dataclass(frozen=True)
+class Due:
+    """Maintenance that is due, the command that does it, and for what."""
+
+    work: str
+    command: str
+    count: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ClientSeen:
+    """A client that reads or writes.
+
+    Attributes:
+        release: of the library that it runs; None of one that does not say it, as releases before 0.1.0 did not.
+        does: "reads", "writes", "reads, writes" or "writes exclusively".
+        at: when it wrote last; None if the newest records are others'.
+    """
+
+    client: str
+    release: str | None
+    does: str
+    at: str | None
+
+
+@dataclass(frozen=True)
+class ReleaseSeen:
+    """A release of which clients told how much they asked of the store, and the full hour in which one did last."""
+
+    release: str
+    hour: str
+
+
+@dataclass(frozen=True)
+class Health:
+    """All of it, as of one seqno.
+
+    Attributes:
+        written_at: when its newest record was made, by the clock of its writer; None if that record is gone.
+        format: with which number of the format the newest record was written.
+        clients: who reads or writes: the holders of leases, the exclusive writer, and who made the `RECENT` newest
+            records.
+        releases: those of clients that wrote in the last day, as they told (`persist.engine.location.request_ledger`).
+        live_bytes, history_bytes: see the module; waiting_bytes is None if not all of it was listed.
+    """
+
+    location: str
+    seqno: int
+    records: int
+    written_at: str | None
+    format: int | None
+    live_bytes: int
+    history_bytes: int
+    waiting_bytes: int | None
+    keeps_all: int
+    collections: tuple[Lag, ...]
+    views: tuple[ViewLag, ...]
+    sources: tuple[Filled, ...]
+    sinks: tuple[Fed, ...]
+    kept_back: tuple[KeptBack, ...]
+    waiting: tuple[WaitingBlobs, ...]
+    due: tuple[Due, ...]
+    clients: tuple[ClientSeen, ...]
+    releases: tuple[ReleaseSeen, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it for programs."""
+        return asdict(self)
+
+
+def health_of(client: "persist.Client", now_s: float | None = None, *, known: KnownFacts | None = None) -> Health:
+    """Return how a location fares. Cost: that of `survey` of all collections, the newest records, and the
+    listings.
+
+    Args:
+        known: of an earlier look, so that only what has changed since is read.
+    """
+    now_s = time.time() if now_s is None else now_s
+    state = client.engine.follower.refresh()
+    known = known or KnownFacts(client)
+    all_facts = known.of(state.names())
+    names, by_id = names_by_id(client), {facts.contents.id: facts for facts in all_facts}
+    recent = _recent(client, known, state.seqno, state.control.log_floor)
+    record = recent[0] if recent else None
+    shown = [facts for facts in all_facts if not facts.name.startswith(".")]
+    waiting = waiting_blobs(client, now_s)
+    views = [_view_lag(facts, by_id) for facts in shown if facts.contents.view is not None]
+    live = sum(map(_live_bytes, all_facts))
+    sizes = [blobs.bytes for blobs in waiting]
+    return Health(
+        location=client.url,
+        seqno=state.seqno,
+        records=state.seqno + 1 - state.control.log_floor,
+        written_at=None if record is None else moment_text(record.written_ms / 1000),
+        format=None if record is None else record.format,
+        live_bytes=live,
+        history_bytes=sum(facts.bytes for facts in all_facts) - live,
+        waiting_bytes=None if None in sizes else sum(size or 0 for size in sizes),
+        keeps_all=sum(facts.contents.allowed_times == (0,) for facts in shown),
+        collections=tuple(sorted(map(_lagging(now_s), shown), key=lambda lag: -(lag.behind_s or 0.0))),
+        views=tuple(sorted(views, key=lambda view: not view.is_due)),
+        sources=_sources(client, shown, now_s),
+        sinks=_sinks(client, shown),
+        kept_back=tuple(kept for facts in all_facts for kept in _kept_back(facts, names, state.control)),
+        waiting=tuple(waiting),
+        due=tuple(_due(client, shown, views, waiting, state.control, now_s)),
+        clients=_clients(state.control, recent),
+        releases=tuple(
+            ReleaseSeen(release, moment_text(hour_s)) for release, hour_s in releases_told(state.control.about).items()
+        ),
+    )
+
+
+def _lagging(now_s: float) -> Callable[[Facts], Lag]:
+    def lag(facts: Facts) -> Lag:
+        hidden = facts.unsealed
+        unsealed = 0 if hidden is None else hidden.updates
+        return Lag(facts.name, facts.upper, facts.moment(facts.upper), facts.lag_s(now_s), unsealed)
+
+    return lag
+
+
+def _view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
+    assert facts.contents.view is not None
+    inputs = [by_id[id_] for id_ in facts.contents.view["inputs"] if id_ in by_id]
+    least = min(inputs, key=lambda input_: TIME_MAX + 1 if input_.upper is None else input_.upper, default=None)
+    is_due = least is not None and not least.contents.upper <= facts.contents.upper
+    own_s, its_s = facts.lag_s(0.0), None if least is None else least.lag_s(0.0)
+    return ViewLag(
+        facts.name,
+        facts.upper,
+        facts.moment(facts.upper),
+        None if least is None else least.name,
+        None if least is None else least.upper,
+        None if least is None else least.moment(least.upper),
+        None if own_s is None or its_s is None else max(0.0, own_s - its_s),
+        is_due,
+        _failed(facts),
+    )
+
+
+def _failed(facts: Facts, sink: str = "") -> Failed | None:
+    failure = failures_of(facts.contents).get(sink)
+    return None if failure is None else Failed(moment_text(failure.at_ms / 1000), failure.by, failure.error)
+
+
+def _sources(client: "persist.Client", all_facts: Sequence[Facts], now_s: float) -> tuple[Filled, ...]:
+    filled = defaultdict[str, list[Facts]](list)
+    for facts in all_facts:
+        if (source := facts.contents.about.properties.get(SOURCE)) is not None:
+            filled[source].append(facts)
+    return tuple(
+        Filled(
+            source,
+            tuple(facts.name for facts in some),
+            max((lag for facts in some if (lag := _source_lag_s(client, facts, now_s)) is not None), default=None),
+            max((int(told) for facts in some if (told := facts.contents.about.properties.get(BEHIND))), default=None),
+            next(filter(None, map(_failed, some)), None),
+        )
+        for source, some in sorted(filled.items())
+    )
+
+
+def _sinks(client: "persist.Client", all_facts: Sequence[Facts]) -> tuple[Fed, ...]:
+    """Return the sinks that have a hold, and those that failed before they had one, by the names of their holds."""
+    fed = defaultdict[tuple[str, str], list[tuple[Facts, float | None, int]]](list)
+    for facts in all_facts:
+        said, held = facts.contents.about.properties, facts.contents.holds
+        sinks = {name.removeprefix(SINK): sink for name, sink in said.items() if name.startswith(SINK)}
+        for hold in {*sinks, *failures_of(facts.contents)} - {""}:
+            if hold in sinks and hold in held:
+                fed[sinks[hold], hold].append((facts, *_unsent(client, facts, held[hold].time)))
+            elif _failed(facts, hold):
+                fed[hold, hold].append((facts, None, facts.bytes))
+    return tuple(
+        Fed(
+            sink,
+            hold,
+            tuple(facts.name for facts, _, _ in some),
+            max((lag for _, lag, _ in some if lag is not None), default=None),
+            sum(left for _, _, left in some),
+            next((failed for facts, _, _ in some if (failed := _failed(facts, hold))), None),
+        )
+        for (sink, hold), some in sorted(fed.items())
+    )
+
+
+def _unsent(client: "persist.Client", facts: Facts, sent: int) -> tuple[float | None, int]:
+    """Return how far a sink that has got all up to a time is behind the upper, in seconds and bytes."""
+    if facts.latest is None or facts.latest <= sent:
+        return 0.0, 0
+    left = sum(part.bytes for part in facts.contents.history_parts if part.time_max > sent)
+    handle = client.load(facts.name).handle
+    since, until = handle.moment_of(sent), handle.moment_of(facts.latest)
+    return None if since is None or until is None else (until - since).total_seconds(), left
+
+
+def _source_lag_s(client: "persist.Client", facts: Facts, now_s: float) -> float | None:
+    """Return how far what was read of a source is behind a moment, where its times are moments, or have them."""
+    if facts.timeline is not None:
+        return facts.lag_s(now_s)
+    read = client.load(facts.name).handle.read_until()
+    return None if read is None else now_s - read.timestamp()
+
+
+def _kept_back(facts: Facts, names: Mapping[str, str], control: LocationState) -> list[KeptBack]:
+    contents, since = facts.contents, facts.since
+    allowed = contents.allowed_times
+    if since is None or (allowed and allowed[0] <= since):
+        return []
+    holders = [
+        (
+            hold_for_people(None if held.lease else hold, names),
+            None if held.lease is None else _holder(control, held.lease),
+        )
+        for hold, held in contents.holds.items()
+        if held.time <= since
+    ]
+    holders += [(f"tag {tag!r}", None) for tag, at in contents.tags.items() if at <= since]
+    then = allowed[0] if allowed else None
+    return [
+        KeptBack(facts.name, hold, holder, since, facts.moment(since), then, facts.moment(then))
+        for hold, holder in holders
+    ]
+
+
+def _holder(control: LocationState, lease: str) -> str | None:
+    return control.leases[lease].holder if lease in control.leases else None
+
+
+def _live_bytes(facts: Facts) -> int:
+    contents = facts.contents
+    newest = max(contents.keyframes, key=lambda keyframe: keyframe.as_of, default=None)
+    kept = () if newest is None else contents.parts_of(newest.parts)
+    after = [part for part in contents.history_parts if newest is None or part.time_max > newest.as_of]
+    return sum(part.bytes for part in (*kept, *after, *contents.pending.values()))
+
+
+def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
+    """Return what waits for the collector, the oldest first; not what a clone, or its source, still names.
+
+    Cost: a LIST for each folder of a collection, `LISTED_MAX` at most, and the states of the clones with parts there.
+    """
+    engine, state = client.engine, client.engine.follower.state
+    dropped, names, shares = state.control.dropped, names_by_id(client), sharers(state)
+    folders = [_folders(entry) for entry in dropped]
+    ids = [*dict.fromkeys(folder for of_entry in folders for folder in of_entry)][:LISTED_MAX]
+
+    def list_sizes(id_: str) -> dict[str, int]:
+        named = named_in(engine.blob, state, id_, shares) if id_ in shares else set()
+        return {entry.key: entry.bytes for entry in engine.blob.list(table_root(id_)) if entry.key not in named}
+
+    with ThreadPoolExecutor(THREADS, "persist-survey") as threads:
+        listed = dict(zip(ids, threads.map(list_sizes, ids), strict=True))
+    waiting = []
+    for entry, within in zip(dropped, folders, strict=True):
+        known = [listed[folder] for folder in within if folder in listed]
+        sizes = {key: size for one in known for key, size in one.items()} if len(known) == len(within) else None
+        waiting.append(_waiting(entry, names.get(entry.collection), sizes, state.control, engine.settings, now_s))
+    return waiting + _old_log(client, names, now_s)
+
+
+def _old_log(client: "persist.Client", names: Mapping[str, str], now_s: float) -> list[WaitingBlobs]:
+    """Return the records before the newest erasure, which have what it erased, if the log still reaches back to them.
+
+    As `persist.engine.upkeep` does, it goes by the first checkpoint after the erasure. If there is none, that is yet
+    to come.
+    """
+    engine, control = client.engine, client.engine.follower.state.control
+    if not control.erasures or control.erasures[-1][0] <= control.log_floor:
+        return []
+    seqno, collection = control.erasures[-1]
+    made = [entry.modified_s for at, entry in listed_checkpoints(engine.blob) if at >= seqno]
+    until_s = min(made, default=now_s) + max(engine.settings.grace_s, 2 * STALE_AFTER_S)
+    records = [entry for at, entry in listed_records(engine.blob) if at < seqno]
+    record = read_record(engine.blob, seqno)
+    return [
+        WaitingBlobs(
+            names.get(collection) or f"one that is gone ({collection[:8]})",
+            "erased",
+            len(records),
+            sum(entry.bytes for entry in records),
+            moment_text(now_s if record is None else record.written_ms / 1000),
+            moment_text(until_s),
+            "the next gc" if until_s <= now_s else "the grace period",
+        )
+    ]
+
+
+def _folders(dropped: Dropped) -> list[str]:
+    """Return the folders in which the blobs lie: a clone's may lie in those of others, too."""
+    return [*dict.fromkeys((dropped.collection, *map(collection_part, dropped.blobs)))]
+
+
+def _waiting(
+    dropped: Dropped,
+    name: str | None,
+    sizes: Mapping[str, int] | None,
+    control: LocationState,
+    settings: "persist.Settings",
+    now_s: float,
+) -> WaitingBlobs:
+    keys = [] if sizes is None else [*sizes] if dropped.is_destroyed else [k for k in dropped.blobs if k in sizes]
+    until_s, waits_for = dropped.written_ms / 1000 + settings.grace_s, "the grace period"
+    if until_s <= now_s:
+        waits_for = "the next gc"
+    if is_waited_for(control, dropped):
+        lease = max(
+            (control.leases[id_] for id_ in dropped.leases if id_ in control.leases), key=lambda lease: lease.expires_ms
+        )
+        until_s = max(until_s, lease.expires_ms / 1000 + settings.clock_skew_s)
+        waits_for = f"the lease of {lease.holder}"
+    return WaitingBlobs(
+        name or f"one that is gone ({dropped.collection[:8]})",
+        "dropped" if dropped.is_destroyed else "replaced",
+        None if sizes is None else len(keys),
+        None if sizes is None else sum(sizes[key] for key in keys),
+        moment_text(dropped.written_ms / 1000),
+        moment_text(until_s),
+        waits_for,
+    )
+
+
+def _due(
+    client: "persist.Client",
+    all_facts: Sequence[Facts],
+    views: Sequence[ViewLag],
+    waiting: Sequence[WaitingBlobs],
+    control: LocationState,
+    now_s: float,
+) -> list[Due]:
+    tuning, settings = client.engine.settings.tuning, client.engine.settings
+    work = {
+        ("refresh views", "persist refresh"): [view.view for view in views if view.is_due],
+        ("resolve events", "persist compact"): [f.name for f in all_facts if _is_unresolved(f.contents)],
+        ("compact", "persist maintain"): [f.name for f in all_facts if next_work(f.contents, tuning)],
+        ("destroy what was retracted", "persist compact"): [
+            f.name for f in all_facts if must_destroy(f.contents) is not None
+        ],
+        ("delete blobs", "persist gc"): [w.collection for w in waiting if w.waits_for == "the next gc"],
+        ("end leases that ran out", "persist gc"): [
+            lease.holder for lease in control.leases.values() if lease.expires_ms / 1000 + settings.clock_skew_s < now_s
+        ],
+    }
+    return [Due(*what, len(names), tuple(names[:3])) for what, names in work.items() if names]
+
+
+def _is_unresolved(contents: CollectionState) -> bool:
+    return contents.keyed is not None and bool(events_due(contents, contents.upper_times))
+
+
+def _recent(client: "persist.Client", known: KnownFacts, newest: int, floor: int) -> list[Made]:
+    """Return who made the newest records that are there, the newest first; what is not known is read at once."""
+    seqnos = range(newest, max(floor, newest + 1 - RECENT) - 1, -1)
+    unknown = [seqno for seqno in seqnos if seqno not in known.made]
+    with ThreadPoolExecutor(THREADS, "persist-recent") as threads:
+        records = [*threads.map(lambda seqno: read_record(client.engine.blob, seqno), unknown)]
+    fresh = {
+        record.seqno: Made(
+            record.writer, record.written_ms, record.format, not all(isinstance(m, READS) for m in record.mutations)
+        )
+        for record in records
+        if record is not None
+    }
+    known.made = {seqno: made for seqno in seqnos if (made := fresh.get(seqno) or known.made.get(seqno)) is not None}
+    return [*known.made.values()]
+
+
+def _clients(control: LocationState, recent: Sequence[Made]) -> tuple[ClientSeen, ...]:
+    wrote: dict[str, int] = {}
+    for made in recent:
+        if made.writes:
+            wrote.setdefault(made.writer, made.written_ms)
+    reads = {lease.holder for lease in control.leases.values()}
+    does = {client: "reads, writes" if client in reads else "writes" for client in wrote}
+    does |= dict.fromkeys(reads - {*wrote}, "reads")
+    if control.writer is not None:
+        does[control.writer.holder] = "writes exclusively"
+    return tuple(
+        ClientSeen(client, release_of(client), what, moment_text(wrote[client] / 1000) if client in wrote else None)
+        for client, what in sorted(does.items(), key=lambda item: -wrote.get(item[0], 0))
+    )

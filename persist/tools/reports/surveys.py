@@ -1,0 +1,319 @@
+"""What there is to say of collections without reading their data: lists of them, and one of them.
+
+Facts come from the states of collections alone. Each state is an object of its own, which is read with many others at a
+time, so that a thousand of them in a far store take seconds and not a minute.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import persist
+from persist.blob.errors import MissingBlob
+from persist.core.names import INDEX_HOLD, VIEW_HOLD, owner_of_groups
+from persist.core.state.contents import CollectionState, Unsealed, definition_number, last_sealed, unsealed
+from persist.core.state.state import CollectionEntry, State
+from persist.core.timeline import Timeline
+from persist.engine.follow.checkpoint import load_contents
+from persist.engine.read.scanning.plan import record_count
+from persist.tools.reports.costs import GIB, LIST_PRICES
+
+THREADS = 16
+AT_ONCE = 256  # States that are kept in memory together.
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One collection in one state."""
+
+    contents: CollectionState
+
+    @property
+    def name(self) -> str:
+        return self.contents.name
+
+    @cached_property
+    def timeline(self) -> Timeline | None:
+        """What its times are."""
+        return None if self.contents.timeline is None else Timeline(self.contents.timeline)
+
+    @cached_property
+    def rows(self) -> int | None:
+        """What all diffs sum to, sealed or not: the number of records, while no multiplicity is negative.
+
+        None where only reading tells; see `record_count`.
+        """
+        return record_count(self.contents)
+
+    @property
+    def rows_about(self) -> int:
+        """The number of records where it is known, and else of all rows that are stored."""
+        return sum(part.rows for part in self.contents.stored_parts) if self.rows is None else self.rows
+
+    @property
+    def bytes(self) -> int:
+        """What its parts take."""
+        return sum(part.bytes for part in self.contents.stored_parts)
+
+    @property
+    def parts(self) -> int:
+        return len(self.contents.stored_parts)
+
+    @property
+    def since(self) -> int | None:
+        return self.contents.since.time
+
+    @property
+    def upper(self) -> int | None:
+        """None if it is complete for ever."""
+        return self.contents.upper.time
+
+    @property
+    def latest(self) -> int | None:
+        """The latest time that can be read; None if there is none."""
+        contents = self.contents
+        if contents.upper.time == 0 or contents.since.time is None:
+            return None
+        if contents.upper.time is None:  # Complete: nothing happens after its last update.
+            last = max((part.time_max for part in contents.history_parts), default=0)
+            return max(last, contents.since.time, *(keyframe.as_of for keyframe in contents.keyframes), 0)
+        latest = last_sealed(contents)
+        return latest if contents.since.has_beyond(latest) else None
+
+    @property
+    def unsealed(self) -> Unsealed | None:
+        """What nobody can read yet."""
+        return unsealed(self.contents)
+
+    def moment(self, time: int | None) -> str | None:
+        """Return the moment of a time, if times are moments."""
+        return None if time is None or self.timeline is None else self.timeline.text_of(time)
+
+    def brief(self, time: int | None) -> str:
+        """Return a time for a cell of a table: its moment where it is one, and else the number."""
+        return "-" if time is None else (self.moment(time) if time else None) or str(time)
+
+    def lag_s(self, now_s: float) -> float | None:
+        """Return how far its upper is behind a moment; None if times are no moments, or nothing is sealed."""
+        if self.timeline is None or not self.upper:
+            return None
+        return now_s - self.timeline.datetime_of(self.upper).timestamp()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what a list of collections shows."""
+        hidden = self.unsealed
+        return {
+            "name": self.name,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "parts": self.parts,
+            "since": self.since,
+            "upper": self.upper,
+            "since_moment": self.moment(self.since),
+            "upper_moment": self.moment(self.upper),
+            "holds": len(self.contents.holds),
+            "unsealed": 0 if hidden is None else hidden.updates,
+        }
+
+
+def survey(client: "persist.Client", names: Sequence[str]) -> Iterator[Facts]:
+    """Yield the facts of collections, in their order, without those that do not exist (any more)."""
+    follower, blob = client.engine.follower, client.engine.blob
+    state, known = follower.over_all(partial(_entries_of, names))
+    entries = [*known.values()]
+
+    def load(entry: CollectionEntry) -> CollectionEntry:
+        assert state.location is not None, "a location without a record has no entries"
+        return load_contents(blob, state.location, entry)
+
+    def loaded(some: list[CollectionEntry]) -> Iterator[CollectionEntry]:
+        """Give entries with their contents. Only those whose contents must be read go to threads."""
+        far = threads.map(load, [entry for entry in some if _is_far(entry)])
+        return (next(far) if _is_far(entry) else load(entry) for entry in some)
+
+    with ThreadPoolExecutor(THREADS, "persist-survey") as threads:
+        for first in range(0, len(entries), AT_ONCE):
+            some = entries[first : first + AT_ONCE]
+            try:
+                all_contents = [entry.contents for entry in loaded(some)]
+            except MissingBlob:
+                # A state object that newer checkpoints do not refer to has been collected: ask the follower.
+                all_contents = [follower.load(entry.id) for entry in some]
+            yield from (Facts(contents) for contents in all_contents if contents is not None)
+
+
+class Made(NamedTuple):
+    """Who made a record, when, in which format, and whether it says more than what a reader needs."""
+
+    writer: str
+    written_ms: int
+    format: int
+    writes: bool
+
+
+class KnownFacts:
+    """The facts of collections as they are at each look: only of those that have changed since is anything read.
+
+    Attributes:
+        made: who made the newest records, by their seqnos; kept for `persist.tools.reports.health`.
+    """
+
+    def __init__(self, client: "persist.Client") -> None:
+        self.made: dict[int, Made] = {}
+        self._client = client
+        self._known: dict[str, tuple[CollectionEntry, Facts]] = {}
+
+    def of(self, names: Iterable[str]) -> list[Facts]:
+        """Return the facts of collections, in their order, without those that do not exist (any more)."""
+        _, entries = self._client.engine.follower.over_all(partial(_entries_of, [*names]))
+        stale = [n for n, entry in entries.items() if n not in self._known or self._known[n][0] is not entry]
+        fresh = {facts.name: facts for facts in survey(self._client, stale)}
+        self._known = {
+            name: (entry, fresh[name]) if name in fresh else self._known[name]
+            for name, entry in entries.items()
+            if name in fresh or name in self._known
+        }
+        return [facts for _, facts in self._known.values()]
+
+
+def names_by_id(client: "persist.Client") -> dict[str, str]:
+    """Return what collections are called, by their ids."""
+    return client.engine.follower.over_all(lambda state: {id_: name for name, id_ in state.ids.each()})
+
+
+def _entries_of(names: Sequence[str], state: State) -> tuple[State, dict[str, CollectionEntry]]:
+    ids = ((name, state.ids.get(name)) for name in names)
+    return state, {name: state.entries[id_] for name, id_ in ids if id_ is not None}
+
+
+def hold_for_people(hold: str | None, names: Mapping[str, str]) -> str:
+    """Return what a hold is called; that of a view, of its groups or of an index, which bears an id, by its name."""
+    if hold is None:
+        return "a lease"
+    for prefix in (VIEW_HOLD, INDEX_HOLD):
+        if hold.startswith(prefix):
+            held = names.get(hold.removeprefix(prefix), "that is gone")
+            return prefix + names.get(owner_of_groups(held) or "", held)
+    return hold
+
+
+def _is_far(entry: CollectionEntry) -> bool:
+    """Return whether reading an entry's contents takes a request."""
+    return entry.contents is None and (
+        bool(entry.stored) or any(getattr(mutation, "parts_in", None) is not None for mutation in entry.pending)
+    )
+
+
+def monthly_dollars(bytes_: int) -> float:
+    """Return what it costs to keep so many bytes for a month, by the list price of S3 Standard."""
+    return bytes_ / GIB * LIST_PRICES.stored_gib_month
+
+
+@dataclass(frozen=True)
+class Portrait:
+    """One collection in one state: facts, holds, and the plan of reading it as of its latest sealed time.
+
+    Attributes:
+        names: of all collections, by their ids.
+    """
+
+    url: str
+    schema: Any
+    facts: Facts
+    holds: "list[persist.HoldInfo]"
+    plan: "persist.Explanation | None"
+    names: Mapping[str, str]
+
+    @property
+    def keyed(self) -> dict[str, Any] | None:
+        """How a keyed collection makes updates of events; None of one that is not keyed."""
+        form = self.facts.contents.keyed
+        if form is None:
+            return None
+        return {
+            "machine": form.machine.name,
+            "resolve": form.resolve,
+            "order_by": list(form.order_by),
+            "ties": form.ties,
+            "tombstone": form.tombstone,
+            "tombstone_value": form.tombstone_value,
+        }
+
+    @property
+    def view(self) -> dict[str, Any] | None:
+        """What a view is derived from, and how; None of a collection that users write."""
+        view = self.facts.contents.view
+        if view is None:
+            return None
+        inputs = [self.names.get(id_, "a collection that is gone") for id_ in view["inputs"]]
+        query = view.get("sql") or f"an index by {', '.join(self.schema.key_names)}"
+        return {"sql": query, "inputs": inputs, "definition": definition_number(self.facts.contents)}
+
+    @property
+    def columns(self) -> list[tuple[str, str, str]]:
+        """Side, name and type of each column."""
+        sides = (("key", self.schema.key), ("value", self.schema.value))
+        return [
+            (side, field.name, str(field.type) + (f" through {fields.codec_name}" if fields.codec_name else ""))
+            for side, fields in sides
+            for field in fields.fields
+        ]
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The runs of history, the oldest first."""
+        contents = self.facts.contents
+        return [self._run(contents.parts_of(run)) for run in contents.history]
+
+    @property
+    def keyframes(self) -> list[dict[str, Any]]:
+        contents = self.facts.contents
+        return [{"as_of": k.as_of, **self._run(contents.parts_of(k.parts))} for k in contents.keyframes]
+
+    @staticmethod
+    def _run(parts: Any) -> dict[str, Any]:
+        times = {
+            "first": min((p.time_min for p in parts), default=0),
+            "last": max((p.time_max for p in parts), default=0),
+        }
+        return {
+            **times,
+            "rows": sum(p.rows for p in parts),
+            "bytes": sum(p.bytes for p in parts),
+            "parts": len(parts),
+            "inline": sum(bool(p.inline) for p in parts),
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        facts, plan = self.facts, self.plan
+        hidden = facts.unsealed
+        return {
+            **facts.as_json(),
+            "id": facts.contents.id,
+            "location": self.url,
+            "timeline": facts.contents.timeline,
+            "keyed": self.keyed,
+            "view": self.view,
+            "columns": [dict(zip(("side", "name", "type"), column, strict=True)) for column in self.columns],
+            "not_sealed": None if hidden is None else str(hidden),
+            "holds": [
+                {"name": h.name, "time": h.kept, "holder": h.holder, "expires_ms": h.expires_ms} for h in self.holds
+            ],
+            "tags": dict(facts.contents.tags),
+            "history": self.history,
+            "keyframes": self.keyframes,
+            "read": None if plan is None else {"as_of": plan.as_of, "parts": plan.parts, "bytes": plan.bytes},
+            "dollars_a_month": monthly_dollars(facts.bytes),
+        }
+
+
+def portrait(client: "persist.Client", collection: "persist.Collection") -> Portrait:
+    """Return all of one collection. Cost: a GET or two."""
+    facts = Facts(collection.handle.contents())
+    plan = None
+    if facts.latest is not None:
+        with collection.snapshot(facts.latest) as snapshot:
+            plan = snapshot.explain()
+    return Portrait(client.url, collection.schema, facts, collection.holds(), plan, names_by_id(client))

@@ -1,0 +1,376 @@
+"""The page's server: a few files and a few questions, all below a secret path, all GET, all read only.
+
+Connections end, though uvicorn by itself waits for ever for whoever is slow. It begins to count the time when an answer
+is out. Here it counts from the first byte: a request that is not whole within `REQUEST_S`, body included, ends its
+connection, as does an answer of which nothing is taken in `ANSWER_S`. More than `CONNECTIONS_MAX` connections are
+closed as they come.
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import logging
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import persist
+from persist.services.serve.messages import host_of, is_loopback, listening
+from persist.tools.web.explorer import Explorer
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+    from starlette.routing import Route
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ImportError as missing:
+    raise persist.InvalidUsage(
+        f"the page needs the package {missing.name}, which is not installed: "
+        "pip install 'starlette>=0.45' 'uvicorn>=0.34'"
+    ) from missing
+
+SCRIPTS = ("page", "asking", "showing", "list", "collection", "query", "health", "drawing", "graphs", "moments")
+FILES = {
+    "": ("page.html", "text/html; charset=utf-8"),
+    "page.css": ("page.css", "text/css; charset=utf-8"),
+    **{f"{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in SCRIPTS},
+}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",  # The address has the token.
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+LISTENERS_MAX = 32
+POLL_S = 1.0
+OTHER_NAME = "Ask by the address that persist ui printed; a proxy's name is given to it as --allow-host NAME.\n"
+logger = logging.getLogger(__name__)
+Answer = Callable[[Explorer, Request], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names by which the page may be asked for.
+
+    Somebody else's name that was made to point here is none of them, so that their page gets nothing (DNS rebinding).
+
+    Attributes:
+        hosts: names and addresses, in small letters.
+        any_address: whether every address is right, because all of this machine's are listened at.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    any_address: bool = False
+
+    def has(self, header: str) -> bool:
+        """Return whether a Host header names this server. Loopback always does."""
+        host = host_of(header)
+        return host in self.hosts or is_loopback(host) or (self.any_address and _is_address(host))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def make_app(explorer: Explorer, token: str, names: Names) -> Starlette:
+    """Return the application; it answers below `/<token>/` only, and only if asked for by one of its names."""
+    listeners = Listeners(explorer)
+
+    async def answer(request: Request) -> Response:
+        if not names.has(request.headers.get("host", "")):
+            return _with_headers(PlainTextResponse(OTHER_NAME, status_code=403))
+        given, _, path = request.url.path.removeprefix("/").partition("/")
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            return _with_headers(PlainTextResponse("Open the address that persist ui printed.\n", status_code=403))
+        if path in FILES:
+            name, kind = FILES[path]
+            return _with_headers(Response((files(__package__) / name).read_bytes(), media_type=kind))
+        if path == "api/events":
+            return _with_headers(await listeners.response(request))
+        if path == "api/download":
+            return _with_headers(await run_in_threadpool(_answered, explorer, _downloaded, request))
+        if (question := QUESTIONS.get(path)) is not None:
+            return _with_headers(await run_in_threadpool(_answered, explorer, _asked(question), request))
+        return _with_headers(JSONResponse({"error": "There is nothing at this address."}, status_code=404))
+
+    return Starlette(routes=[Route("/{path:path}", answer, methods=["GET"])])
+
+
+def _answered(explorer: Explorer, answer: Callable[[Explorer, Request], Response], request: Request) -> Response:
+    try:
+        return answer(explorer, request)
+    except persist.errors.CollectionNotFound as error:
+        return _refused(error, 404)
+    except persist.InvalidUsage as error:
+        return _refused(error, 400)
+    except (persist.Unavailable, persist.Indeterminate) as error:
+        return _refused(error, 503)
+    except persist.PersistError as error:
+        return _refused(error, 500)
+    except Exception as error:  # The page says what went wrong, and goes on; the log has the rest.
+        logger.exception("the page could not answer %s", request.url.path.rpartition("/")[2])
+        return _refused(error, 500)
+
+
+def _refused(error: Exception, status: int) -> Response:
+    return JSONResponse({"error": " ".join(str(error).split())}, status_code=status)
+
+
+def _with_headers(response: Response) -> Response:
+    response.headers.update(HEADERS)
+    return response
+
+
+def _text(request: Request, name: str) -> str:
+    given = request.query_params.get(name)
+    if given is None:
+        raise persist.InvalidUsage(f"the question lacks {name}")
+    return given
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    given = request.query_params.get(name, str(default))
+    if not given.isascii() or not given.isdigit() or len(given) > 12:
+        raise persist.InvalidUsage(f"{name}={given!r:.50} is no number")
+    return int(given)
+
+
+def _chosen(request: Request) -> dict[str, Any]:
+    """Return in which order rows are asked for."""
+    return {"sort": request.query_params.get("sort"), "descending": request.query_params.get("order") == "desc"}
+
+
+def _downloaded(explorer: Explorer, request: Request) -> Response:
+    """Answer with a file that is made while it is taken."""
+    asked = request.query_params
+    made = explorer.results.download(
+        asked.get("format", "csv"),
+        name=asked.get("name"),
+        sql=asked.get("sql"),
+        as_of=asked.get("as_of"),
+        where=asked.get("where"),
+        **_chosen(request),
+    )
+    headers = {"Content-Disposition": f'attachment; filename="{made.name}"'}
+    return StreamingResponse(made.content, media_type=made.kind, headers=headers)
+
+
+def _asked(question: Answer) -> Callable[[Explorer, Request], Response]:
+    return lambda explorer, request: JSONResponse(question(explorer, request))
+
+
+def _version(request: Request) -> int | None:
+    return _number(request, "schema", 0) if "schema" in request.query_params else None
+
+
+QUESTIONS: dict[str, Answer] = {
+    "api/collections": lambda e, r: e.collections(
+        search=r.query_params.get("search", ""), offset=_number(r, "offset", 0), limit=_number(r, "limit", 50)
+    ),
+    "api/collection": lambda e, r: e.collection(_text(r, "name")),
+    "api/contents": lambda e, r: e.results.contents(
+        _text(r, "name"),
+        r.query_params.get("as_of"),
+        offset=_number(r, "offset", 0),
+        limit=_number(r, "limit", 50),
+        key=r.query_params.get("key"),
+        schema=_version(r),
+        **_chosen(r),
+        where=r.query_params.get("where"),
+    ),
+    "api/sql": lambda e, r: e.results.query(_text(r, "sql"), r.query_params.get("as_of"), **_chosen(r)),
+    "api/over-time": lambda e, r: e.results.over_time(_text(r, "sql"), _number(r, "points", 24)),
+    "api/health": lambda e, r: e.flows.health(),
+    "api/changes": lambda e, r: e.changes(_text(r, "name"), _text(r, "from"), _text(r, "until"), schema=_version(r)),
+    "api/history": lambda e, r: e.history(_text(r, "name"), _text(r, "key")),
+    "api/difference": lambda e, r: e.difference(_text(r, "name"), _text(r, "first"), _text(r, "second")),
+    "api/plan": lambda e, r: e.plan(_text(r, "name"), r.query_params.get("as_of")),
+    "api/dataflow": lambda e, r: e.dataflow(_text(r, "name")),
+    "api/lineage": lambda e, r: e.flows.lineage(),
+    "api/commits": lambda e, r: e.records.commits(),
+}
+
+
+class Listeners:
+    """Those who want to hear of new records, by server-sent events."""
+
+    def __init__(self, explorer: Explorer) -> None:
+        self._explorer = explorer
+        self._count = 0
+
+    async def response(self, request: Request) -> Response:
+        """Return an endless answer, or refuse it where there are too many."""
+        if self._count >= LISTENERS_MAX:
+            return JSONResponse({"error": "Too many pages follow this location already."}, status_code=503)
+        return StreamingResponse(self._events(request), media_type="text/event-stream")
+
+    async def _events(self, request: Request) -> AsyncIterator[str]:
+        self._count += 1
+        try:
+            last_state: dict[str, Any] | None = None
+            while not await request.is_disconnected():
+                state = await run_in_threadpool(self._look)
+                if state != last_state:
+                    last_state = state
+                    yield f"data: {json.dumps(state)}\n\n"
+                await asyncio.sleep(POLL_S)
+        finally:
+            self._count -= 1
+
+    def _look(self) -> dict[str, Any]:
+        try:
+            return {"seqno": self._explorer.seqno}
+        except persist.PersistError as error:
+            return {"error": " ".join(str(error).split())}
+
+
+MEMORY_BUDGET = 16 << 20  # Of the client: so the slices are small of which a page of contents needs the first.
+CONNECTIONS_MAX = 128
+REQUEST_S = 10.0  # How long a request may take to come.
+ANSWER_S = 30.0  # How long an answer may wait for somebody to take some of it.
+HEADER_BYTES_MAX = 16 << 10
+GRACE_S = 1  # For answers under way when the server is stopped.
+
+
+@dataclass(frozen=True)
+class Served:
+    """A page that can be opened.
+
+    Attributes:
+        url: of the page, with its token.
+        run: serves until the process is interrupted, or stop is called.
+        stop: ends it, from another thread.
+    """
+
+    url: str
+    run: Callable[[], None]
+    stop: Callable[[], None]
+
+
+@contextmanager
+def served(
+    client: "persist.Client", host: str, port: int, token: str | None = None, allow_hosts: Sequence[str] = ()
+) -> Iterator[Served]:
+    """Listen at an address; yield what serves the page there.
+
+    Args:
+        port: 0 for any that is free.
+        token: the secret in the URL; made here if it is not given.
+        allow_hosts: names by which it may be asked for beside its own, such as that of a proxy.
+
+    Raises:
+        InvalidUsage: the address cannot be listened at.
+    """
+    token = token or secrets.token_urlsafe(16)
+    explorer = Explorer(client)
+    with listening(host, port) as listener, ThreadPoolExecutor(1, "persist-first-list") as thread:
+        thread.submit(_try, explorer.collections)  # What it reads is there when a browser asks for the first list.
+        listener.setblocking(False)
+        shown_host = f"[{host}]" if ":" in host else host
+        server = uvicorn.Server(
+            uvicorn.Config(
+                make_app(explorer, token, names_of(host, allow_hosts)),
+                http=BoundedConnection,
+                ws="none",
+                h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+                log_level="error",
+                access_log=False,  # It would show the token.
+                timeout_graceful_shutdown=GRACE_S,
+                lifespan="off",
+                server_header=False,
+            )
+        )
+
+        def stop(*_: object) -> None:
+            server.should_exit = True
+
+        def run() -> None:
+            is_main = threading.current_thread() is threading.main_thread()
+            # A handler that raises would interrupt how the loop is made, and leave a half of one.
+            before = signal.signal(signal.SIGTERM, stop) if is_main else None
+            try:
+                server.run(sockets=[listener])
+            finally:
+                if is_main:
+                    signal.signal(signal.SIGTERM, before)
+
+        url = f"http://{shown_host}:{listener.getsockname()[1]}/{token}/"
+        yield Served(url, run, stop)
+
+
+def _try(look: Callable[[], object]) -> None:
+    with suppress(persist.PersistError):  # Whoever asks next is told.
+        look()
+
+
+def names_of(host: str, allowed: Sequence[str]) -> Names:
+    """Return by which names the page may be asked for that listens at a host."""
+    own = {host}
+    if is_wildcard := host in ("", "0.0.0.0", "::"):
+        own |= {socket.gethostname(), socket.getfqdn()}
+    return Names(frozenset(name.lower().rstrip(".") for name in (*own, *allowed)), is_wildcard)
+
+
+class BoundedConnection(H11Protocol):
+    """One connection, and what ends it if the request does not come, or the answer is not taken."""
+
+    _until_asked: asyncio.TimerHandle | None = None
+    _until_taken: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
+        self._look_at_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._until_asked, self._until_taken):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look_at_request()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look_at_request()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._until_taken = self.loop.call_later(ANSWER_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._until_taken is not None:
+            self._until_taken.cancel()
+
+    def _look_at_request(self) -> None:
+        """Begin to count if a request is waited for, and stop if it is whole."""
+        is_whole = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        if is_whole and self._until_asked is not None:
+            self._until_asked.cancel()
+            self._until_asked = None
+        elif not is_whole and self._until_asked is None:
+            self._until_asked = self.loop.call_later(REQUEST_S, self.transport.abort)

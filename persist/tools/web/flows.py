@@ -1,0 +1,199 @@
+"""What feeds what in a location, and how that fares: lags, what refreshes cost, and who keeps history.
+
+Nodes are collections, the sources that fill them, the views that are made of them, and the followers. A follower is
+a sink, a consumer or a report: it has a permanent hold, which stands at the time up to which it has taken all. Nodes
+and edges come from states alone (`KnownFacts`), and what a refresh wrote from the newest records. Why a view or a
+source came no further is told by its last failure, which it keeps until it succeeds again.
+"""
+
+import threading
+from dataclasses import asdict
+from typing import Any
+
+import persist
+from persist.connect.ingest.source import SOURCE
+from persist.core.names import INDEX_HOLD, PUBLISHED_HOLD, VIEW_HOLD
+from persist.tools.reports.health import health_of
+from persist.tools.reports.surveys import Facts, KnownFacts, hold_for_people, names_by_id
+from persist.tools.web.records import Records
+from persist.tools.web.slider import is_sentinel
+
+LINEAGE_MAX = 10_000  # Collections whose definitions are looked at, once, for the picture of what feeds what.
+VIEWS_DRAWN_MAX = 200
+LISTED_MAX = 200  # Of each kind.
+
+
+class Flows:
+    """Looks at a location as a whole, with a client that only reads. Safe to use from many threads."""
+
+    def __init__(self, client: "persist.Client", records: Records) -> None:
+        self._client = client
+        self._records = records
+        self._facts = KnownFacts(client)
+        self._lock = threading.Lock()
+
+    def lineage(self) -> dict[str, Any]:
+        """Return a graph of sources, collections, views and sinks: which feeds which, and how far each has come.
+
+        Cost: a GET for each collection that has changed since the last call, at most.
+        """
+        names = self._client.collections()
+        with self._lock:
+            all_facts = self._facts.of(names[:LINEAGE_MAX])
+        by_id = {facts.contents.id: facts for facts in all_facts}
+        edges: list[tuple[str, str]] = []
+        sides: dict[str, dict[str, Any]] = {}
+        fed = sorted((f for f in all_facts if _feeders(f) or _followers(f)), key=lambda facts: not _is_view(facts))
+        for facts in fed[:VIEWS_DRAWN_MAX]:
+            for feeder in _feeders(facts):
+                if feeder in by_id:
+                    edges.append((by_id[feeder].name, facts.name))
+                elif not _is_view(facts):
+                    edges.append((feeder, facts.name))
+                    sides[feeder] = {"kind": "source", "upper": None, "moment": None}
+            for follower, at in _followers(facts).items():
+                edges.append((facts.name, follower))
+                sides[follower] = {"kind": "follower", "upper": str(at), "moment": facts.moment(at)}
+        drawn, named = _depths(edges), {facts.name: facts for facts in all_facts}
+        nodes = [
+            {"name": name, "depth": depth, **(sides[name] if name in sides else _node(named[name]))}
+            for name, depth in sorted(drawn.items())
+        ]
+        left_out = max(0, len(names) - LINEAGE_MAX)
+        return {"nodes": nodes, "edges": edges, "left_out": left_out, "not_drawn": max(0, len(fed) - VIEWS_DRAWN_MAX)}
+
+    def health(self) -> dict[str, Any]:
+        """Return how the location fares: `persist status`, who holds history, and the last commits of what refreshes.
+
+        Cost: as `persist.tools.reports.health.health_of`, and that of the newest records.
+        """
+        with self._lock:
+            health = health_of(self._client, known=self._facts)
+            all_facts = self._facts.of(self._client.collections())
+        last = self._records.last_of()
+        by_name = {facts.name: facts for facts in all_facts}
+
+        def wrote(name: str) -> dict[str, Any] | None:
+            return last.get(by_name[name].contents.id) if name in by_name else None
+
+        told = {name: value for name, value in health.as_json().items() if name not in ("collections", "waiting")}
+        lists = {
+            "lagging": [asdict(lag) for lag in health.collections if lag.behind_s is not None or lag.unsealed],
+            "views": [{**asdict(view), "wrote": wrote(view.view)} for view in health.views],
+            "sources": [
+                {**asdict(source), "wrote": [wrote(name) for name in source.collections][:1]}
+                for source in health.sources
+            ],
+            "sinks": [asdict(sink) for sink in health.sinks],
+            "followers": [lag for facts in all_facts for lag in _follower_lags(facts)],
+            "holds": [hold for facts in all_facts for hold in _holds(self._client, facts)],
+            "kept_back": [asdict(kept) for kept in health.kept_back],
+            "waiting": [asdict(waiting) for waiting in health.waiting],
+        }
+        counts = {f"{name}_total": len(rows) for name, rows in lists.items()}
+        shown: dict[str, Any] = _texts({**told, **counts, **{name: rows[:LISTED_MAX] for name, rows in lists.items()}})
+        return shown
+
+
+def _is_view(facts: Facts) -> bool:
+    return facts.contents.view is not None
+
+
+def _feeders(facts: Facts) -> list[str]:
+    """Return the ids of what a view reads, or the source that fills a collection."""
+    if facts.contents.view is not None:
+        return [*facts.contents.view.get("reads", {}).values()]
+    source = facts.contents.about.properties.get(SOURCE)
+    return [] if source is None else [source]
+
+
+def _followers(facts: Facts) -> dict[str, int]:
+    """Return who follows a collection and goes on where it was, with the time up to which it has taken all."""
+    own = (VIEW_HOLD, INDEX_HOLD, PUBLISHED_HOLD)
+    return {
+        name: hold.time
+        for name, hold in facts.contents.holds.items()
+        if hold.lease is None and not name.startswith(own) and not is_sentinel(hold.time, facts.contents.timeline)
+    }
+
+
+def _node(facts: Facts) -> dict[str, Any]:
+    upper = facts.upper
+    far = upper is None or is_sentinel(upper, facts.contents.timeline)
+    moment = None if far or not upper else facts.moment(upper)
+    return {"kind": kind_of(facts), "upper": None if far else str(upper), "moment": moment}
+
+
+def kind_of(facts: Facts) -> str:
+    """Return the kind of a collection: of a query, of values by key, filled by a source, or written to."""
+    if _is_view(facts):
+        return "view"
+    return "keyed" if facts.contents.keyed is not None else "filled" if _feeders(facts) else "written"
+
+
+def _holds(client: "persist.Client", facts: Facts) -> list[dict[str, Any]]:
+    """Return who holds the history of a collection, least time first, and whether since waits for them."""
+    leases, names = client.engine.follower.state.control.leases, names_by_id(client)
+    allowed = facts.contents.allowed_times
+    since = facts.since
+    waits = since is not None and not (allowed and allowed[0] <= since)
+    holds = [
+        (held.time, hold_for_people(None if held.lease else hold, names), leases.get(held.lease or ""))
+        for hold, held in facts.contents.holds.items()
+    ]
+    holds += [(at, f"tag {tag}", None) for tag, at in facts.contents.tags.items()]
+    return [
+        {
+            "collection": facts.name,
+            "hold": hold,
+            "holder": None if lease is None else lease.holder,
+            "time": at,
+            "moment": facts.moment(at),
+            "keeps_back": waits and since is not None and at <= since,
+        }
+        for at, hold, lease in sorted(holds, key=lambda held: held[0])
+        if not is_sentinel(at, facts.contents.timeline)
+    ]
+
+
+_TIMES = frozenset(("upper", "input_upper", "since", "allowed", "time"))
+
+
+def _texts(told: Any) -> Any:
+    """Return it with times as texts: JavaScript has no integers of 64 bits."""
+    if isinstance(told, dict):
+        return {
+            name: str(value) if name in _TIMES and isinstance(value, int) else _texts(value)
+            for name, value in told.items()
+        }
+    return [_texts(item) for item in told] if isinstance(told, list | tuple) else told
+
+
+def _depths(edges: list[tuple[str, str]]) -> dict[str, int]:
+    """Return how many steps each node is from those that read nothing; definitions go in no circle."""
+    depths = {name: 0 for edge in edges for name in edge}
+    for _ in depths:
+        before = dict(depths)
+        for source, view in edges:
+            depths[view] = max(depths[view], depths[source] + 1)
+        if depths == before:
+            break
+    return depths
+
+
+def _follower_lags(facts: Facts) -> list[dict[str, Any]]:
+    """Return how far those that follow a collection are behind what is sealed of it."""
+    upper, timeline = facts.upper, facts.timeline
+    is_far = upper is None or is_sentinel(upper, facts.contents.timeline)
+    return [
+        {
+            "follower": name,
+            "collection": facts.name,
+            "time": at,
+            "moment": facts.moment(at),
+            "behind_s": None
+            if timeline is None or is_far or upper is None
+            else max(0.0, (timeline.datetime_of(upper) - timeline.datetime_of(at)).total_seconds()),
+        }
+        for name, at in _followers(facts).items()
+    ]

@@ -1,0 +1,277 @@
+"""Rows that the page shows, sorts, draws and gives away: the contents of a collection, and the answers of queries.
+
+A query is DuckDB's, over collections and nothing else (`persist.compute.query`), as of one time for all of them. What
+it may take is limited (`LIMITS`), and so is how many run at once. A query whose answer is drawn over time is asked at
+up to `POINTS_MAX` times, one after the other, within the time of one query.
+
+Contents are sorted here without DuckDB: of each batch, what can still come before the end of the page is kept. So the
+memory is that of the rows up to the end of the page and of one batch; all contents are read for it, which is refused
+beyond `ROWS_SORTED_MAX`.
+"""
+
+import io
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import persist
+from persist.compute.query import QueryLimits, QueryResult, is_statement
+from persist.connect.egress.files import row_writer
+from persist.engine.read.results.result import ArrowResult
+from persist.tools.reports.surveys import Facts
+from persist.tools.reports.times import time_of
+from persist.tools.web.slider import cells, first_rows, key_of, span
+
+LIST_MAX = 200  # Rows in one answer of contents.
+ROWS_MAX = 1000  # Rows in one answer of a query.
+OFFSET_MAX = 100_000  # Contents are read from their beginning, so nobody turns further pages than this.
+ROWS_SORTED_MAX = 5_000_000
+POINTS_MAX = 48
+LIMITS = QueryLimits(memory_bytes=512 << 20, timeout_s=60.0, rows_max=50_000_000)
+QUERIES_AT_ONCE = 2
+PATIENCE_S = 5.0  # How long one waits for another to end, such as that of a view that somebody has left.
+QUERY_CHARS_MAX = 6000  # As much as an address takes.
+DOWNLOADS = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A file that is made as it is taken: its name, its media type, and its bytes, the first of them made already."""
+
+    name: str
+    kind: str
+    content: Iterator[bytes]
+
+
+class Results:
+    """Reads contents and answers queries with a client that only reads. Safe to use from many threads."""
+
+    def __init__(self, client: "persist.Client") -> None:
+        self._client = client
+        self._running = threading.BoundedSemaphore(QUERIES_AT_ONCE)
+
+    def contents(
+        self,
+        name: str,
+        as_of: str | None,
+        *,
+        offset: int = 0,
+        limit: int = 50,
+        key: str | None = None,
+        where: str | None = None,
+        sort: str | None = None,
+        descending: bool = False,
+        schema: int | None = None,
+    ) -> dict[str, Any]:
+        """Return a page of the contents as of a time, or what they hold under one key; by a version of the schema.
+
+        Args:
+            where: a condition over the columns, as `snapshot(where=…)` takes it.
+            sort: a column; None for the order of keys.
+        """
+        if not 0 <= offset <= OFFSET_MAX:
+            raise persist.InvalidUsage(
+                f"only the first {OFFSET_MAX:,} rows can be turned to: search for a key, or filter by a condition"
+            )
+        collection = self._client.load(name)
+        limit = min(max(1, limit), LIST_MAX)
+        with collection.snapshot(
+            _time(as_of), where=where or None, form="diff", schema=schema, timeout_s=0
+        ) as snapshot:
+            at = snapshot.explain().as_of
+            if key:
+                rows = snapshot.get(key_of(key, collection.handle.reading_schema(schema))).slice(0, LIST_MAX)
+            elif sort:
+                _check_sorted(Facts(collection.handle.contents()), snapshot.schema, sort)
+                rows = _sorted_rows(snapshot, sort, descending, offset + limit).slice(offset)
+            else:
+                rows = first_rows(snapshot.to_batches(), snapshot.schema, offset, limit)
+        moment = None if collection.timeline is None else collection.timeline.text_of(at)
+        return {"as_of": str(at), "moment": moment, **cells(rows)}
+
+    def query(
+        self, sql: str, as_of: str | None, *, sort: str | None = None, descending: bool = False
+    ) -> dict[str, Any]:
+        """Return the first rows of a query, what it read, and between which times it can be asked."""
+        began = time.perf_counter()
+        with self._answer(sql, as_of, sort, descending) as answer:
+            rows = first_rows(answer.to_batches(), answer.schema, 0, ROWS_MAX + 1)
+            read = [{"table": ".".join(path), "as_of": str(at)} for path, at in answer.times.items()]
+        return {
+            **cells(rows.slice(0, ROWS_MAX)),
+            "types": [str(kind) for kind in rows.schema.types],
+            "more": len(rows) > ROWS_MAX,
+            "read": read,
+            "span": self._span([*answer.names]),
+            "seconds": round(time.perf_counter() - began, 3),
+        }
+
+    def over_time(self, sql: str, points: int) -> dict[str, Any]:
+        """Return the first rows of a query at times that lie evenly over its span; their first column is the time."""
+        with self._answer(sql, None, None, False) as answer:
+            where = self._span([*answer.names])
+        if where is None:
+            raise persist.InvalidUsage(
+                "the collections of this query have no times in common at which all can be read, or their times mean "
+                "different things: ask it as of one time, or write a time after a table: FROM orders VERSION AS OF 7"
+            )
+        begins, ends, until = int(where["begins"]), int(where["ends"]), time.monotonic() + LIMITS.timeout_s
+        count = min(max(2, points), POINTS_MAX, ends - begins + 1)
+        times = [begins + (ends - begins) * n // max(1, count - 1) for n in range(count)]
+        columns: list[str] = []
+        rows: list[list[str | None]] = []
+        for at in times:
+            if time.monotonic() > until:
+                raise persist.InvalidUsage(f"the query took longer than {LIMITS.timeout_s:g} s at {count} times")
+            with self._answer(sql, str(at), None, False) as answer:
+                told = cells(first_rows(answer.to_batches(), answer.schema, 0, ROWS_MAX // count))
+            columns = ["as of", *told["columns"]]
+            rows += [[str(at), *row] for row in told["rows"]]
+        return {"columns": columns, "rows": rows, "timeline": where["timeline"], "points": len(times)}
+
+    def download(
+        self,
+        format: str,
+        *,
+        name: str | None = None,
+        sql: str | None = None,
+        as_of: str | None = None,
+        where: str | None = None,
+        sort: str | None = None,
+        descending: bool = False,
+    ) -> Download:
+        """Return all rows of a query, or of the contents of a collection, as a file.
+
+        Raises:
+            InvalidUsage: the format is none of `DOWNLOADS`, or cannot hold a column; or what `query` and `contents` do.
+        """
+        if format not in DOWNLOADS:
+            raise persist.InvalidUsage(
+                f"format={format!r:.50} is none of a download: use one of {', '.join(DOWNLOADS)}"
+            )
+        if (name is None) == (sql is None):
+            raise persist.InvalidUsage("a download is either of a collection, name=…, or of a query, sql=…")
+
+        def content() -> Iterator[bytes]:
+            if sql is not None:
+                with self._answer(sql, as_of, sort, descending) as answer:
+                    yield from file_of(answer, format)
+            else:
+                assert name is not None
+                with self._client.load(name).snapshot(_time(as_of), where=where or None, timeout_s=0) as snapshot:
+                    yield from file_of(snapshot, format)
+
+        made = content()
+        first = next(made, b"")  # What is refused is refused before there is a file.
+
+        def all_of() -> Iterator[bytes]:
+            try:
+                yield first
+                yield from made
+            finally:
+                made.close()  # type: ignore[attr-defined]
+
+        stem = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name or "answer")[:80]
+        return Download(f"{stem}.{format}", DOWNLOADS[format], all_of())
+
+    @contextmanager
+    def _answer(self, sql: str, as_of: str | None, sort: str | None, descending: bool) -> Iterator[QueryResult]:
+        """Ask a query, if not too many run; let go of it in the end."""
+        if len(sql) > QUERY_CHARS_MAX:
+            raise persist.InvalidUsage(f"the query has {len(sql):,} characters, and the page takes {QUERY_CHARS_MAX:,}")
+        if is_statement(sql):
+            raise persist.InvalidUsage(
+                "the page only reads. Change collections with client.sql() or `persist sql`, where the location is"
+            )
+        if not self._running.acquire(timeout=PATIENCE_S):
+            raise persist.Unavailable(f"{QUERIES_AT_ONCE} queries run already: ask again when one has ended")
+        try:
+            text = sql.rstrip().removesuffix(";") if sort else sql
+            if sort:
+                quoted = '"' + sort.replace('"', '""') + '"'
+                text = f"SELECT * FROM ({text}\n) AS answer ORDER BY {quoted} {'DESC' if descending else 'ASC'}"
+            answer = QueryResult(self._client.engine, text, _time(as_of), limits=LIMITS)
+            try:
+                yield answer
+            finally:
+                answer.close()
+        finally:
+            self._running.release()
+
+    def _span(self, names: list[str]) -> dict[str, Any] | None:
+        """Return the times at which all of some collections can be read; None if there are none that mean the same."""
+        return span([Facts(self._client.load(name).handle.contents()) for name in names])
+
+
+def file_of(result: ArrowResult, format: str) -> Iterator[bytes]:
+    """Yield a file of rows piece by piece. Memory: a batch; of Parquet, a row group."""
+    file = _Pieces()
+    writer = row_writer(result.schema, format, file)  # type: ignore[arg-type]
+    try:
+        for batch in result.to_batches():
+            writer.write_batch(batch)
+            if piece := file.taken():
+                yield piece
+    finally:
+        writer.close()
+    yield file.taken()
+
+
+class _Pieces(io.RawIOBase):
+    """What was written and nobody has taken yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces: list[bytes] = []
+        self._at = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        self._pieces.append(piece)
+        self._at += len(piece)
+        return len(piece)
+
+    def taken(self) -> bytes:
+        """Return it, and forget it."""
+        taken, self._pieces = b"".join(self._pieces), []
+        return taken
+
+
+def _check_sorted(facts: Facts, schema: pa.Schema, sort: str) -> None:
+    if sort not in schema.names:
+        raise persist.InvalidUsage(f"sort={sort!r:.100} is no column: use one of {schema.names}")
+    if facts.rows_about > ROWS_SORTED_MAX:
+        raise persist.InvalidUsage(
+            f"{facts.name!r} has {facts.rows_about:,} rows, and the page sorts {ROWS_SORTED_MAX:,} at most: filter it, "
+            "or ask a query that orders it"
+        )
+
+
+def _sorted_rows(snapshot: "persist.Snapshot", sort: str, descending: bool, count: int) -> pa.Table:
+    """Return the first rows in the order of a column, NULL last; equal ones in the order of keys."""
+    kept = snapshot.schema.empty_table()
+    order = [(sort, "descending" if descending else "ascending")]
+    try:
+        for batch in snapshot.to_batches():
+            both = pa.concat_tables([kept, pa.Table.from_batches([batch])]).combine_chunks()
+            kept = both.take(pc.sort_indices(both, sort_keys=order).slice(0, count))
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:
+        kind = snapshot.schema.field(sort).type
+        raise persist.InvalidUsage(f"{sort!r} is of type {kind}, which has no order here") from error
+    return kept
+
+
+def _time(text: str | None) -> int | str | None:
+    return None if text is None or not text.strip() else time_of(text.strip())

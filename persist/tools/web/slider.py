@@ -1,0 +1,343 @@
+"""What the page and the notebook show: rows as text, and a collection over time and key, within limits.
+
+JavaScript has no integers of 64 bits, and nothing there may be read as anything else, so all values are text.
+
+In the picture, keys are placed by rank among the bounds of all parts, from 0 to 1, because only their order means
+something. A part whose bounds the log does not know spans all keys. If a collection has very many parts, only the
+largest are drawn.
+
+A notebook shows the page's picture with a slider over time, if the package anywidget is installed. What the slider asks
+for is read by this process: 50 rows, and the first updates of one time. Nothing is asked of any other server, and what
+is stored is shown as text.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+import persist
+from persist.codecs.part.part import Part
+from persist.codecs.types.arrow_types import scalar_from_json
+from persist.codecs.types.objects import to_objects
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.core.state.contents import CollectionState
+from persist.tools.reports.surveys import Facts
+from persist.tools.reports.times import time_of
+
+if TYPE_CHECKING:
+    from persist.api.collection import Collection
+
+
+def picture(contents: CollectionState) -> dict[str, Any]:
+    """Return a picture as JSON: parts of history and of keyframes, and lines."""
+    schema = contents.schema
+    drawn = [(None, part) for run in contents.history for part in contents.parts_of(run)]
+    frames = [(frame.as_of, part) for frame in contents.keyframes for part in contents.parts_of(frame.parts)]
+    chosen: list[tuple[int | None, Part]] = sorted([*drawn, *frames], key=lambda entry: -entry[1].rows)[
+        :PARTS_DRAWN_MAX
+    ]
+    rank = _ranks([bound for _, part in chosen for bound in _bounds(part, schema)])
+    chosen.sort(key=lambda entry: (entry[1].time_min if entry[0] is None else entry[0], entry[1].time_max))
+    parts = [_drawn(as_of, part, [rank[_order(b)] for b in _bounds(part, schema)]) for as_of, part in chosen]
+    return {
+        "begins": _begins(contents),
+        "ends": _ends(contents),
+        "history": [drawing for drawing in parts if "as_of" not in drawing],
+        "keyframes": [drawing for drawing in parts if "as_of" in drawing],
+        "left_out": len(drawn) + len(frames) - len(chosen),
+        "tags": [
+            {"name": name, "time": str(time)}
+            for name, time in contents.tags.items()
+            if not is_sentinel(time, contents.timeline)
+        ],
+        "holds": [
+            {"name": None if hold.lease else name, "time": str(hold.time)}
+            for name, hold in contents.holds.items()
+            if not is_sentinel(hold.time, contents.timeline)  # Otherwise it needs the collection, and no time of it.
+        ],
+    }
+
+
+def is_sentinel(time: int, timeline: str | None) -> bool:
+    """Return whether a time means "never" or "for ever", and so has no place in a picture.
+
+    It is a number of at least 2^62, or a moment in the year 2100 or later.
+    """
+    if timeline is None or time >= TIME_MAX - 1:
+        return time >= _FAR
+    return time // _PER_SECOND[timeline] >= _YEAR_2100
+
+
+def span(all_facts: Sequence[Facts]) -> dict[str, Any] | None:
+    """Return between which times all of some collections can be read; None if there are none that mean the same."""
+    timelines = {facts.contents.timeline for facts in all_facts}
+    begins = [_begins(facts.contents) for facts in all_facts]
+    ends = [_ends(facts.contents) for facts in all_facts]
+    if len(timelines) != 1 or None in begins or None in ends:
+        return None
+    first, last = max(map(int, filter(None, begins))), min(map(int, filter(None, ends)))
+    if first > last:
+        return None
+    return {"begins": str(first), "ends": str(last), "timeline": timelines.pop()}
+
+
+def _ends(contents: CollectionState) -> str | None:
+    """Return the last time that is worth looking at: the latest that can be read, if that is no sentinel."""
+    latest, since, timeline = Facts(contents).latest, contents.since.time, contents.timeline
+    if latest is None or since is None:
+        return None
+    if is_sentinel(latest, timeline):
+        times = [time for part in contents.history_parts for time in (part.time_min, part.time_max)]
+        latest = max((time for time in times if not is_sentinel(time, timeline)), default=since)
+    return str(max(since, latest))
+
+
+def _begins(contents: CollectionState) -> str | None:
+    """Return the first time that is worth looking at: since, or the first time of any data if that comes later.
+
+    Before its first data a collection is empty, and where times are moments that may be fifty years.
+    """
+    since, latest = contents.since.time, Facts(contents).latest
+    if since is None or latest is None:
+        return None
+    first = min((part.time_min for part in contents.history_parts), default=since)
+    return str(max(since, min(first, latest)))
+
+
+def _drawn(as_of: int | None, part: Part, bounds: list[float]) -> dict[str, Any]:
+    low, high = bounds if bounds else (0.0, 1.0)
+    drawing: dict[str, Any] = {
+        "first": str(part.time_min),
+        "last": str(part.time_max),
+        "low": low,
+        "high": high,
+        "rows": part.rows,
+        "bytes": part.bytes,
+        "retracts": bool(part.negatives),
+    }
+    return drawing if as_of is None else {**drawing, "as_of": str(as_of)}
+
+
+def _bounds(part: Part, schema: CollectionSchema) -> list[tuple[Any, ...]]:
+    """Return the first and the last key of a part; [] if the log does not tell."""
+    keys = part.keys
+    if not keys:
+        return []
+    types = [schema.arrow.field(name).type for name in schema.key_names]
+    return [
+        tuple(_ordered(scalar_from_json(value, kind)) for value, kind in zip(key, types, strict=True))
+        for key in (keys[0], keys[-1])
+    ]
+
+
+def _ordered(value: pa.Scalar) -> Any:
+    """Return a value in the order of its type; of a moment its number, as Python does not have all moments."""
+    return value.value if pa.types.is_temporal(value.type) and value.is_valid else value.as_py()
+
+
+def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a key for sorting as collections do: NULL last, and NaN just before it."""
+    return tuple(
+        (2, 0) if value is None else (1, 0) if isinstance(value, float) and math.isnan(value) else (0, value)
+        for value in key
+    )
+
+
+def _ranks(keys: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], float]:
+    ordered = sorted({_order(key) for key in keys})
+    last = max(1, len(ordered) - 1)
+    return {key: index / last for index, key in enumerate(ordered)}
+
+
+_FAR = 2**62
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_YEAR_2100 = 4_102_444_800  # Its first second.
+PARTS_DRAWN_MAX = 1500
+CELL_CHARS_MAX = 2000
+
+
+def cells(table: pa.Table) -> dict[str, Any]:
+    """Return column names, and the rows as lists of texts, with None for NULL."""
+    columns = [[cell(value) for value in to_objects(column, " ")] for column in table.columns]
+    rows = [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in range(len(table))]
+    return {"columns": table.column_names, "rows": rows}
+
+
+def cell(value: object) -> str | None:
+    """Return a value as text, cut if it is long."""
+    if value is None:
+        return None
+    text = value.hex() if isinstance(value, bytes) else str(value)
+    return text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
+
+
+def first_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, offset: int, count: int) -> pa.Table:
+    """Return some rows of a stream, and read no more of it than that takes."""
+    pieces: list[pa.RecordBatch] = []
+    skip, left = offset, count
+    for batch in batches:
+        if skip >= batch.num_rows:
+            skip -= batch.num_rows
+            continue
+        piece = batch.slice(skip, left)
+        skip, left = 0, left - piece.num_rows
+        pieces.append(piece)
+        if not left:
+            break
+    return pa.Table.from_batches(pieces, schema)
+
+
+def key_of(text: str, schema: Any) -> pa.Table:
+    """Return the key that somebody typed, as a table of one row.
+
+    Several fields are divided by commas; text in a field stays as it is.
+
+    Raises:
+        InvalidUsage: it is no key of the collection.
+    """
+    names = schema.key_names
+    parts = [text] if len(names) == 1 else [part.strip() for part in text.split(",")]
+    if len(parts) != len(names):
+        raise persist.InvalidUsage(
+            f"{text!r:.200} is no key of this collection: give {', '.join(names)}, with commas between them"
+        )
+    columns = {}
+    for name, part in zip(names, parts, strict=True):
+        wanted = schema.arrow.field(name).type
+        try:
+            columns[name] = pa.array([part]).cast(wanted) if part != "NULL" else pa.nulls(1, wanted)
+        except pa.ArrowException as error:
+            raise persist.InvalidUsage(f"{part!r:.200} is no value of {name!r}, which is of type {wanted}") from error
+    return pa.table(columns)
+
+
+ROWS = 50
+EVERY_S_MIN = 0.2
+SHOWN_EVERY_S = 2.0
+
+
+def slider(collection: "Collection", as_of: int | str | None = None, *, every_s: float | None = None) -> Any:
+    """Return a widget for a notebook: the collection over time and key, and a slider for what it held at a time.
+
+    It needs the package anywidget (extra `notebook`). What it shows is read by this process as it is asked for.
+
+    Args:
+        as_of: the time to begin with, as `persist read --as-of` takes it; the latest sealed one by default.
+        every_s: look again every so many seconds while it is shown, and follow the latest time until another one is
+            chosen. None: it shows what was there until its `refresh()` is called.
+
+    Raises:
+        InvalidUsage: anywidget is not installed; every_s is no such number.
+    """
+    if every_s is not None and (isinstance(every_s, bool) or not EVERY_S_MIN <= every_s < math.inf):
+        raise persist.InvalidUsage(f"every_s={every_s!r:.50} is no number of seconds: give {EVERY_S_MIN} or more")
+    widget = _widget()(collection)
+    widget.every_s = 0.0 if every_s is None else float(every_s)
+    if as_of is not None:
+        widget.at = str(as_of)
+    return widget
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """Let a notebook show collections and views by a slider that looks again: what `%load_ext persist.tools.web` calls.
+
+    Raises:
+        InvalidUsage: anywidget is not installed. Collections then show themselves as tables.
+    """
+    _widget()
+    shown_as, formatter = ipython.display_formatter.format, ipython.display_formatter.mimebundle_formatter
+
+    def show(collection: "Collection", **asked: Any) -> Any:
+        return shown_as(slider(collection, every_s=SHOWN_EVERY_S), **asked)
+
+    formatter.for_type_by_name("persist.collection", "Collection", show)
+
+
+@cache
+def _widget() -> Any:
+    """Return the class of the widget, which exists only where anywidget does."""
+    try:
+        import anywidget
+        import traitlets
+    except ImportError as error:
+        raise persist.InvalidUsage(
+            "a slider needs the package anywidget, which is not installed: pip install 'anywidget>=0.9'"
+        ) from error
+    folder = files(__name__.rpartition(".")[0])
+
+    class Slider(anywidget.AnyWidget):  # type: ignore[misc]
+        """Shows what a collection holds as of `at`, a time as text."""
+
+        _esm = "\n".join((folder / name).read_text(encoding="utf-8") for name in ("drawing.js", "notebook.js"))
+        _css = (folder / "notebook.css").read_text(encoding="utf-8")
+        told = traitlets.Dict().tag(sync=True)
+        shown = traitlets.Dict().tag(sync=True)
+        changed = traitlets.Dict().tag(sync=True)
+        error = traitlets.Unicode("").tag(sync=True)
+        at = traitlets.Unicode("").tag(sync=True)
+        every_s = traitlets.Float(0.0).tag(sync=True)
+
+        def __init__(self, collection: "Collection") -> None:
+            told, latest = _told(collection)
+            super().__init__(told=told)
+            self._collection = collection
+            self.observe(self._moved, "at")
+            self.on_msg(self._heard)
+            if latest is not None:
+                self.at = str(latest)
+
+        def refresh(self) -> None:
+            """Look again at what the collection has become; follow the latest time if that was shown."""
+            before = self.told.get("latest")
+            self.told, latest = _told(self._collection)
+            if latest is not None and self.at in ("", before):
+                self.at = str(latest)
+
+        def _heard(self, _: object, message: Any, __: object) -> None:
+            """Refresh because it is shown, and some time has passed."""
+            if message == "refresh":
+                try:
+                    self.refresh()
+                except persist.PersistError as error:
+                    self.error = " ".join(str(error).split())
+
+        def _moved(self, change: Any) -> None:
+            try:
+                shown, changed = _read(self._collection, change["new"])
+                self.shown, self.changed, self.error = shown, changed, ""
+            except persist.PersistError as error:
+                self.error = " ".join(str(error).split())
+
+    return Slider
+
+
+def _told(collection: "Collection") -> tuple[dict[str, Any], int | None]:
+    facts = Facts(collection.handle.contents())
+    since, upper, latest = (None if time is None else str(time) for time in (facts.since, facts.upper, facts.latest))
+    description = {
+        "name": facts.name,
+        "since": since,
+        "upper": upper,
+        "latest": latest,
+        "picture": picture(facts.contents),
+    }
+    return description, facts.latest
+
+
+def _read(collection: "Collection", at: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the first rows as of a time, and the first updates of that time."""
+    with collection.snapshot(time_of(at), form="diff", timeout_s=0) as snapshot:
+        time = snapshot.as_of
+        rows = first_rows(snapshot.to_batches(), snapshot.schema, 0, ROWS)
+    timeline = collection.timeline
+    moment = None if timeline is None else timeline.text_of(time)
+    facts = Facts(collection.handle.contents())
+    shown = {"as_of": str(time), "moment": moment, **cells(rows)}
+    if facts.since is not None and time <= facts.since and time:
+        return shown, {}  # What happened at since cannot be told apart any more.
+    with collection.changes(time, time + 1, times="int", timeout_s=0) as updates:
+        return shown, cells(first_rows(updates.to_batches(), updates.schema, 0, ROWS))

@@ -1,0 +1,242 @@
+"""`Client.write`: rows into a collection by its name, which is created from them if there is none."""
+
+import datetime as dt
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from threading import Barrier
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob.layers.unreliable import Fault, UnreliableBlob
+from tests.support.tuned import tuned
+
+FRAME = pd.DataFrame({"id": [1, 2], "status": ["new", "new"], "amount": [9.5, 3.0]})
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open(persist.MemoryBlob()) as opened:
+        yield opened
+
+
+def test_a_write_creates_the_collection_with_the_columns_of_the_frame(client: persist.Client) -> None:
+    client.write("orders", FRAME, key=["id"]).result()
+    orders = client.load("orders")
+    assert orders.schema.key_names == ("id",)
+    assert orders.schema.value_names == ("status", "amount")
+    assert orders.snapshot().to_pandas().to_dict("list") == FRAME.to_dict("list")
+
+
+def test_a_second_write_adds_to_what_is_there_with_or_without_the_key(client: persist.Client) -> None:
+    client.write("orders", FRAME, key=["id"]).result()
+    client.write("orders", FRAME).result()
+    client.write("orders", FRAME, key=["id"]).result()
+    assert client["orders"].snapshot().count() == 6
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pl.from_pandas(FRAME),
+        pl.from_pandas(FRAME).lazy(),
+        pa.Table.from_pandas(FRAME),
+        pa.Table.from_pandas(FRAME).to_batches()[0],
+        FRAME.to_dict("list"),
+        FRAME.to_dict("records"),
+    ],
+    ids=["polars", "lazy", "table", "batch", "columns", "dicts"],
+)
+def test_whatever_has_names_and_types_makes_a_collection(client: persist.Client, rows: Any) -> None:
+    client.write("orders", rows, key=["id"]).result()
+    assert client["orders"].snapshot().to_pandas().to_dict("list") == FRAME.to_dict("list")
+
+
+def test_a_stream_makes_a_collection_and_loses_no_row(client: persist.Client) -> None:
+    table = pa.Table.from_pandas(FRAME)
+    client.write("reader", table.to_reader(), key=["id"]).result()
+    client.write("dicts", (row for row in table.to_pylist()), key=["id"]).result()
+    client.write("batches", iter(table.to_batches(max_chunksize=1)), key=["id"]).result()
+    for name in client.collections():
+        assert client[name].snapshot().to_arrow()["id"].to_pylist() == [1, 2]
+
+
+def test_a_collection_without_a_key_has_to_be_asked_for(client: persist.Client) -> None:
+    with pytest.raises(persist.InvalidUsage, match=r"no collection 'orders'.*key=\['id'\], or key=\[\] for none"):
+        client.write("orders", FRAME)
+    assert client.collections() == []
+    client.write("orders", FRAME, key=[]).result()
+    assert client["orders"].schema.key_names == ()
+
+
+def test_what_has_no_names_makes_no_collection(client: persist.Client) -> None:
+    wrong: Any
+    for wrong in ([(1, 2.0)], [], iter([]), 7, None):
+        with pytest.raises(persist.InvalidUsage, match="give a"):
+            client.write("orders", wrong, key=["id"])
+    assert client.collections() == []
+
+
+def test_times_are_moments_unless_the_writer_counts_them(client: persist.Client) -> None:
+    before = datetime.now(UTC)
+    client.write("moments", FRAME, key=["id"]).result()
+    client.write("named", FRAME, key=["id"], time="2026-01-01", seal="2026-01-02").result()
+    client.write("counted", FRAME, key=["id"], time=12, seal=13).result()
+    client.write("column", FRAME.assign(at=[3, 4]), key=["id"], time="at", seal=5).result()
+    client.write("updates", FRAME.assign(_time=[3, 4], _diff=1), key=["id"], seal=5).result()
+    client.write("asked", FRAME, key=["id"], timeline="s").result()
+    client.write("none", FRAME, key=["id"], timeline=None).result()
+    units = {name: client[name].schema.timeline for name in client.collections()}
+    assert units == {
+        "asked": "s",
+        "column": None,
+        "counted": None,
+        "moments": "ms",
+        "named": "ms",
+        "none": None,
+        "updates": None,
+    }
+    upper = client["moments"].upper.time
+    assert upper is not None
+    assert upper >= int(before.timestamp() * 1000)
+
+
+def test_what_is_there_keeps_its_key_and_its_timeline(client: persist.Client) -> None:
+    client.write("orders", FRAME, key=["id"]).result()
+    with pytest.raises(persist.errors.SchemaMismatch, match=r"key=\['status'\] is not the key .* which is \['id'\]"):
+        client.write("orders", FRAME, key=["status"])
+    with pytest.raises(persist.InvalidUsage, match=r"timeline='s' is not that .* which is 'ms'"):
+        client.write("orders", FRAME, timeline="s")
+    assert client["orders"].snapshot().count() == 2
+
+
+def test_a_frame_with_other_columns_is_refused_by_their_names(client: persist.Client) -> None:
+    client.write("orders", FRAME, key=["id"]).result()
+    for rows in (FRAME.assign(note="x"), FRAME.drop(columns="status"), FRAME.assign(amount="much")):
+        named = next(iter({*FRAME.columns} ^ {*rows.columns}), "amount")
+        with pytest.raises(persist.errors.SchemaMismatch, match=rf"'{named}'.*evolve\("):
+            client.write("orders", rows)
+    client["orders"].evolve(add={"note": str})
+    client.write("orders", FRAME.assign(note="x")).result()
+    assert client["orders"].snapshot().count() == 4
+
+
+def test_a_frame_without_rows_makes_a_collection_that_can_be_read(client: persist.Client) -> None:
+    client.write("orders", FRAME.head(0), key=["id"]).result()
+    orders = client["orders"]
+    assert [str(kind) for kind in orders.schema.arrow.types[:3]] == ["int64", "string", "double"]
+    assert orders.snapshot().count() == 0
+    client.write("orders", FRAME).result()
+    assert orders.snapshot().count() == 2
+
+
+def test_a_frame_without_rows_and_types_makes_none(client: persist.Client) -> None:
+    with pytest.raises(persist.errors.SchemaMismatch, match="column 'id' has no rows, and no type"):
+        client.write("orders", pd.DataFrame({"id": [], "amount": pd.Series([], dtype=float)}, dtype=object), key=["id"])
+    assert client.collections() == []
+
+
+UNTYPED: dict[str, Any] = {
+    "mixed": pd.DataFrame({"id": [1, 2], "odd": pd.Series([1, "a"], dtype=object)}),
+    "mixed dates": pd.DataFrame(
+        {"id": [1, 2], "odd": pd.Series([dt.date(2020, 1, 1), dt.datetime(2020, 1, 1, 5)], dtype=object)}
+    ),
+    "twice": pd.DataFrame([[1, 2, 3]], columns=["id", "odd", "odd"]),
+    "wide": pd.DataFrame({"id": [1, 2], "odd": pd.Series([2**70, 1], dtype=object)}),
+    "complex": pd.DataFrame({"id": [1], "odd": [complex(1, 2)]}),
+    "objects": pd.DataFrame({"id": [1], "odd": pd.Series([object()], dtype=object)}),
+    "nested": pd.DataFrame({"id": [1], "odd": [[[1, 2], 3]]}),
+    "int128": pl.DataFrame({"id": [1], "odd": pl.Series([2**100], dtype=pl.Int128)}),
+    "lazy": pl.DataFrame({"id": [1], "odd": pl.Series([2**100], dtype=pl.Int128)}).lazy(),
+    "dicts": [{"id": 1, "odd": 1}, {"id": 2, "odd": "a"}],
+    "columns": {"id": [1, 2], "odd": [1, "a"]},
+    "stream": iter([{"id": 1, "odd": 1}, {"id": 2, "odd": "a"}]),
+}
+
+
+@pytest.mark.parametrize("rows", UNTYPED.values(), ids=UNTYPED)
+def test_a_frame_that_has_no_types_is_refused_by_its_column_and_creates_nothing(
+    client: persist.Client, rows: Any
+) -> None:
+    with pytest.raises(persist.InvalidUsage, match="odd"):
+        client.write("orders", rows, key=["id"]).result()
+    assert client.collections() == []
+
+
+@pytest.mark.parametrize("index", ["id", "note", ["id", "note"]], ids=str)
+def test_a_named_index_of_pandas_is_a_column_of_what_is_created(client: persist.Client, index: Any) -> None:
+    frame = pd.DataFrame({"id": [1, 2], "note": ["a", "b"], "n": [3, 4]})
+    client.write("written", frame.set_index(index), key=["id"]).result()
+    assert {*client.create_or_load("made", like=frame.set_index(index), key=["id"]).schema.names} >= {"id", "n"}
+    assert client["written"].snapshot().to_arrow().select([*frame.columns]).to_pylist() == frame.to_dict("records")
+
+
+def test_a_first_write_that_fails_creates_nothing() -> None:
+    store = UnreliableBlob(persist.MemoryBlob())
+    rows = pa.table({"id": range(10)})
+
+    def cut_off() -> Iterator[pa.Table]:
+        yield rows
+        raise OSError("the source is gone")
+
+    with persist.open(store, settings=tuned(background=False, retry_s=0.05, inline_bytes=0)) as client:
+        with pytest.raises(OSError, match="the source is gone"):
+            client.write("orders", cut_off(), key=["id"])
+        for operation in ("set", "create"):
+            store.next_faults(operation, *[Fault.UNAVAILABLE] * 1000)
+        with pytest.raises(persist.Unavailable):
+            client.write("orders", rows, key=["id"]).result()
+        store.clear_faults()
+        assert client.collections() == []
+        client.write("orders", rows, key=["id"]).result()
+        assert (client.seqno, len(client["orders"].snapshot().to_arrow())) == (0, 10)
+
+
+def test_a_stream_that_another_client_came_before_is_refused_and_not_lost(client: persist.Client) -> None:
+    def rows() -> Iterator[pa.Table]:
+        yield pa.table({"id": [1]})
+        with persist.open(client.engine.storage.blob) as other:
+            other.write("orders", pa.table({"id": [7]}), key=["id"]).result()
+
+    with pytest.raises(persist.errors.CollectionExists):
+        client.write("orders", rows(), key=["id"])
+    client.write("orders", rows(), key=["id"]).result()
+    assert sorted(client["orders"].snapshot().to_arrow()["id"].to_pylist()) == [1, 7, 7]
+
+
+def test_two_clients_that_create_at_once_write_to_one_collection() -> None:
+    blob, together = persist.MemoryBlob(), Barrier(2)
+
+    def written(number: int) -> None:
+        # The second has a narrower type, which fits what the first one creates, and the other way round.
+        rows = pa.table(
+            {"id": pa.array([number], pa.int64()), "n": pa.array([number], (pa.int64(), pa.int32())[number])}
+        )
+        with persist.open(blob) as client:
+            for turn in range(10):
+                together.wait()
+                client.write(f"orders {turn}", rows, key=["id"]).result()
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(written, number) for number in range(2)]:
+            done.result()
+    with persist.open(blob, mode="read") as reader:
+        for turn in range(10):
+            assert sorted(reader[f"orders {turn}"].snapshot().to_arrow()["id"].to_pylist()) == [0, 1]
+
+
+def test_who_only_reads_creates_nothing(client: persist.Client) -> None:
+    client.write("orders", FRAME, key=["id"]).result()
+    with persist.open(client.engine.storage.blob, mode="read") as reader, pytest.raises(persist.errors.ReadOnly):
+        reader.write("others", FRAME, key=["id"])
+
+
+def test_a_token_names_a_write_that_creates_too(client: persist.Client) -> None:
+    for _ in range(2):
+        client.write("orders", FRAME, key=["id"], token="load 7").result()
+    assert client["orders"].snapshot().count() == 2

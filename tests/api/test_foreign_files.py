@@ -1,0 +1,138 @@
+"""A folder in which somebody has put what is no blob: a client says so at once, and reads what is whole."""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob.errors import CorruptBlob
+from persist.blob.protocol import MemoryBlob
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.log import kinds
+from persist.core.log.framing import encode_framed
+from persist.core.log.keys import record_key
+from persist.core.log.records import Record
+
+QUIET = persist.Settings(background=False)
+
+
+def _location(folder: Path) -> int:
+    """Make a location with a part, a state object and two checkpoints; return the next seqno."""
+    with persist.open(folder, settings=QUIET) as client:
+        orders = client.create_or_load("orders", key={"k": pa.int64()}, value={"v": pa.string()})
+        for time_ in range(34):
+            orders.write([((time_, str(time_)), time_, 1)]).result()
+        orders.write(
+            pa.table({"k": range(200_000), "v": ["x"] * 200_000, "_time": [40] * 200_000, "_diff": [1] * 200_000})
+        )
+        orders.seal(50).result()
+        return client.seqno + 1
+
+
+# Each in a process of its own with a limit of time and of memory, because what it tests is that neither is used up.
+READ = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+import persist
+try:
+    with persist.open(sys.argv[1], mode="read") as client:
+        print(client.load("orders").snapshot(timeout_s=0).to_arrow().num_rows)
+except persist.errors.CorruptBlob as error:
+    print("CorruptBlob", error.key, error)
+print(persist.fsck(sys.argv[1]))
+"""
+
+
+def _read(folder: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", READ, str(folder)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _put(path: Path, what: str) -> None:
+    path.unlink(missing_ok=True)
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    elif what == "loop":
+        path.symlink_to(path.name)
+    elif what == "link":
+        path.symlink_to(path.parent / record_key(0).rpartition("/")[2])
+    else:
+        with open(path, "wb") as file:
+            file.truncate(50 << 30)
+
+
+@pytest.mark.thorough(except_every=7)
+@pytest.mark.parametrize("what", ["fifo", "sparse", "folder", "loop", "link"])
+@pytest.mark.parametrize("where", ["next record", "last record", "checkpoint", "part"])
+def test_what_is_no_blob_is_named_and_neither_waited_for_nor_read(where: str, what: str, tmp_path: Path) -> None:
+    next_seqno = _location(tmp_path)
+    path = {
+        "next record": tmp_path / record_key(next_seqno),
+        "last record": tmp_path / record_key(next_seqno - 1),
+        "checkpoint": sorted((tmp_path / "checkpoint").iterdir())[0],
+        "part": next(tmp_path.glob("part/*/*")),
+    }[where]
+    _put(path, what)
+
+    out = _read(tmp_path)
+
+    if where == "checkpoint" and what != "sparse":  # Listings pass over it, so the checkpoint before it serves.
+        assert out.startswith("200034")
+        return
+    key = str(path.relative_to(tmp_path))
+    assert out.startswith(f"CorruptBlob {key}"), out
+    assert out.count(key) > 2, out  # The examination names it, too.
+
+
+def test_an_open_client_does_not_hang_at_a_fifo_in_the_place_of_the_next_record(tmp_path: Path) -> None:
+    with persist.open(tmp_path, settings=QUIET) as client:
+        orders = client.create_or_load("orders", key={"k": pa.int64()})
+        orders.write([((1, None), 1, 1)]).result()
+        fifo = tmp_path / record_key(client.seqno + 1)
+        os.mkfifo(fifo)
+        with pytest.raises(CorruptBlob, match=f"{fifo.name} is a FIFO and no plain file: remove it"):
+            orders.write([((2, None), 1, 1)]).result()
+        fifo.unlink()
+        orders.write([((3, None), 1, 1)]).result()
+        orders.seal(2).result()
+        assert orders.snapshot().count() == 2
+
+
+@pytest.mark.thorough
+def test_a_record_with_very_many_fields_is_read_in_time_proportional_to_them() -> None:
+    def seconds(fields: int) -> float:
+        schema = CollectionSchema.of({"k": pa.int64()}, {"v": pa.string()}).to_json()
+        schema["value"] = {"fields": [[f"v{i}", "string"] for i in range(fields)]}
+        create = kinds.Create(uuid.uuid4().hex, "wide", schema)
+        record = Record(
+            location=uuid.uuid4().hex,
+            seqno=0,
+            commit=uuid.uuid4().hex,
+            previous=None,
+            writer="",
+            epoch=None,
+            written_ms=0,
+            mutations=(create,),
+        )
+        blob = MemoryBlob()
+        blob.create(record_key(0), encode_framed(record))
+        began_s = time.thread_time()
+        with persist.open(blob, mode="read") as client:
+            client.load("wide")
+        return time.thread_time() - began_s
+
+    def least(fields: int) -> float:
+        return min(seconds(fields) for _ in range(3))  # Of a busy machine, the quiet moments.
+
+    seconds(10)
+    # Some 150 times as long when every name is counted among all names, and 25 times when it is not.
+    assert least(150_000) < 110 * max(0.02, least(6_000))

@@ -1,0 +1,110 @@
+"""Object columns of frames hold Python values: these are stored as what they are, or refused with the column's name."""
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob.protocol import MemoryBlob
+
+DAY, MOMENT = date(2026, 1, 1), datetime(2026, 1, 1, 13, tzinfo=UTC)
+MIXED: dict[str, list[Any]] = {
+    "a date first": [DAY, MOMENT],
+    "a moment first": [MOMENT, DAY],
+    "no zone": [MOMENT, datetime(2026, 1, 1, 14)],
+}
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        yield client
+
+
+def forms(values: list[Any]) -> list[Any]:
+    array = np.empty(len(values), object)
+    array[:] = values
+    ids = [*range(len(values))]
+    series = pd.Series(values, dtype=object)
+    return [pd.DataFrame({"id": ids, "v": series}), {"id": ids, "v": array}, {"id": ids, "v": series}]
+
+
+@pytest.mark.parametrize("form", range(3), ids=["frame", "array", "series"])
+@pytest.mark.parametrize("stored", [pa.date32(), pa.timestamp("us", "UTC")], ids=str)
+@pytest.mark.parametrize("values", MIXED.values(), ids=MIXED)
+def test_a_mixture_of_moments_is_refused(
+    client: persist.Client, values: list[Any], stored: pa.DataType, form: int
+) -> None:
+    c = client.create_or_load("c", key={"id": int}, value={"v": stored})
+    with pytest.raises(persist.errors.InvalidUpdate, match=r"update [01] has datetime\.date.* for column 'v'"):
+        c.write(forms(values)[form], time=0)
+
+
+@pytest.mark.parametrize("form", range(3), ids=["frame", "array", "series"])
+def test_the_times_of_rows_are_no_mixture_either(client: persist.Client, form: int) -> None:
+    c = client.create_or_load("c", key={"id": int}, timeline="s")
+    for values in MIXED.values():
+        with pytest.raises(persist.errors.InvalidUpdate, match=r"update [01] has datetime\.date.* for column 'v'"):
+            c.write(forms(values)[form], time="v")
+
+
+@pytest.mark.parametrize("form", range(3), ids=["frame", "array", "series"])
+@pytest.mark.parametrize(
+    ("stored", "values"),
+    [
+        (pa.date32(), [DAY, None]),
+        (pa.timestamp("us", "UTC"), [None, MOMENT]),
+        (pa.string(), ["a", None]),
+        (pa.float64(), [1, 2.5]),
+        (pa.list_(pa.int64()), [[1], None]),
+    ],
+    ids=str,
+)
+def test_object_columns_of_one_kind_are_stored(
+    client: persist.Client, stored: pa.DataType, values: list[Any], form: int
+) -> None:
+    c = client.create_or_load("c", key={"id": int}, value={"v": stored})
+    c.write(forms(values)[form], time=0, seal=1).result()
+    assert [row[1] for row in sorted(c.snapshot().rows(), key=lambda row: row[0])] == values
+
+
+@pytest.mark.parametrize("least", [-(2**63) - 1, 2**64])
+@pytest.mark.parametrize("form", range(3), ids=["frame", "array", "series"])
+def test_integers_beyond_64_bits_are_refused_with_their_row(client: persist.Client, least: int, form: int) -> None:
+    c = client.create_or_load("c", key={"id": int}, value={"v": int})
+    with pytest.raises(persist.errors.InvalidUpdate, match=r"update 1 has .* for column 'v'"):
+        c.write(forms([0, least])[form], time=0)
+
+
+def test_objects_of_polars_are_refused() -> None:
+    frame = pl.DataFrame({"id": [1], "v": [b"hello"]}, schema={"id": pl.Int64, "v": pl.Object})
+    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        c = client.create_or_load("c", key={"id": int}, value={"v": bytes})
+        for given in (frame, [frame], iter([frame]), {"id": [1], "v": frame["v"]}, frame.lazy()):
+            with pytest.raises(persist.errors.SchemaMismatch, match="column 'v' is of Polars' type Object"):
+                c.write(given, time=0)
+        assert c.upper == persist.Antichain(0)
+
+
+def test_a_column_that_is_there_twice_is_refused(client: persist.Client) -> None:
+    c = client.create_or_load("c", key={"id": int}, value={"v": int})
+    frame = pd.DataFrame([[1, 2, 3]], columns=["id", "v", "v"])
+    with pytest.raises(persist.errors.SchemaMismatch, match="'v' is there 2 times"):
+        c.write(frame, time=0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [pa.array([1, 2]), pa.chunked_array([[1]]), pd.Series([1]), pl.Series([1])],
+    ids=lambda given: type(given).__module__ + type(given).__name__,
+)
+def test_an_array_is_no_table(client: persist.Client, given: Any) -> None:
+    c = client.create_or_load("c", key={"id": int})
+    with pytest.raises(persist.errors.SchemaMismatch, match="gives no Arrow record batches"):
+        c.overwrite(given, time=0)

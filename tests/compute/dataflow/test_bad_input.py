@@ -1,0 +1,286 @@
+"""Mistakes are clear errors that name the operator: when the program is built where that is possible."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from persist.dataflow import Antichain, Program, Stream, col, lit
+from persist.errors import InputClosed, NotConsolidated, NotConverging, OperatorFailed, SchemaMismatch
+
+from persist import InvalidUsage
+from persist.codecs.errors import InvalidUpdate
+
+
+def numbers(dimensions: int = 1) -> tuple[Program, Stream]:
+    program = Program("p", dimensions=dimensions)
+    return program, program.input("a", key={"k": pa.int64()}, value={"v": pa.int64()})
+
+
+def test_a_column_that_is_not_there_is_an_error_when_the_program_is_built() -> None:
+    _, a = numbers()
+    wrongs: list[Callable[[], object]] = [
+        lambda: a.filter(col("w") > 0),
+        lambda: a.map(x=col("w") + 1),
+        lambda: a.project("w"),
+        lambda: a.group_by("w"),
+        lambda: a.join(a, "w"),
+        lambda: a.group_by("k").agg(x=col("w").sum()),
+        lambda: a.group_by("k").top_k(1, "w"),
+        lambda: a.persist("x", key=["w"]),
+    ]
+    for wrong in wrongs:
+        with pytest.raises(SchemaMismatch, match="no column 'w'"):
+            wrong()
+
+
+def test_types_that_do_not_fit_are_an_error_when_the_program_is_built() -> None:
+    program, a = numbers()
+    text = program.input("t", key={"k": pa.string()})
+    wrongs: list[Callable[[], object]] = [
+        lambda: a.map(x=col("v") + "one"),
+        lambda: a.filter(col("v")),
+        lambda: a.filter(col("v") & (col("k") > 1)),
+        lambda: a.join(text, "k"),
+        lambda: a.concat(text),
+        lambda: text.group_by().agg(x=col("k").sum()),
+        lambda: a.map(x=lit(None)),
+        lambda: a.explode(col("v") / 2),
+        lambda: a.temporal_filter(lit("now")),
+        lambda: a.map(lambda r: r, schema={"_time": pa.int64()}),
+        lambda: a.rename({"k": "v"}),
+    ]
+    for wrong in wrongs:
+        with pytest.raises(SchemaMismatch):
+            wrong()
+
+
+def test_and_or_not_on_expressions_say_what_to_write_instead() -> None:
+    with pytest.raises(InvalidUsage, match=r"& \| ~"):
+        bool(col("a") > 1)
+
+
+def test_a_function_that_raises_names_operator_and_record() -> None:
+    program, a = numbers()
+    a.map(lambda r: 1 // r.v, schema={"x": pa.int64()}).named("invert").capture()
+    with program.open() as running:
+        running["a"].insert([((1, 1), 0, 1), ((2, 0), 0, 1)])
+        running["a"].advance_to(1)
+        with pytest.raises(
+            OperatorFailed, match=r"operator invert failed on the record Record\(k=2, v=0\).*ZeroDivision"
+        ):
+            running.step()
+        with pytest.raises(InvalidUsage, match="failed in the middle of a step"):
+            running.step()
+
+
+@pytest.mark.parametrize("made", ["one", (1, 2), {"y": 1}, 1.5, 2**70])
+def test_a_function_that_returns_the_wrong_thing_names_operator_and_record(made: Any) -> None:
+    program, a = numbers()
+    a.map(lambda r: (made,) if not isinstance(made, tuple | dict) else made, schema={"x": pa.int64()}).capture()
+    with program.open() as running:
+        running["a"].insert([((7, 1), 0, 1)])
+        running["a"].advance_to(1)
+        with pytest.raises(OperatorFailed, match="Record"):
+            running.step()
+
+
+def test_a_reduction_that_raises_names_operator_and_key() -> None:
+    program, a = numbers()
+    a.group_by("k").reduce(lambda key, records: [(1, "two")], schema={"x": pa.int64()}).named("odd").capture()
+    with program.open() as running:
+        running["a"].insert([((7, 1), 0, 1)])
+        running["a"].advance_to(1)
+        with pytest.raises(OperatorFailed, match=r"operator odd failed on the record 7.*multiplicity"):
+            running.step()
+
+
+def test_an_expression_that_fails_names_operator_and_record() -> None:
+    program, a = numbers()
+    a.map(x=col("v") * 2**40).named("wide").capture()
+    with program.open() as running:
+        running["a"].insert([((n, n), 0, 1) for n in range(100)] + [((100, 2**40), 0, 1)])
+        running["a"].advance_to(1)
+        with pytest.raises(OperatorFailed, match=r"operator wide failed on the record Record\(k=100.*overflow"):
+            running.step()
+
+
+def test_a_cycle_without_consolidation_is_an_error_when_the_program_is_built() -> None:
+    program, a = numbers()
+    with pytest.raises(NotConsolidated, match="'iterate' has no operator that consolidates"):
+        a.iterate(lambda x: x.map(k=col("k"), v=col("v") + 1))
+    scope = program.scope("mutual")
+    one, other = scope.variable("one", a), scope.variable("other", a)
+    one.set(other.filter(col("v") > 0))
+    with pytest.raises(NotConsolidated, match="'mutual'"):
+        other.set(one.negate())
+    nested = program.scope("outer")
+    x = nested.variable("x", a)
+    inner = nested.scope("inner")
+    with pytest.raises(NotConsolidated, match="'outer'"):
+        x.set(inner.leave(inner.enter(x)))
+
+
+def test_a_variable_that_was_never_set_is_an_error() -> None:
+    program, a = numbers()
+    scope = program.scope("s")
+    scope.leave(scope.variable("x", a)).capture()
+    with pytest.raises(InvalidUsage, match="variable 'x' of scope 's' was never set"):
+        program.open()
+
+
+def test_an_iteration_that_does_not_come_to_its_end_raises() -> None:
+    program, a = numbers()
+    a.iterate(lambda x: (x + x.extend(v=col("v") + 1)).distinct(), limit=20, name="up").capture()
+    with program.open() as running:
+        running["a"].insert([((1, 1), 0, 1)])
+        running["a"].advance_to(1)
+        with pytest.raises(NotConverging, match=r"'up' still had \d+ changes after its limit of 20"):
+            running.step()
+
+
+def test_input_at_a_closed_time_is_refused_whole() -> None:
+    program, a = numbers()
+    seen = a.capture()
+    with program.open() as running:
+        running["a"].advance_to(5)
+        with pytest.raises(InputClosed, match="'a' got an update at time 4"):
+            running["a"].insert([((1, 1), 5, 1), ((1, 1), 4, 1)])
+        running["a"].advance_to(6)
+        running.step()
+        assert seen.rows() == []
+
+
+def test_frontiers_do_not_go_back_and_dimensions_do_not_mix() -> None:
+    program, _ = numbers(2)
+    with program.open() as running:
+        running["a"].advance_to((1, 1))
+        with pytest.raises(InvalidUsage, match="'a' would go back"):
+            running["a"].advance_to((0, 2))
+        with pytest.raises(InvalidUsage, match="2 integers"):
+            running["a"].advance_to(3)
+        with pytest.raises(InvalidUsage, match="2 integers"):
+            running["a"].insert([((1, 1), 3, 1)])
+    program, _ = numbers(1)
+    with program.open() as running, pytest.raises((InvalidUsage, InvalidUpdate)):
+        running["a"].insert([((1, 1), (3, 3), 1)])
+
+
+def test_updates_that_do_not_fit_are_refused() -> None:
+    program, _ = numbers(2)
+    with program.open() as running:
+        for wrong in (
+            [((1, "x"), (0, 0), 1)],
+            [(1, 2)],
+            pa.table({"k": [1], "v": [1], "_diff": [1]}),
+            pa.table({"k": [1], "_time_0": [1], "_time_1": [1], "_diff": [1]}),
+            pa.table({"k": [1], "v": [1], "_time_0": [1], "_time_1": [-1], "_diff": [1]}),
+        ):
+            with pytest.raises(InvalidUsage):
+                running["a"].insert(wrong)
+
+
+def test_the_one_number_that_stands_for_null_is_refused() -> None:
+    program, _ = numbers()
+    with program.open() as running, pytest.raises(InvalidUsage, match=r"-2\*\*63"):
+        running["a"].insert([((1, -(2**63)), 0, 1)])
+
+
+def test_streams_of_another_program_or_scope_are_refused() -> None:
+    _, a = numbers()
+    program, b = numbers()
+    with pytest.raises(InvalidUsage, match="belongs to program"):
+        a.concat(b)
+    scope = program.scope("s")
+    inside = scope.enter(b)
+    with pytest.raises(InvalidUsage, match="inside an iteration"):
+        inside.capture()
+    with pytest.raises(InvalidUsage, match="not around"):
+        program.scope("t").enter(inside)
+
+
+def test_running_to_a_time_that_an_input_never_reaches_is_an_error() -> None:
+    program, a = numbers()
+    a.capture()
+    with program.open() as running, pytest.raises(InvalidUsage, match="'a' was advanced to"):
+        running.run(until=5)
+
+
+def test_multiplicities_that_overflow_raise() -> None:
+    program, a = numbers()
+    a.join(a.rename({"v": "w"}), "k").capture()
+    with program.open() as running:
+        running["a"].insert([((1, 1), 0, 2**40)])
+        running["a"].advance_to(1)
+        with pytest.raises(InvalidUsage, match="does not fit int64"):
+            running.step()
+
+
+def test_names_are_checked() -> None:
+    program, a = numbers()
+    a.capture()
+    wrongs: list[Callable[[], object]] = [
+        lambda: program.input("a", key={"k": pa.int64()}),
+        lambda: Program(""),
+        lambda: Program("p", dimensions=0),
+        lambda: program.source("x"),
+        lambda: program.scope("s", limit=0),
+        lambda: a.group_by("k").agg(),
+        lambda: a.group_by("k").agg(x=col("v")),  # type: ignore[arg-type]
+        lambda: numbers()[1].iterate(lambda x: None),  # type: ignore[arg-type,return-value]
+        lambda: a.map(),
+        lambda: a.map(3),  # type: ignore[arg-type]
+        lambda: col(3),  # type: ignore[arg-type]
+        lambda: lit(object()),
+        lambda: numbers(2)[1].persist("x", key=["k"]),
+        lambda: numbers()[1].persist("twice", key=["k"]).persist("twice", key=["k"]),
+        lambda: a.explode(lambda r: []),
+        lambda: a.temporal_filter(col("v"), dimension=1),
+    ]
+    for wrong in wrongs:
+        with pytest.raises(InvalidUsage):
+            wrong()
+    with program.open() as running, pytest.raises(InvalidUsage, match="no input 'b'"):
+        running["b"]
+
+
+def test_an_empty_frontier_of_an_input_completes_it() -> None:
+    program, a = numbers()
+    seen = a.capture()
+    with program.open() as running:
+        running["a"].insert([((1, 1), 10**18, 1)])
+        running["a"].advance_to(Antichain())
+        running.step()
+        assert seen.rows() == [((1, 1), 10**18, 1)]
+        with pytest.raises(InputClosed):
+            running["a"].insert([((1, 1), 10**18, 1)])
+
+
+@pytest.mark.parametrize("name", ["a/b", "a..b"])
+def test_a_program_name_that_its_holds_cannot_have_is_an_error_when_the_program_is_built(name: str) -> None:
+    with pytest.raises(InvalidUsage, match=r"program name 'a.*cannot be part of the name of its holds"):
+        Program(name)
+
+
+@pytest.mark.parametrize(
+    "result", [1, "ab", (1,), (1, 2, 3), [1, 1], (1, True), (1, 1.0), (1, None), (1, 2**63), (1, -(2**63))]
+)
+def test_what_a_function_of_groups_returns_is_pairs_of_a_record_and_an_integer(result: Any) -> None:
+    program, a = numbers()
+    a.group_by("k").reduce(lambda key, records: [(0, 1), result], schema={"x": pa.int64()}).named("odd").capture()
+    with program.open() as running, pytest.raises(OperatorFailed, match="instead of pairs of a record and its mult"):
+        running["a"].insert([((1, 1), 0, 1)])
+        running["a"].advance_to(1)
+        running.step()
+
+
+def test_a_function_of_groups_may_give_any_multiplicity_and_records_that_are_flags() -> None:
+    program, a = numbers()
+    given = [(True, 2**63 - 1), (False, 0), (None, -(2**63) + 1)]
+    seen = a.group_by("k").reduce(lambda key, records: given, schema={"x": pa.bool_()}).capture()
+    with program.open() as running:
+        running["a"].insert([((1, 1), 0, 1)])
+        running["a"].advance_to(1)
+        running.step()
+    made = {row["x"]: row["_diff"] for row in seen.updates().to_pylist()}
+    assert made == {True: 2**63 - 1, None: -(2**63) + 1}

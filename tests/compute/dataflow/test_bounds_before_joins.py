@@ -1,0 +1,139 @@
+"""A bound in time behind a join goes before it: the results are the same, and the join forgets what is over."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from persist.dataflow import Program, Stream, col
+
+from persist.compute.dataflow.plan.optimise import optimised
+from persist.compute.dataflow.plan.plan import Capture, Join
+from tests.support.tiers import examples
+
+UPDATES = st.lists(
+    st.tuples(st.tuples(st.integers(0, 2), st.one_of(st.none(), st.integers(0, 9))), st.integers(0, 7)), max_size=10
+)
+BOUNDS: dict[str, Any] = {
+    "both of one": (col("a"), col("a") + 3),
+    "one of each": (col("a"), col("b") + 2),
+    "of both together": (col("a"), col("a") + col("b")),
+    "upper alone": (None, col("b") + 2),
+    "of the key": (col("k"), col("k") + 4),
+}
+
+
+def joined(lower: Any, upper: Any) -> Program:
+    program = Program("p")
+    a = program.input("a", key={"k": pa.int64()}, value={"a": pa.int64()})
+    b = program.input("b", key={"k": pa.int64()}, value={"b": pa.int64()})
+    a.join(b, "k").temporal_filter(lower, upper).capture()
+    return program
+
+
+def test_bounds_move_to_the_inputs_whose_columns_they_read() -> None:
+    shown = {name: joined(*bounds).explain() for name, bounds in BOUNDS.items()}
+    assert "input 0: [temporal_filter(a, (a + 3))]" in shown["both of one"]
+    assert "input 0: [temporal_filter(a, None)], input 1: [temporal_filter(None, (b + 2))]" in shown["one of each"]
+    assert "input 0: [temporal_filter(a, None)]" in shown["of both together"]
+    assert "output: [temporal_filter(None, (a + b))]" in shown["of both together"]
+    assert "input 1: [temporal_filter(None, (b + 2))]" in shown["upper alone"]
+    assert "input 0: [temporal_filter(k, (k + 4))]" in shown["of the key"]
+
+
+def test_bounds_pass_columns_that_are_renamed_and_not_those_that_are_computed() -> None:
+    pairs = joined(col("a"), col("a") + 3)
+    a, b = (Stream(pairs, number) for number in (1, 2))
+    made = a.join(b, "k")
+    shown = {
+        "renamed": made.map(k=col("k"), since=col("a")).temporal_filter(col("since"), col("since") + 3),
+        "beside": made.extend(both=col("a") + col("b")).filter(col("k") > 0).temporal_filter(None, col("b")),
+        "computed": made.extend(until=col("a") + 3).temporal_filter(None, col("until")),
+    }
+    text = {name: optimised_join(stream) for name, stream in shown.items()}
+    assert "input 0: [temporal_filter(a, (a + 3))]" in text["renamed"]
+    assert "input 1: [temporal_filter(None, b)]" in text["beside"]
+    assert "temporal_filter(None, until)" in text["computed"].split("output:")[1]
+
+
+def optimised_join(stream: Stream) -> str:
+    """Return the join that a stream is made of, as it is run."""
+    nodes = stream.program.plan.nodes.items()
+    others = {number: node for number, node in nodes if not isinstance(node.operator, Capture)}
+    plan = replace(stream.program.plan, nodes=others)
+    plan.add(Capture("capture"), (stream.number,), stream.schema)
+    return next(line for line in str(optimised(plan)).splitlines() if " join[" in line)
+
+
+def test_an_index_that_others_may_read_keeps_everything() -> None:
+    program = Program("p")
+    a = program.input("a", key={"k": pa.int64()}, value={"a": pa.int64()}).arrange_by_key("k")
+    b = program.input("b", key={"k": pa.int64()}, value={"b": pa.int64()})
+    a.join(b, "k").temporal_filter(col("a"), col("a") + 3).capture()
+    [join] = [n.operator for n in optimised(program.plan).nodes.values() if isinstance(n.operator, Join)]
+    assert join.before == ((), ())
+
+
+def test_a_join_keeps_what_is_in_the_window_and_no_more() -> None:
+    program = joined(col("a"), col("a") + 10)
+    with program.open() as running:
+        running["b"].insert([((0, 0), 0, 1)])
+        for time in range(300):
+            running["a"].insert([((0, time), time, 1)])
+            for name in "ab":
+                running[name].advance_to(time + 1)
+            running.step()
+        assert sum(rows for title, rows, _ in running.state() if title.endswith(".input")) < 60
+
+
+def test_a_bound_beyond_all_times_is_never_reached() -> None:
+    last = 2**63 - 1
+    program = Program("p")
+    a = program.input("a", key={"k": pa.int64()}, value={"a": pa.int64()})
+    upper = a.temporal_filter(None, col("a") + 3).capture()
+    lower = a.temporal_filter(3 + col("a"), None).capture()
+    before = a.temporal_filter(col("a") - 3, None).capture()
+    with program.open() as running:
+        running["a"].insert([((1, last), 0, 1), ((2, 1 - 2**63), 0, 1), ((3, None), 0, 1)])
+        running["a"].advance_to(9)
+        running.step()
+    found = [[(row["k"], row["_time"]) for row in each.updates().to_pylist()] for each in (upper, lower, before)]
+    assert found == [[(1, 0)], [(2, 0)], [(2, 0)]]
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@settings(max_examples=examples(50), deadline=None)
+@given(left=UPDATES, right=UPDATES)
+def test_at_every_time_the_pairs_are_there_that_are_in_their_bounds(name: str, left: Any, right: Any) -> None:
+    bounds: Any = {
+        "both of one": lambda k, a, b: None if a is None else (a, a + 3),
+        "one of each": lambda k, a, b: None if a is None or b is None else (a, b + 2),
+        "of both together": lambda k, a, b: None if a is None or b is None else (a, a + b),
+        "upper alone": lambda k, a, b: None if b is None else (0, b + 2),
+        "of the key": lambda k, a, b: (k, k + 4),
+    }[name]
+    program = joined(*BOUNDS[name])
+    [captured] = program.captures.values()
+    with program.open() as running:
+        for stream, updates in (("a", left), ("b", right)):
+            running[stream].insert([(row, time, 1) for row, time in updates])
+        for time in range(1, 12):
+            for stream in "ab":
+                running[stream].advance_to(time)
+            running.step()
+        rows = captured.updates().to_pylist()
+    for time in range(11):
+        found: Counter[Any] = Counter()
+        for row in rows:
+            if row["_time"] <= time:
+                found[row["k"], row["a"], row["b"]] += row["_diff"]
+        wanted: Counter[Any] = Counter()
+        for (k, a), came in left:
+            for (other, b), its in right:
+                within = bounds(k, a, b)
+                if k == other and max(came, its) <= time and within and within[0] <= time < within[1]:
+                    wanted[k, a, b] += 1
+        assert Counter({row: n for row, n in found.items() if n}) == wanted, time

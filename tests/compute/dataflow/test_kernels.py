@@ -1,0 +1,321 @@
+"""Words, batches and spines: what the operators stand on."""
+
+import math
+import random
+from collections import Counter
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from persist.dataflow import Antichain, Program, col, lit
+
+from persist import InvalidUsage
+from persist.codecs.errors import DiffOverflow
+from persist.compute.dataflow.state.spine import Spill, Spine
+from persist.compute.dataflow.updates.batch import Layout, key_hashes, settled, starts_of, to_batch
+from persist.compute.dataflow.updates.times import Stash
+from persist.compute.dataflow.updates.words import Domain, Interner, is_ordered, ranks
+
+LAYOUT = Layout(1, 1, 1)
+
+COLUMNS: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.int64(), [1, -5, None, 2**63 - 1, -(2**63) + 1]),
+    (pa.int8(), [1, -128, None, 127]),
+    (pa.uint32(), [0, 2**32 - 1, None]),
+    (pa.uint64(), [0, 2**64 - 1, 2**63, None]),
+    (pa.bool_(), [True, False, None]),
+    (pa.float64(), [1.5, -1.5, math.inf, -math.inf, 5e-324, -5e-324, 0.0, None]),
+    (pa.float32(), [1.5, -0.25, None]),
+    (pa.string(), ["b", "", "ä", None, "b"]),
+    (pa.binary(), [b"b", b"", None]),
+    (pa.decimal128(20, 2), [Decimal("1.50"), Decimal("-99999999999999999.99"), None]),
+    (pa.date32(), [date(2026, 1, 1), date(1, 1, 1), None]),
+    (pa.timestamp("us", tz="UTC"), [datetime.fromisoformat("2026-01-01T00:00:00+00:00"), None]),
+    (pa.time32("s"), [None]),
+    (pa.duration("ms"), [timedelta(seconds=1), timedelta(days=-3), None]),
+    (pa.list_(pa.int64()), [[1, 2], [], None, [None]]),
+    (pa.struct([("a", pa.int64())]), [{"a": 1}, {"a": None}, None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), COLUMNS, ids=[str(kind) for kind, _ in COLUMNS])
+@pytest.mark.parametrize("times", [1, 40])
+def test_words_stand_for_values_of_every_type(kind: pa.DataType, values: list[Any], times: int) -> None:
+    domain, array = Domain(), pa.array(values * times, kind)
+    words = domain.encode(array)
+    assert domain.decode(words, kind).equals(array)
+    for one, a in zip(array.to_pylist()[:8], words.tolist()[:8], strict=False):
+        for other, b in zip(array.to_pylist()[:8], words.tolist()[:8], strict=False):
+            assert (one == other) == (a == b)
+
+
+@pytest.mark.parametrize(("kind", "values"), COLUMNS[:12], ids=[str(kind) for kind, _ in COLUMNS[:12]])
+def test_ranks_are_in_the_order_of_values(kind: pa.DataType, values: list[Any]) -> None:
+    domain, array = Domain(), pa.array(values, kind)
+    found = ranks(domain, domain.encode(array), kind)
+    order = sorted(value for value in array.to_pylist() if value is not None)
+    by_rank = sorted((r, v) for r, v in zip(found.tolist(), array.to_pylist(), strict=True) if v is not None)
+    assert [value for _, value in by_rank] == order
+    assert is_ordered(pa.int64())
+    assert not is_ordered(pa.string())
+
+
+def test_null_comes_after_the_greatest_number() -> None:
+    domain, array = Domain(), pa.array([2**63 - 1, None, 3])
+    found = ranks(domain, domain.encode(array), pa.int64())
+    assert found[2] < found[0] < found[1]
+
+
+def test_all_nan_are_one_value_and_both_zeros_are() -> None:
+    nans = np.array([0x7FF8000000000000, 0xFFF8000000000001], np.uint64).view(np.float64)
+    words = Domain().encode(pa.array([*nans, 0.0, -0.0]))
+    assert words[0] == words[1]
+    assert words[2] == words[3]
+    assert words[0] > Domain().encode(pa.array([math.inf]))[0]
+
+
+def test_the_number_that_stands_for_null_is_refused() -> None:
+    for values in ([-(2**63)], [None, -(2**63)]):
+        with pytest.raises(InvalidUsage, match="NULL"):
+            Domain().encode(pa.array(values, pa.int64()))
+
+
+def test_interned_values_that_are_not_needed_are_forgotten() -> None:
+    domain = Domain()
+    words = domain.encode(pa.array(["a", "b", "c"]))
+    interner = domain.interner(pa.string())
+    interner.retain(words[1:2])
+    assert len(interner) == 1
+    assert domain.decode(words[1:2], pa.string()).to_pylist() == ["b"]
+    again = domain.encode(pa.array(["d", "b", "a"]))
+    assert again[1] == words[1]
+    assert domain.decode(again, pa.string()).to_pylist() == ["d", "b", "a"]
+
+
+def expected(updates: np.ndarray[Any, Any]) -> Counter[tuple[int, ...]]:
+    found: Counter[tuple[int, ...]] = Counter()
+    for *record, diff in updates.T.tolist():
+        found[tuple(record)] += diff
+    return Counter({record: diff for record, diff in found.items() if diff})
+
+
+def held(batch: np.ndarray[Any, Any]) -> Counter[tuple[int, ...]]:
+    assert (batch[0, 1:] >= batch[0, :-1]).all()
+    found = expected(batch[1:])
+    assert len(found) == batch.shape[1]
+    return found
+
+
+@given(data=st.data())
+def test_a_batch_is_sorted_and_consolidated(data: st.DataObject) -> None:
+    size = data.draw(st.integers(0, 60))
+    rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    updates = np.concatenate((rng.integers(0, 4, (3, size)), rng.integers(-1, 2, (1, size))))
+    assert held(to_batch(updates, LAYOUT)) == expected(updates)
+
+
+@pytest.mark.parametrize("rows", [[], [(1, 1)], [(1, 1), (1, 1), (1, 2), (2, 2), (2, 2)]])
+def test_a_run_begins_where_a_row_differs_from_the_one_before(rows: list[tuple[int, int]]) -> None:
+    begins = [at for at, row in enumerate(rows) if at == 0 or row != rows[at - 1]]
+    assert starts_of(*np.array(rows, np.int64).reshape(-1, 2).T).tolist() == begins
+
+
+def test_a_sum_of_a_few_diffs_that_does_not_fit_raises() -> None:
+    with pytest.raises(DiffOverflow, match="does not fit int64"):
+        to_batch(np.array([[1, 1], [2**62, 2**62]]), Layout(1, 0, 0))
+
+
+def test_what_cancels_in_a_spine_is_gone() -> None:
+    spine = Spine(LAYOUT)
+    for record in range(20):
+        for diff in (1, -1):
+            spine.insert(to_batch(np.array([[record % 3], [record], [5], [diff]]), LAYOUT))
+    assert spine.rows == 0
+    assert list(spine.batches()) == []
+
+
+def test_records_whose_hashes_collide_are_still_told_apart() -> None:
+    batch = np.array([[7] * 6, [1, 2, 1, 2, 1, 3], [5, 5, 5, 6, 5, 5], [0] * 6, [1, 1, 1, 1, -2, 1]])
+    found = settled(batch, LAYOUT)
+    assert held(found) == Counter({(2, 5, 0): 1, (2, 6, 0): 1, (3, 5, 0): 1})
+
+
+@given(seed=st.integers(0, 10**6), steps=st.integers(1, 40))
+def test_a_spine_holds_what_was_inserted_advanced_to_since(seed: int, steps: int) -> None:
+    rng = random.Random(seed)
+    spine, every = Spine(LAYOUT), []
+    since = 0
+    for time in range(steps):
+        size = rng.choice([1, 3, 200, 3000])
+        draws = np.random.default_rng(rng.randrange(10**6))
+        updates = np.concatenate(
+            (draws.integers(0, 60, (2, size)), np.full((1, size), time), draws.integers(-1, 2, (1, size)))
+        )
+        every.append(updates)
+        spine.insert(to_batch(updates, LAYOUT))
+        if rng.random() < 0.3:
+            since = rng.randrange(since, time + 1)
+            spine.advance(Antichain(since))
+        assert len(list(spine.batches())) <= 24
+    everything = np.concatenate(every, axis=1)
+    found = np.concatenate([LAYOUT.empty(), *spine.batches()], axis=1)[1:]
+    for array in (everything, found):
+        array[2] = np.maximum(array[2], since)
+    assert expected(found) == expected(everything)
+    keys = np.array([[3, 59, 77]])
+    hashes = key_hashes(keys)
+    numbers, rows = spine.lookup(hashes, keys)
+    wanted = everything[:, np.isin(everything[0], keys[0])]
+    rows[3] = np.maximum(rows[3], since)
+    assert expected(rows[1:]) == expected(wanted)
+    assert keys[0].take(numbers).tolist() == rows[1].tolist()
+    spine.compact()
+    assert spine.rows == len(expected(np.concatenate([LAYOUT.empty(), *spine.batches()], axis=1)[1:]))
+
+
+def test_an_insertion_into_a_large_spine_does_a_bounded_amount_of_work() -> None:
+    """Counted in rows that are merged, so that it does not depend on the machine."""
+    from persist.compute.dataflow.state import spine as module
+
+    merged: list[int] = []
+    original = module.advanced
+
+    def counting(batch: Any, layout: Any, since: Any) -> Any:
+        merged.append(batch.shape[1])
+        return original(batch, layout, since)
+
+    module.advanced = counting
+    try:
+        spine = Spine(LAYOUT)
+        rng = np.random.default_rng(0)
+        size, worst = 1000, 0
+        for _ in range(400):
+            updates = np.concatenate(
+                (rng.integers(0, 10**9, (2, size)), np.zeros((1, size), np.int64), np.ones((1, size), np.int64))
+            )
+            merged.clear()
+            spine.insert(to_batch(updates, LAYOUT))
+            worst = max(worst, sum(merged))
+        assert spine.rows == 400 * size
+        assert worst < 100_000
+    finally:
+        module.advanced = original
+
+
+@pytest.mark.thorough
+def test_batches_beyond_the_budget_are_in_files_that_go_away(tmp_path: Any) -> None:
+    spill = Spill(1 << 20, str(tmp_path))
+    spine = Spine(LAYOUT, spill.allocate)
+    rng = np.random.default_rng(0)
+    every = []
+    for _ in range(8):
+        updates = np.concatenate(
+            (rng.integers(0, 10**9, (2, 30_000)), np.zeros((1, 30_000), np.int64), np.ones((1, 30_000), np.int64))
+        )
+        every.append(updates)
+        spine.insert(to_batch(updates, LAYOUT))
+    spine.compact()
+    assert spill.spilled_bytes > 0
+    assert list(tmp_path.iterdir()) == []
+    [batch] = spine.batches()
+    assert held(batch) == expected(np.concatenate(every, axis=1))
+    del batch, spine
+    assert spill.spilled_bytes == 0
+
+
+def test_a_stash_gives_what_is_ready_and_keeps_the_rest() -> None:
+    stash = Stash(0, slice(0, 1))
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        stash.add(rng.integers(0, 100, (2, 7)))
+    assert stash.rows == 140
+    for bound in (10, 50, 100):
+        found = stash.take(lambda times, bound=bound: times[0] < bound, bound)  # type: ignore[misc]
+        assert all((chunk[0] < bound).all() for chunk in found)
+        least = stash.least(lambda times: times[0] >= 0, 0)
+        assert least is None or least >= bound
+    assert stash.is_empty
+
+
+@given(data=st.data())
+def test_sums_of_floats_are_exact_under_retraction(data: st.DataObject) -> None:
+    finite = st.floats(allow_nan=False, allow_infinity=False)
+    values = data.draw(st.lists(st.tuples(finite, st.integers(1, 3)), min_size=1, max_size=12))
+    gone = data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values)))
+    program = Program("floats")
+    stream = program.input("x", key={"id": pa.int64()}, value={"v": pa.float64()})
+    seen = stream.group_by().agg(s=col("v").sum(), m=col("v").mean()).capture()
+    with program.open() as running:
+        running["x"].insert([((at, value), 0, count) for at, (value, count) in enumerate(values)])
+        running["x"].insert(
+            [((at, v), 1, -n) for at, ((v, n), out) in enumerate(zip(values, gone, strict=True)) if out]
+        )
+        running["x"].advance_to(2)
+        running.step()
+    state: Counter[Any] = Counter()
+    for record, time, diff in seen.rows():
+        assert isinstance(time, int)
+        state[record] += diff
+    left = [(v, n) for (v, n), out in zip(values, gone, strict=True) if not out]
+    if not left:
+        assert +state == Counter()
+        return
+    exact, count = sum((Fraction(v) * n for v, n in left), Fraction(0)), sum(n for _, n in left)
+    [(total, mean)] = +state
+    assert (total, mean) == (rounded(exact), rounded(exact / count))
+
+
+def rounded(value: Fraction) -> float:
+    try:
+        return value.numerator / value.denominator
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def test_sums_of_every_number_type() -> None:
+    big = 2**62
+    cases: list[tuple[pa.DataType, list[Any], Any]] = [
+        (pa.int64(), [big, -big, big, 5], big + 5),
+        (pa.int32(), [2**31 - 1, 2**31 - 1], 2**32 - 2),
+        (pa.float64(), [1e16, 1.0, -1e16], 1.0),
+        (pa.float64(), [math.inf, 1.0], math.inf),
+        (pa.float64(), [None, None], None),
+        (pa.float32(), [0.5, 0.25], 0.75),
+        (pa.decimal128(20, 2), [Decimal("0.01"), Decimal("99999999999999999.99")], Decimal("100000000000000000.00")),
+        (pa.duration("s"), [timedelta(hours=1), timedelta(hours=-3)], timedelta(hours=-2)),
+    ]
+    for kind, values, total in cases:
+        program = Program("sums")
+        stream = program.input("x", key={"id": pa.int64()}, value={"v": kind})
+        seen = stream.group_by().agg(s=col("v").sum(), n=lit(1).sum()).capture()
+        with program.open() as running:
+            running["x"].insert([((at, value), 0, 1) for at, value in enumerate(values)])
+            running["x"].advance_to(1)
+            running.step()
+        assert seen.rows() == [((total, len(values)), 0, 1)], kind
+
+
+def test_a_sum_that_does_not_fit_raises() -> None:
+    program = Program("sums")
+    program.input("x", key={"v": pa.int64()}).group_by().agg(s=col("v").sum()).capture()
+    with program.open() as running:
+        running["x"].insert([((2**62, None), 0, 3)])
+        running["x"].advance_to(1)
+        with pytest.raises(InvalidUsage, match="does not fit int64"):
+            running.step()
+
+
+def test_nan_and_null_in_nested_values_stay_apart() -> None:
+    column = pa.array([[float("nan"), None], None, [1.0]] * 2, pa.list_(pa.float64()))
+    interner = Interner(column.type)
+    words = interner.encode(column)
+    assert len(interner) == 2
+    for array in (interner.decode(words), interner.decode(words[:3])):
+        first, null, last = array.to_pylist()[:3]
+        assert (math.isnan(first[0]), first[1], null, last) == (True, None, None, [1.0])

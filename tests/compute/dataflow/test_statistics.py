@@ -1,0 +1,133 @@
+"""What is known of the sizes of inputs says where joins look first, and nothing else."""
+
+import random
+from itertools import permutations
+from typing import Any
+
+import pyarrow as pa
+from persist.dataflow import Captured, Options, Program, Running, col, lit
+
+import persist
+from persist.compute.dataflow.operators.join import JoinPaths
+from persist.compute.dataflow.plan.optimise import FILTER_KEEPS, Statistics, optimised, statistics_of
+from persist.compute.dataflow.plan.plan import Input, Source
+from persist.compute.dataflow.plan.stages import Filter, Map
+from persist.core.expression.term import Col
+
+Update = tuple[Any, int, int]
+
+
+COLUMNS = {"r": ("a", "b"), "s": ("b", "c"), "t": ("c", "d"), "u": ("d", "a")}
+
+
+def joined() -> tuple[Program, Captured]:
+    """Four inputs in a ring: each has a column in common with two others."""
+    program = Program("joined")
+    r, s, t, u = (program.input(name, key={each: pa.int64() for each in names}) for name, names in COLUMNS.items())
+    return program, r.join(s, "b").join(t, "c").join(u, ["d", "a"]).capture()
+
+
+def updates(seed: int) -> dict[str, list[Update]]:
+    """Return updates of each input at five times; about a third of them take a record away."""
+    random_, found = random.Random(seed), dict[str, list[Update]]()
+    for name in "rstu":
+        there: list[tuple[int, int]] = []
+        found[name] = []
+        for time in range(5):
+            for _ in range(6):
+                if there and random_.random() < 0.35:
+                    found[name].append(((there.pop(), None), time, -1))
+                else:
+                    there.append((random_.randrange(4), random_.randrange(4)))
+                    found[name].append(((there[-1], None), time, 1))
+    return found
+
+
+def given(sizes: dict[str, float], changes: dict[str, list[Update]]) -> list[str]:
+    """Return all updates of the join, where its inputs are taken to be so large."""
+    program, seen = joined()
+    nodes = {node.operator.name: n for n, node in program.plan.nodes.items() if isinstance(node.operator, Input)}
+    with Running(program, None, Options(), {nodes[name]: Statistics(size) for name, size in sizes.items()}) as running:
+        for time in range(5):
+            for name, every in changes.items():
+                running[name].insert([each for each in every if each[1] == time])
+                running[name].advance_to(time + 1)
+            running.step()
+    return sorted(map(repr, seen.updates().to_pylist()))
+
+
+def orders(sizes: dict[str, float]) -> list[list[int]]:
+    """Return in which order a change of each input looks up the others."""
+    schemas = [pa.schema([(each, pa.int64()) for each in names]) for names in COLUMNS.values()]
+    on = [[("b", "b")], [("c", "c")], [("d", "d"), ("a", "a")]]
+    known = [Statistics(each) for each in sizes.values()]
+    arranged: Any = lambda number, keys, values: number  # noqa: E731
+    partners = (lambda number, keys: known[number].partners(keys)) if sizes else (lambda number, keys: None)
+    found: Any = JoinPaths(schemas, on, ["a", "b", "c", "d"], arranged, partners).paths()
+    return [[step.arrangement for step in path.steps] for path in found]
+
+
+def test_every_order_of_look_ups_gives_the_same() -> None:
+    changes, tried = updates(3), set[str]()
+    expected = given({}, changes)
+    assert len(expected) > 5
+    for ranks in permutations((1.0, 1e3, 1e6, 1e9)):
+        sizes = dict(zip("rstu", ranks, strict=True))
+        tried.add(repr(orders(sizes)))
+        assert given(sizes, changes) == expected, sizes
+    assert len(tried) >= 6, "the sizes did not change the order"
+
+
+def test_fewest_partners_are_looked_up_first() -> None:
+    small_last = dict(zip("rstu", (1e6, 1e9, 1e6, 1.0), strict=True))
+    assert orders(small_last)[0] == [3, 2, 1]
+    small_second = dict(zip("rstu", (1e6, 1.0, 1e6, 1e6), strict=True))
+    assert orders(small_second)[0][0] == 1
+    # What has no column in common with what is there comes last, however small it is.
+    assert orders(small_second)[3][0] != 1
+    assert orders({}) == [[1, 2, 3], [0, 2, 3], [1, 0, 3], [0, 1, 2]]
+
+
+def test_statistics_of_a_collection_are_its_rows_its_key_and_the_bounds_of_numbers() -> None:
+    with persist.open("memory://statistics") as client:
+        facts = client.create_or_load("facts", key={"k": pa.int64()}, value={"d": pa.int64(), "s": pa.string()})
+        facts.write([((k, (k % 10, str(k))), 0, 1) for k in range(1000)], seal=1).result()
+        facts.write([((5, (5, "5")), 1, -1)], seal=2).result()
+        for name in ("one", "two"):
+            client.create_or_load(name, key={"d": pa.int64()}, value={"x": pa.string()}).seal(2).result()
+        program = Program("p").using(client)
+        two = program.source("two").map(d=col("d"), y=col("x"))
+        program.source("facts").filter(col("k") > 1).join(program.source("one"), "d").join(two, "d").capture()
+        plan = optimised(program.plan)
+        known = statistics_of(client.engine, plan)
+        [number] = [n for n, each in plan.nodes.items() if each.operator == Source("facts")]
+        found = known[number]
+        assert (found.rows, found.key) == (999.0, frozenset("k"))
+        assert 10 <= found.distinct["d"] <= 11
+        assert found.partners(["k"]) == found.partners(["k", "s"]) == 1.0
+        assert 80 < found.partners(["d"]) < 110
+        assert 25 < found.partners(["s"]) < 40
+        renamed = found.after([Filter((col("k") > 1).term), Map((("x", Col("d")), ("y", lit(1).term)))])
+        assert renamed is not None
+        assert (renamed.key, {*renamed.distinct}) == (None, {"x"})
+        assert renamed.rows < found.rows
+        assert statistics_of(None, plan) == {}
+        assert Statistics(0.0).partners([]) == 1.0
+
+
+def test_statistics_are_passed_on_by_what_changes_no_rows_but_leaves_some_out() -> None:
+    with persist.open("memory://passed-on") as client:
+        for name in ("one", "two"):
+            t = client.create_or_load(name, key={"d": pa.int64()}, value={"x": pa.string()})
+            t.write([((d, "x"), 0, 1) for d in range(100)], seal=1).result()
+        program = Program("p").using(client)
+        one, two = program.source("one"), program.source("two")
+        few = one.filter(col("x") == "x")
+        few.capture()
+        few.join(two.map(d=col("d"), y=col("x")), "d").join(one.map(d=col("d"), z=col("x")), "d").capture()
+        plan = optimised(program.plan)
+        known = statistics_of(client.engine, plan)
+        sizes = {type(plan.nodes[number].operator).__name__: each.rows for number, each in known.items()}
+        assert sizes == {"Source": 100.0, "Linear": 100.0 * FILTER_KEEPS}
+        client.drop("one").result()
+        client.drop("two").result()

@@ -1,0 +1,176 @@
+"""Which stored types a program may take for another, and what keys and times of sources are told by."""
+
+import random
+import uuid
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.compute.dataflow.plan.types import is_read_as
+from persist.compute.dataflow.ports.sources import some_until
+from persist.compute.dataflow.step.keys import LISTED_MAX, TouchedKeys, _among, _exactly, filter_of
+from persist.compute.dataflow.step.touched import Brought, Term
+from persist.compute.dataflow.updates.batch import Layout, distinct_keys, key_hashes, order_by, to_batch
+
+UTC = {unit: pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")}
+SAME = [
+    (pa.large_string(), pa.string()), (pa.large_binary(), pa.binary()), (pa.binary(4), pa.binary()),
+    (pa.list_(pa.large_string()), pa.list_(pa.string())), (pa.large_list(pa.int8()), pa.list_(pa.int8())),
+    (pa.list_(pa.int8(), 3), pa.list_(pa.int8())), (pa.list_(pa.list_(pa.binary(2))), pa.list_(pa.list_(pa.binary()))),
+    (UTC["s"], UTC["s"]), (UTC["s"], UTC["ns"]), (UTC["ms"], UTC["us"]), (pa.timestamp("us", "Europe/Rome"), UTC["us"]),
+    (pa.float16(), pa.float32()), (pa.date64(), pa.date32()), (pa.time32("s"), pa.time64("us")),
+    (pa.int64(), pa.int64()), (pa.timestamp("us"), pa.timestamp("us")),
+]  # fmt: skip
+OTHERS = [
+    (None, pa.int64()), (pa.string(), pa.large_string()), (pa.binary(), pa.string()), (pa.string(), pa.binary()),
+    (pa.int32(), pa.int64()), (pa.list_(pa.int32()), pa.list_(pa.int64())), (pa.string(), pa.list_(pa.string())),
+    (UTC["us"], UTC["ms"]), (UTC["ns"], UTC["us"]), (pa.timestamp("us"), UTC["us"]), (UTC["us"], pa.timestamp("us")),
+    (pa.int64(), UTC["us"]), (pa.float64(), pa.float32()), (pa.float32(), pa.float64()), (pa.date32(), pa.date64()),
+    (pa.time64("us"), pa.time32("s")), (pa.int32(), pa.time64("us")), (pa.int32(), pa.date32()),
+]  # fmt: skip
+
+
+def test_a_type_is_read_as_another_that_holds_all_of_its_values_alike() -> None:
+    assert [pair for pair in SAME if not is_read_as(*pair)] == []
+    assert [pair for pair in OTHERS if is_read_as(*pair)] == []
+
+
+class Source:
+    """What `some_until` looks at of a source."""
+
+    def __init__(self, upper: int, reached: int, *parts: tuple[int, int, int]) -> None:
+        self.reached = reached
+        with persist.open(f"memory://{uuid.uuid4()}", settings=persist.Settings(background=False)) as client:
+            t = client.create_or_load("t", key={"k": int})
+            for first, last, rows in parts:
+                times = np.linspace(first, last, rows).astype(np.int64)
+                t.write([((k, None), time, 1) for k, time in enumerate(times.tolist())]).result()
+            t.seal(upper).result()
+            self._known = t.handle.contents()
+
+    @property
+    def handle(self) -> "Source":
+        return self
+
+    def known(self) -> Any:
+        return self._known
+
+
+@pytest.mark.parametrize(
+    ("parts", "reached", "updates_max", "until"),
+    [
+        ([(0, 9, 100)], 0, 100, None),  # All are few enough.
+        ([(0, 9, 100)], 0, 99, 9),
+        ([(0, 9, 100)], 0, 50, 5),
+        ([(0, 9, 100)], 0, 59, 5),
+        ([(0, 9, 100)], 0, 60, 6),
+        ([(0, 9, 100)], 0, 1, 1),  # One time at least.
+        ([(0, 4, 10), (5, 9, 100)], 0, 50, 7),
+        ([(0, 4, 10), (5, 9, 100)], 5, 60, 8),
+        ([(0, 4, 10), (5, 9, 100)], 7, 50, 8),  # All of a part, which is taken to lie beyond what was reached.
+        ([(0, 0, 10), (9, 9, 90)], 0, 20, 9),
+        ([(3, 3, 10), (9, 9, 90)], 0, 5, 4),
+    ],
+)
+def test_a_step_takes_about_as_many_updates_as_it_may(
+    parts: list[tuple[int, int, int]], reached: int, updates_max: int, until: int | None
+) -> None:
+    source: Any = Source(10, reached, *parts)
+    assert some_until([source], updates_max) == until
+
+
+def test_no_source_is_taken_further_than_another_one_is_sealed() -> None:
+    near, far = Source(4, 0, (0, 3, 10)), Source(20, 0, (0, 19, 200))
+    both: list[Any] = [near, far]
+    assert some_until(both, 100) == 4
+    assert some_until(both, 30) == 2
+    behind: list[Any] = [Source(4, 4, (0, 3, 10)), Source(20, 4, (0, 19, 200))]
+    assert some_until(behind, 10) is None, "nothing is sealed that was not taken"
+    assert some_until([], 10) is None
+
+
+@pytest.mark.parametrize("collide", [False, True])
+def test_distinct_keys_are_numbered_whatever_their_hashes_are(collide: bool) -> None:
+    chance, layout = random.Random(1), Layout(2, 0, 1)
+    for size in (0, 1, 2, 30):
+        columns = [[chance.randrange(3) for _ in range(size)] for _ in range(2)]
+        batch = to_batch(np.array([*columns, [0] * size, [1] * size], np.int64).reshape(4, size), layout)
+        if collide:
+            batch[0] = 0
+            batch = batch[:, np.random.default_rng(size).permutation(batch.shape[1])]
+        keys, hashes, numbers = distinct_keys(batch, layout)
+        rows = [*zip(*batch[1:3].tolist(), strict=True)]
+        assert len({*zip(*keys.tolist(), strict=True)}) == keys.shape[1] == len({*rows})
+        assert [tuple(keys[:, number].tolist()) for number in numbers] == rows
+        assert len(hashes) == keys.shape[1]
+        assert (
+            collide
+            or (hashes == key_hashes(keys) & ~np.int64(2**32 - 1)).all()
+            or (hashes >> 32 == key_hashes(keys) >> 32).all()
+        )
+
+
+@pytest.mark.parametrize("wide", [1, 2**20, 2**40])
+def test_rows_are_ordered_by_their_first_column_above_all(wide: int) -> None:
+    chance = np.random.default_rng(wide)
+    columns = [chance.integers(-3, 3, 50) * wide, chance.integers(0, 4, 50) * wide - 7, np.arange(50)]
+    order = order_by(columns)
+    rows = [*zip(*(column.tolist() for column in columns), strict=True)]
+    assert [rows[at] for at in order.tolist()] == sorted(rows)
+    assert order_by([np.empty(0, np.int64)]).tolist() == []
+    ends = np.array([2**63 - 1, -(2**63), 0])
+    assert order_by([ends]).tolist() == [1, 2, 0]
+
+
+def test_values_of_keys_are_looked_for_as_the_type_that_holds_them() -> None:
+    small, large = pa.chunked_array([[1, None, 100]]), pa.chunked_array([[1, 300]])
+    made = _exactly(small, pa.int8())
+    assert made is not None
+    assert (made.type, made.to_pylist()) == (pa.int8(), [1, None, 100])
+    assert _exactly(small, pa.int64()) is small
+    assert _exactly(large, pa.int8()) is None, "no record of the other collection has it"
+    assert _exactly(small, pa.string()) is None
+    assert _exactly(pa.chunked_array([["a"]]), pa.int64()) is None
+
+
+@pytest.mark.parametrize("count", [0, 1, LISTED_MAX, LISTED_MAX + 1])
+@pytest.mark.parametrize("has_null", [False, True])
+def test_rows_with_some_values_pass_and_few_others(count: int, has_null: bool) -> None:
+    import pyarrow.compute as pc
+
+    if not count and not has_null:
+        return
+    values = pa.array([*range(0, 2 * count, 2), *([None] if has_null else [])], pa.int64())
+    table = pa.table({"x": pa.array([*range(-2, 2 * count + 2), None], pa.int64())})
+    passed = table.filter(_among(pc.field("x"), values))["x"].to_pylist()
+    listed = [*range(0, 2 * count, 2)] if count <= LISTED_MAX else [*range(2 * count - 1)]
+    assert passed == [*listed, *([None] if has_null else [])]
+
+
+def test_a_filter_passes_what_touched_keys_hold_of_each_term_that_has_some() -> None:
+    schema = pa.schema({"a": pa.int64(), "b": pa.string(), "f": pa.float64()})
+    one, two, none, odd = Brought(1), Brought(2), Brought(3), Brought(4)
+    known = {
+        one: TouchedKeys((pa.table({"k": [1, 2]}),)),
+        two: TouchedKeys((pa.table({"k": [3], "l": ["x"]}), pa.table({"k": [4], "l": ["y"]}))),
+        none: TouchedKeys(()),
+        odd: TouchedKeys((pa.table({"k": [0.5]}),)),
+    }
+    table = pa.table({"a": [1, 2, 3, 4, 3, 5], "b": ["x", "y", "x", "y", "z", "x"], "f": [0.5] * 6})
+
+    def passed(*terms: Term) -> list[int] | None:
+        made = filter_of(frozenset(terms), known, schema)
+        return None if made is None else table.add_column(0, "n", [range(6)]).filter(made)["n"].to_pylist()
+
+    of_one, of_two = Term(("a",), one), Term(("a", "b"), two)
+    assert passed(of_one) == [0, 1]
+    assert passed(of_two) == [2, 3]
+    assert passed(of_one, of_two) == [0, 1, 2, 3]
+    assert passed(of_one, Term(("a",), none)) == [0, 1], "a term without keys needs nothing"
+    assert passed(Term(("a",), none)) is None
+    assert passed(of_one, Term(("f",), odd)) is None, "floats are not compared as keys are"
+    assert passed() is None
+    assert filter_of(None, known, schema) is None

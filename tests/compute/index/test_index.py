@@ -1,0 +1,491 @@
+"""An index: what is read by it, how it is kept, and what it follows; answers are those of the collection without it."""
+
+import pickle
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from persist.errors import ColumnsNeeded, InvalidUsage, SchemaMismatch
+
+import persist
+from persist.compute.index import indexes_of, paths_of, steps_to_drop
+from persist.core.expression.filters import parse_where
+from persist.core.log import kinds
+from persist.engine.collection.reads import snapshot
+from tests.compute.index.always import QUIET, indexes_that_always_pay
+
+ROWS = 200_000
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as opened:
+        yield opened
+
+
+@pytest.fixture
+def facts(client: persist.Client) -> persist.Collection:
+    """Return a collection that has been sealed to 1, of which nothing but an index can be read in part by d."""
+    return made_facts(client)
+
+
+@pytest.fixture(scope="module")
+def indexed() -> Iterator[tuple[persist.Client, persist.Collection, persist.Collection]]:
+    """A client, such a collection with an index by d and changes after it began, and one without an index."""
+    with persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client:
+        facts, same = made_facts(client), made_facts(client, "same")
+        facts.index("d")
+        for each in (facts, same):
+            each.upsert([(5, (7919, 1)), (7, None)], time=1, seal=2).result()
+        yield client, facts, same
+
+
+def made_facts(client: persist.Client, name: str = "facts") -> persist.Collection:
+    facts = client.create_or_load(name, key={"id": int}, value={"d": int, "amount": int})
+    ids = range(ROWS)
+    table = pa.table({"id": ids, "d": [n * 7919 % 20_000 for n in ids], "amount": [n % 100 for n in ids]})
+    facts.write(table, time=0, seal=1).result()
+    return facts
+
+
+def plain(collection: persist.Collection, where: str, as_of: Any = None) -> list[dict[str, Any]]:
+    """Return what a collection holds where a condition holds, without an index."""
+    with snapshot(collection.handle, as_of, where=where) as contents:
+        return by_all(contents.to_arrow())
+
+
+def by_all(table: pa.Table) -> list[dict[str, Any]]:
+    return sorted(table.to_pylist(), key=repr)
+
+
+def bytes_read(client: persist.Client) -> int:
+    return int(client.metrics().store["get"].bytes)
+
+
+def test_a_look_up_by_an_index_reads_a_small_part_of_what_there_is(client: persist.Client) -> None:
+    chance = np.random.default_rng(1)
+    rows = {"id": np.arange(400_000), "d": chance.integers(0, 40_000, 400_000), "n": chance.integers(0, 99, 400_000)}
+    client.write("facts", pa.table(rows), key=["id"], timeline=None, time=0, seal=1).result()
+    facts = client.load("facts")
+    facts.index("d")
+    read = []
+    for look_up in (facts_by_index, plain):
+        with persist.open(client.url, mode="read") as reader:
+            begun = bytes_read(reader)
+            found = look_up(reader.load("facts"), "d = 7919")
+            read.append(bytes_read(reader) - begun)
+            assert {row["d"] for row in found} == {7919}
+            assert len(found) == int((rows["d"] == 7919).sum())
+    assert 2 * read[0] < read[1]
+
+
+WHERES = {
+    "d = 7919": True,
+    "d in (5, 7, 19999)": True,
+    "d between 100 and 300": True,
+    "d >= 19900": True,
+    "d < 10 or d > 19990": True,
+    "d = 7919 and amount > 50": True,
+    "d is null": False,  # Statistics say that there are none.
+    "not d <> 12": True,
+    "amount = 5": False,
+    "d > 50": False,
+    "d = 5 or amount = 5": False,
+}
+
+
+@pytest.mark.parametrize("where", WHERES)
+def test_what_reads_by_a_condition_uses_an_index_where_that_reads_much_less(
+    indexed: tuple[persist.Client, persist.Collection, persist.Collection], where: str
+) -> None:
+    client, facts, same = indexed
+    for as_of in (0, 1):
+        wanted = plain(same, where, as_of)
+        with facts.snapshot(as_of, where=where) as contents, facts.snapshot(as_of) as all_:
+            assert (contents.explain().index == ("d",)) == WHERES[where]
+            assert ("index     d: " in str(contents.explain())) == WHERES[where]
+            assert by_all(contents.to_arrow()) == by_all(facts.get(where=where, as_of=as_of)) == wanted
+            assert contents.count() == len(wanted)
+            condition = parse_where(where, facts.schema)
+            assert by_all(all_.dataset().to_table(filter=condition)) == wanted
+        with client.sql(f"SELECT * FROM facts WHERE {where}", as_of=as_of) as answer:
+            assert by_all(answer.to_arrow()) == wanted
+            told = answer.explain()
+            assert told.startswith(f'{len(wanted):,} rows of\n"facts": snapshot as of {as_of}')
+            if " or " not in where and "not" not in where:  # DuckDB does not hand all of these down.
+                assert ("index     d: " in told) == WHERES[where]
+
+
+def test_what_reads_by_a_condition_does_without_an_index_that_was_dropped(facts: persist.Collection) -> None:
+    facts.index("d")
+    with facts.snapshot(where="d = 7919") as contents:
+        assert contents.explain().index == ("d",)
+    facts.drop_index("d").result()
+    with facts.snapshot(where="d = 7919") as contents:
+        assert contents.explain().index is None
+        assert by_all(contents.to_arrow()) == plain(facts, "d = 7919")
+
+
+def test_a_list_of_many_values_in_sql_is_looked_up_by_an_index(
+    facts: persist.Collection, client: persist.Client
+) -> None:
+    facts.index("d")
+    values = [*range(100, 140)]
+    with client.sql(f"SELECT * FROM facts WHERE d IN {tuple(values)}") as answer:
+        assert "index     d: " in answer.explain()
+        assert by_all(answer.to_arrow()) == plain(facts, f"d in {tuple(values)}")
+
+
+@pytest.mark.parametrize(
+    ("where", "columns"),
+    [
+        ("a = 3", 1),
+        ("a = 3 and b between 5 and 6", 1),
+        ("a in (1, 3) and b = 7", 1),
+        ("b = 7", 0),
+        ("a = 3 and b is null", 1),
+    ],
+)
+def test_conditions_on_the_first_columns_of_an_index_will_do(client: persist.Client, where: str, columns: int) -> None:
+    things = client.create_or_load("things", key={"id": int}, value={"a": int, "b": int, "note": str})
+    ids = range(60_000)
+    rows = {"id": ids, "a": [n % 40 for n in ids], "b": [n % 97 or None for n in ids], "note": ["x"] * len(ids)}
+    things.write(pa.table(rows), time=0, seal=1).result()
+    things.index("a", "b")
+    with things.snapshot(where=where, columns=["note", "id"]) as contents:
+        assert (contents.explain().index is not None) == bool(columns)
+        assert sorted(contents.to_arrow()["id"].to_pylist()) == sorted(row["id"] for row in plain(things, where))
+
+
+def test_floats_beyond_all_bounds_are_found_in_an_index(client: persist.Client) -> None:
+    rows = client.create_or_load("rows", key={"id": int}, value={"x": float})
+    values = [float("nan"), float("inf"), float("-inf"), None, 1.5, -2.0, 0.0]
+    ids = range(70_000)
+    rows.write(
+        pa.table({"id": ids, "x": [values[n % 7] if n % 100 < 7 else float(n) for n in ids]}), time=0, seal=1
+    ).result()
+    rows.index("x")
+    conditions = ["x > 1e300", "x < -1", "not (x >= 5)", "not (x <= 69990)", "x is null", "not x < 69999", "x = 1.5"]
+    for where in conditions:
+        with rows.snapshot(where=where) as contents:
+            found = sorted(contents.to_arrow()["id"].to_pylist())
+            assert found == sorted(row["id"] for row in plain(rows, where)), where
+    nan = pc.is_nan(pc.field("x"))
+    with rows.snapshot(where=nan) as contents, snapshot(rows.handle, where=nan) as wanted:
+        assert len(contents) == len(wanted) > 0
+
+
+def test_negative_multiplicities_are_refused_and_shown_by_an_index_as_without(client: persist.Client) -> None:
+    rows = client.create_or_load("rows", key={"id": int}, value={"d": int})
+    rows.write([((1, 5), 0, -1), ((2, 5), 0, 2), ((3, 6), 0, 1)], seal=1).result()
+    rows.index("d")
+    with indexes_that_always_pay():
+        with pytest.raises(persist.errors.NegativeMultiplicity):
+            rows.get(where="d = 5")
+        with rows.snapshot(where="d = 5", form="diff") as contents:
+            assert contents.explain().index == ("d",)
+            assert {row["id"]: row["_diff"] for row in contents.to_arrow().to_pylist()} == {1: -1, 2: 2}
+            assert contents.count() == 1
+        assert len(rows.get(where="d = 6")) == 1
+
+
+def test_an_open_snapshot_uses_no_index_that_was_made_after_an_erasure(facts: persist.Collection) -> None:
+    facts.index("d")
+    with facts.snapshot(where="d = 7919") as before:
+        assert before.explain().index == ("d",)
+        facts.erase(where="d = 7919", reason="a test")
+        facts.index("d")
+        assert before.explain().index is None
+    with facts.snapshot(where="d = 7919") as after:
+        assert after.explain().index == ("d",)
+        assert len(after) == 0
+
+
+@pytest.mark.parametrize("where", ["x = -0.0", "x IN (-0.0, 0.0)", "x IN (1.5, 1.5, -0.0)", "x = -0.0 AND d = 1"])
+def test_a_zero_with_a_sign_is_found_in_an_index_and_in_what_it_lacks(client: persist.Client, where: str) -> None:
+    rows = client.create_or_load("rows", key={"id": int}, value={"x": float, "d": int})
+    rows.write([((1, (0.0, 1)), 0, 1), ((2, (-0.0, 1)), 0, 2), ((3, (1.5, 1)), 0, 1)], seal=1).result()
+    rows.index("x")
+    rows.index("x", "d")
+    rows.write([((4, (0.0, 1)), 1, 1), ((5, (-0.0, 1)), 1, 1), ((1, (0.0, 1)), 1, -1)], seal=2).result()
+    with indexes_that_always_pay():
+        for as_of in (0, 1):
+            assert by_all(rows.get(where=where, as_of=as_of)) == plain(rows, where, as_of)
+
+
+def facts_by_index(facts: persist.Collection, where: str) -> list[dict[str, Any]]:
+    return by_all(facts.get(where=where))
+
+
+def test_an_index_tells_all_times_whether_it_is_behind_or_ahead(client: persist.Client) -> None:
+    orders = client.create_or_load("orders", key={"id": int}, value={"customer": str, "amount": int})
+    orders.write([(n, (f"c{n % 5}", n)) for n in range(50)], time=0, seal=1).result()
+    assert orders.index("customer").as_of == 0
+    orders.upsert([(1, ("c2", 1)), (2, None)], time=1).result()
+    orders.seal(2).result()
+    orders.delete([7, 8], time=2).result()
+    orders.seal(3).result()
+    orders.overwrite([(3, ("c9", 30))], time=3, where="id = 3").result()
+    orders.seal(4).result()
+    with indexes_that_always_pay():
+        for as_of_index in (0, 3):
+            assert orders.indexes()[0].as_of == as_of_index
+            for as_of in range(4):
+                for where in ("customer = 'c2'", "customer in ('c3', 'c9') and amount > 20", "customer = 'none'"):
+                    assert by_all(orders.get(where=where, as_of=as_of)) == plain(orders, where, as_of)
+            orders.index("customer")
+        orders.restore(0).result()
+        assert by_all(orders.get(where="customer = 'c2'")) == plain(orders, "customer = 'c2'")
+        assert orders.get(where="customer = 'c2'", columns=["amount"]).column_names == ["amount"]
+
+
+def test_an_open_snapshot_uses_no_index_of_times_that_its_state_does_not_know(facts: persist.Collection) -> None:
+    facts.index("d")
+    contents = facts.handle.known()
+    assert paths_of(facts.handle, contents, facts.schema, 0, ["id", "d"])
+    with facts.snapshot(0, where="d = 7919") as before:
+        facts.write([((1_000_000, (7919, 1)), 1, 1)], seal=2).result()
+        facts.index("d")
+        assert paths_of(facts.handle, facts.handle.known(), facts.schema, 0, ["id", "d"])
+        assert not paths_of(facts.handle, contents, facts.schema, 0, ["id", "d"])
+        assert 1_000_000 not in before.to_arrow()["id"].to_pylist()
+
+
+VALUES: dict[str, tuple[pa.DataType, list[Any], str]] = {
+    "texts": (pa.string(), ["a", "b", "", "a" * 200, None], "x = 'a'"),
+    "long texts": (pa.large_string(), ["a", "b", "", "a" * 200, None], f"x in ('{'a' * 200}', 'b')"),
+    "floats": (pa.float64(), [0.0, 1.5, float("nan"), float("inf"), None], "x = 0"),
+    "small": (pa.int8(), [-128, 127, 0, 5, None], "x = -128"),
+    "large": (pa.uint64(), [2**63 - 1, 0, 7, 8, None], "x = 7"),
+    "decimals": (pa.decimal128(10, 2), [Decimal("1.50"), Decimal("-2.00"), Decimal(0), None], "x = 1.5"),
+    "booleans": (pa.bool_(), [True, False, None], "x = true"),
+    "moments": (pa.timestamp("us", "UTC"), [datetime(2026, 1, n, tzinfo=UTC) for n in (1, 2, 3)], "x = '2026-01-02'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_columns_of_all_flat_types_are_looked_up_by(client: persist.Client, kind: str) -> None:
+    column, values, where = VALUES[kind]
+    things = client.create_or_load("things", key={"id": pa.int64()}, value={"x": column, "y": pa.string()})
+    things.write([(n, (value, str(n))) for n, value in enumerate(values * 3)], time=0, seal=1).result()
+    things.index("x")
+    things.write([(100, (values[1], "new"))], time=1, seal=2).result()
+    with indexes_that_always_pay():
+        for as_of in (0, 1):
+            found = things.get(where=where, as_of=as_of)
+            assert 0 < len(found) < 3 * len(values)
+            assert by_all(found) == plain(things, where, as_of)
+
+
+def test_collections_of_any_shape_have_indexes_of_several_columns(client: persist.Client) -> None:
+    bag = client.create_or_load("bag", key=None, value={"a": int, "b": str})
+    keys = client.create_or_load("keys", key={"a": int, "b": str, "c": int})
+    bag.write([(None, (n % 3, "x")) for n in range(9)], time=0, seal=1).result()
+    keys.write([((n % 3, f"b{n % 2}", n), None) for n in range(12)], time=0, seal=1).result()
+    for collection, columns in ((bag, ("a",)), (bag, ("b", "a")), (keys, ("c",)), (keys, ("b", "a"))):
+        collection.index(*columns)
+    with indexes_that_always_pay():
+        assert len(bag.get(where="a = 1")) == 3
+        assert by_all(keys.get(where="a = 1 and b = 'b0'")) == plain(keys, "a = 1 and b = 'b0'")
+        assert by_all(keys.get(where="c = 5")) == plain(keys, "c = 5")
+    assert [index.columns for index in keys.indexes()] == [("b", "a"), ("c",)]
+
+
+def test_keyed_collections_have_indexes(client: persist.Client) -> None:
+    users = client.create_or_load("users", key={"id": int}, value={"city": str, "n": int}, keyed=persist.Keyed())
+    users.upsert([(1, ("oslo", 1), 0), (2, ("rome", 1), 0), (3, ("rome", 1), 0)], seal=1).result()
+    users.index("city")
+    users.upsert([(2, ("oslo", 2), 1), (3, None, 1), (1, ("rome", 0), 1)], seal=2).result()
+    with indexes_that_always_pay():
+        for as_of in (0, 1):
+            for city in ("oslo", "rome"):
+                assert by_all(users.get(where=f"city = '{city}'", as_of=as_of)) == plain(
+                    users, f"city = '{city}'", as_of
+                )
+    assert users.index("city").as_of == 1
+    with indexes_that_always_pay():
+        assert by_all(users.get(where="city = 'rome'")) == plain(users, "city = 'rome'")
+
+
+def test_an_index_of_what_nothing_is_sealed_of_begins_with_the_first_seal(client: persist.Client) -> None:
+    orders = client.create_or_load("orders", key={"id": int}, value={"c": int})
+    assert orders.index("c").as_of == -1
+    with pytest.raises(persist.errors.AsOfNotSealed):
+        orders.get(where="c = 1")
+    orders.write([(1, 1), (2, 2)], time=0, seal=1).result()
+    assert orders.index("c").as_of == 0
+    orders.seal(persist.Antichain()).result()
+    assert orders.index("c").as_of == 2**63 - 2
+    with indexes_that_always_pay():
+        assert by_all(orders.get(where="c = 1")) == [{"id": 1, "c": 1}]
+
+
+def test_an_index_follows_columns_that_change(facts: persist.Collection) -> None:
+    facts.index("d")
+    facts.evolve(rename={"d": "dim"})
+    with indexes_that_always_pay():
+        assert by_all(facts.get(where="dim = 7919")) == plain(facts, "dim = 7919")
+        assert facts.indexes()[0].columns == ("dim",)
+        with pytest.raises(ColumnsNeeded, match=r"'dim' is what an index looks up by.*drop_index"):
+            facts.evolve(drop=["dim"])
+        facts.write([(ROWS, (7919, 1))], time=1, seal=2).result()
+        facts.evolve(add={"note": str}, drop=["amount"], widen={})
+        facts.write([(ROWS + 1, (7919, "new"))], time=2, seal=3).result()
+        for _ in range(2):  # By an index that is older than the columns, and by one that was made anew.
+            assert len(facts.get(where="dim = 7919")) == 12
+            assert by_all(facts.get(where="dim = 7919")) == plain(facts, "dim = 7919")
+            facts.index("dim")
+        facts.drop_index("dim").result()
+        facts.evolve(drop=["dim"])
+
+
+def test_a_collection_can_be_dropped_whose_index_others_made_anew(
+    client: persist.Client, facts: persist.Collection
+) -> None:
+    facts.index("d")
+    with persist.open(client.engine.blob, settings=QUIET) as other:
+        theirs = other.load("facts")
+        theirs.drop_index("d").result()
+        theirs.index("d")
+        facts.drop().result()
+    assert list(client.collections()) == []
+
+
+def test_dropping_an_index_changes_no_answer_and_dropping_the_collection_drops_its_indexes(
+    client: persist.Client, facts: persist.Collection
+) -> None:
+    facts.index("d")
+    facts.index("amount", "d")
+    with pytest.raises(InvalidUsage, match=r"no index by \['amount'\]; it has"):
+        facts.drop_index("amount")
+    found = facts.get(where="d = 7919")
+    facts.drop_index("d").result()
+    assert by_all(facts.get(where="d = 7919")) == by_all(found)
+    assert [index.columns for index in facts.indexes()] == [("amount", "d")]
+    assert client.collections() == ["facts"]
+    assert any(hold.name and hold.name.startswith("index ") for hold in facts.holds())
+    facts.drop().result()
+    assert client.engine.names(".") == []
+    assert client.fsck().problems == ()
+
+
+def test_an_index_whose_collection_is_gone_is_cleared_away(client: persist.Client, facts: persist.Collection) -> None:
+    facts.index("d")
+    drops = steps_to_drop(facts.handle, indexes_of(facts.handle))
+    assert len(drops) == 2
+    client.engine.submit("drop", [kinds.Destroy(facts.id)], {facts.id: "facts"}).result()
+    assert len(client.engine.names(".index.")) == 1
+    client.maintain()
+    assert client.engine.names(".") == []
+
+
+def test_an_index_keeps_only_what_its_next_refresh_needs(client: persist.Client, facts: persist.Collection) -> None:
+    facts.index("d")
+    facts.write([(1, (5, 5))], time=1, seal=3).result()
+    facts.allow_compaction(2).result()
+    assert facts.since == persist.Antichain(0)
+    facts.index("d")
+    assert facts.since == persist.Antichain(2)
+    assert indexes_of(facts.handle)[0].contents.since == persist.Antichain(2)
+    client.maintain()
+    with indexes_that_always_pay():
+        assert by_all(facts.get(where="d = 5")) == plain(facts, "d = 5")
+
+
+def test_clients_refresh_indexes_that_are_far_behind(
+    client: persist.Client, facts: persist.Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts.index("d")
+    facts.write([(1, (5, 5))], time=1, seal=2).result()
+    client.maintain()
+    assert facts.indexes()[0].as_of == 0
+    monkeypatch.setattr("persist.compute.index.maintenance.LAG_ROWS", 1)
+    client.maintain()
+    assert facts.indexes()[0].as_of == 1
+
+
+def test_of_two_that_make_or_refresh_an_index_at_once_one_does(facts: persist.Collection) -> None:
+    with persist.open(facts.handle.engine.url, settings=QUIET) as other:
+        theirs = other.load("facts")
+        assert facts.index("d").as_of == theirs.index("d").as_of == 0
+        assert len(theirs.indexes()) == 1
+        facts.write([(1, (5, 5))], time=1, seal=2).result()
+        assert theirs.index("d").as_of == facts.index("d").as_of == 1
+        theirs.drop_index("d").result()
+        assert facts.index("d").as_of == 1
+
+
+def test_a_look_up_goes_on_without_an_index_whose_parts_are_gone(facts: persist.Collection) -> None:
+    facts.index("d")
+    blob = facts.handle.engine.blob
+    for part in indexes_of(facts.handle)[0].contents.parts:
+        blob.delete(part.blob)
+    with indexes_that_always_pay():
+        assert by_all(facts.get(where="d = 7919")) == plain(facts, "d = 7919")
+
+
+def test_other_processes_look_up_by_what_they_are_sent(facts: persist.Collection) -> None:
+    facts.index("d")
+    facts.write([(ROWS, (7919, 5))], time=1, seal=2).result()
+    (path,) = paths_of(facts.handle, facts.handle.known(), facts.schema, 1, ["id", "d"])
+    sent = pickle.loads(pickle.dumps(path))
+    found = sent.records(pa.table({"d": [7919]}), facts.handle.engine.reader())
+    assert sorted(found["id"].to_pylist()) == sorted(row["id"] for row in plain(facts, "d = 7919"))
+
+
+def test_what_cannot_be_an_index_is_refused(client: persist.Client) -> None:
+    orders = client.create_or_load("orders", key={"id": int}, value={"tags": pa.list_(pa.string()), "c": int})
+    with pytest.raises(InvalidUsage, match=r"'tags' is of type list.* which has no order"):
+        orders.index("tags")
+    with pytest.raises(InvalidUsage, match="in the order of"):
+        orders.index("id")
+    with pytest.raises(InvalidUsage, match="was given no column"):
+        orders.index()
+    with pytest.raises(SchemaMismatch, match="'cc' is no column"):
+        orders.index("cc")
+    with pytest.raises(SchemaMismatch, match="'c' is there twice"):
+        orders.index("c", "c")
+    with pytest.raises(InvalidUsage, match="takes keys, such as"):
+        orders.get()
+    with pytest.raises(InvalidUsage, match="takes keys, such as"):
+        orders.get([1], where="c = 1")
+    orders.index("c")  # A list beside it is held as it is.
+    orders.write([(1, (["a"], 5))], time=0, seal=1).result()
+    with indexes_that_always_pay():
+        assert orders.get(where="c = 5").to_pylist() == [{"id": 1, "tags": ["a"], "c": 5}]
+    index = client.load(indexes_of(orders.handle)[0].handle.name)
+    with pytest.raises(InvalidUsage, match="library's own"):
+        index.index("id")
+    with persist.open(client.url, mode="read") as reader, pytest.raises(persist.errors.ReadOnly):
+        reader.load("orders").index("c")
+
+
+def test_an_index_that_is_not_made_leaves_nothing(facts: persist.Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the process dies")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("persist.compute.index.maintenance._sealed", fail)
+        with pytest.raises(RuntimeError):
+            facts.index("d")
+    assert facts.indexes() == []
+    assert all(hold.name is None for hold in facts.holds())
+    assert facts.index("d").rows == ROWS
+
+
+def test_an_index_is_made_anew_though_it_alone_keeps_history_readable(client: persist.Client) -> None:
+    orders = client.create_or_load("orders", key={"id": int}, value={"c": int})
+    orders.write([((1, 5), 3, 1)]).result()
+    orders.index("c")
+    orders.allow_compaction(2).result()
+    orders.evolve(add={"note": pa.string()})
+    client.maintain()
+    client.load("orders").seal(4).result()
+    with indexes_that_always_pay():
+        assert client.load("orders").get(where="c = 5").to_pylist() == [{"id": 1, "c": 5, "note": None}]

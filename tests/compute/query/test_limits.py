@@ -1,0 +1,48 @@
+"""Queries that are ended by somebody else, at any moment."""
+
+import random
+import threading
+import time
+
+import pytest
+from persist.errors import InvalidUsage
+
+import persist
+from persist.blob.protocol import MemoryBlob
+from persist.compute.query import Queries, QueryLimits
+
+ENDLESS = "SELECT sum(a.range + b.range) FROM range(1000000) a, range(1000000) b"
+LIMITS = QueryLimits(64 << 20, 600.0, 1000)
+
+
+def test_a_query_ends_when_it_is_interrupted_at_whatever_moment() -> None:
+    chance = random.Random(5)
+    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        queries = Queries(client.engine, LIMITS)
+        for _ in range(40):
+            answer = queries.ask(ENDLESS)
+            began = threading.Event()
+
+            def end(answer: object = answer, began: threading.Event = began) -> None:
+                began.wait()
+                time.sleep(chance.choice([0.0, 1e-5, 1e-4, 1e-3]))
+                answer.interrupt("enough")  # type: ignore[attr-defined]
+
+            thread = threading.Thread(target=end)
+            thread.start()
+            began.set()
+            with pytest.raises(InvalidUsage, match="the query was ended: enough"):
+                answer.to_arrow()
+            thread.join()
+            answer.close()
+            answer.close()
+
+
+def test_an_answer_that_is_closed_while_it_is_read_ends_the_reading() -> None:
+    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        answer = Queries(client.engine, LIMITS).ask(ENDLESS)
+        closing = threading.Timer(0.05, answer.close)
+        closing.start()
+        with pytest.raises(InvalidUsage, match="its answer was closed"):
+            answer.to_arrow()
+        closing.join()

@@ -1,0 +1,85 @@
+"""What each query of the corpus is planned to: as it is stored, and as the dataflow that computes it.
+
+`plans.txt` has a digest of the plan of each query, whose answers were compared with DuckDB's when it was written. So a
+query that has this plan still has the right answers, and to plan it costs a hundredth of computing them. Where a plan
+is another one, on purpose,
+
+    python -m tests.compute.sql.plans
+
+compares the answers of these queries alone, and writes the file anew. With queries as arguments it prints their plans.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import duckdb
+from persist.dataflow import Program, Stream
+
+from persist.codecs.types.schema import CollectionSchema
+from persist.compute.dataflow.plan.optimise import Statistics
+from persist.compute.sql.compile import key_of, planned
+from persist.compute.sql.definition import to_json
+from persist.compute.sql.lower import Lowering
+from persist.compute.sql.types import to_arrow
+from tests.compute.sql.corpus import QUERIES
+from tests.compute.sql.oracle import TABLES, changes, check, schemas
+
+PATH = Path(__file__).with_name("plans.txt")
+SCHEMAS: dict[str, CollectionSchema] = schemas(TABLES)
+# What is known of the tables, so that orders of joins are chosen by it.
+KNOWN = {
+    "t": Statistics(10_000, None, {"a": 100, "b": 5000}),
+    "u": Statistics(300, None, {"a": 100, "b": 3}),
+    "w": Statistics(20, None, {"a": 20}),
+}
+
+
+def plan_of(sql: str) -> str:
+    """Return all that a query is planned to, for people."""
+    plan, columns = planned(sql, SCHEMAS)
+    program, inputs = Program("query"), dict[str, Stream]()
+
+    def source(name: str) -> Stream:
+        if name not in inputs:
+            inputs[name] = program.input(name, key={column: to_arrow(kind) for column, kind in TABLES[name]})
+        return inputs[name]
+
+    Lowering(program, source, KNOWN).answer(plan).probe()
+    stored = json.dumps({"columns": columns, "key": key_of(plan, columns, None), "plan": to_json(plan)})
+    return f"{stored}\n{program.explain()}"
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def known_plans() -> tuple[str, dict[str, str]]:
+    """Return the release of DuckDB that made the plans, and of the digest of each query that of its plan."""
+    release, *lines = PATH.read_text(encoding="utf-8").splitlines()
+    return release, dict(line.split(" ") for line in lines)
+
+
+def changed(queries: list[str]) -> list[str]:
+    """Return those of some queries whose plan is not the one whose answers were compared."""
+    _, known = known_plans()
+    return [sql for sql in queries if known.get(digest_of(sql)) != digest_of(plan_of(sql))]
+
+
+def main() -> None:
+    if sys.argv[1:]:
+        print(*map(plan_of, sys.argv[1:]), sep="\n\n")
+        return
+    _, known = known_plans() if PATH.exists() else ("", {})
+    new = {digest_of(sql): digest_of(plan_of(sql)) for sql in QUERIES}
+    others = [sql for sql in QUERIES if known.get(digest_of(sql)) != new[digest_of(sql)]]
+    for number, sql in enumerate(others, 1):
+        print(f"{number} of {len(others)}: {sql}", flush=True)
+        check(sql, changes(1), known=KNOWN)
+        check(sql, changes(2, steps=6, size=5), is_rewritten=False)
+    PATH.write_text("\n".join([duckdb.__version__, *(f"{sql} {plan}" for sql, plan in new.items()), ""]))
+
+
+if __name__ == "__main__":
+    main()

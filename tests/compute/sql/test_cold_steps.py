@@ -1,0 +1,224 @@
+"""Steps of processes that have nothing open: overtaken at a named call, died at every call, and raced by many."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from persist.errors import UpperMismatch
+
+import persist
+from persist.blob.errors import Unavailable
+from persist.blob.layers.retry import RetryPolicy
+from persist.blob.layers.unreliable import UnreliableBlob
+from persist.blob.protocol import Blob, MemoryBlob
+from persist.blob.stores.file import FileBlob
+from persist.core.settings import Tuning
+from tests.compute.dataflow.ledger import Bank
+from tests.compute.sql.ledger import VIEWS, check, views_of
+from tests.compute.sql.two_ways import QUIET, steps_that_always_pay
+from tests.support.copies import Copies
+from tests.support.stepped import Stepped
+from tests.support.tiers import examples
+
+VIEW, ABOVE = "totals", "shares"  # The second one reads the first one.
+ROUNDS = max(3, examples(12))
+MORTAL = persist.Settings(background=False, tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
+T = TypeVar("T")
+
+
+class Mortal(UnreliableBlob):
+    """A store whose client dies at a call, before it happens or after: from then on nothing it asks for happens."""
+
+    def __init__(self, inner: Blob, dies_at: int, *, happens: bool) -> None:
+        super().__init__(inner)
+        self._left, self._happens = dies_at, happens
+
+    @property
+    def is_dead(self) -> bool:
+        return self._left < 0
+
+    def _call(self, operation: str, call: Callable[[], T]) -> T:
+        self._left -= 1
+        if self._left == -1 and self._happens:
+            call()
+        if self._left < 0:
+            raise Unavailable("the client is dead")
+        return super()._call(operation, call)
+
+
+@pytest.fixture
+def blob() -> MemoryBlob:
+    return MemoryBlob()
+
+
+@pytest.fixture
+def bank(blob: MemoryBlob) -> Iterator[Bank]:
+    """Yield transfers that views have taken in, and some that they have not."""
+    with persist.open(blob, settings=QUIET) as client:
+        bank = Bank(client)
+        bank.transfer()
+        for view in views_of(client):
+            view.refresh()
+            view.close()
+        bank.transfer()
+        yield bank
+
+
+def refreshed(blob: Blob, name: str, settings: persist.Settings = QUIET) -> persist.Antichain:
+    """Refresh a view by a step of a client that has nothing open; return how far it has come."""
+    with steps_that_always_pay(), persist.open(blob, settings=settings) as client:
+        view = client.view(name)
+        view.refresh()
+        assert not view.is_open
+        return view.upper
+
+
+def test_a_step_that_another_client_overtakes_is_computed_again_from_where_that_one_came(
+    bank: Bank, blob: MemoryBlob
+) -> None:
+    store = Stepped(blob)
+    uppers = []
+
+    def overtake() -> None:
+        uppers.append(refreshed(blob, VIEW))
+        bank.transfer()  # So what is left to do is not what the step has computed.
+
+    store.before("create", "log/", overtake)
+    assert refreshed(store, VIEW) == persist.Antichain(3)
+    assert store.is_done
+    assert uppers == [persist.Antichain(2)]
+    check_all(bank, blob)
+
+
+def test_a_step_that_finds_all_of_its_work_done_by_another_client_writes_nothing_more(
+    bank: Bank, blob: MemoryBlob
+) -> None:
+    store, records = Stepped(blob), list[str]()
+
+    def overtake() -> None:
+        refreshed(blob, VIEW)
+        records.extend(entry.key for entry in blob.list("log/"))
+
+    store.before("create", "log/", overtake)
+    assert refreshed(store, VIEW) == persist.Antichain(2)
+    assert store.is_done
+    assert [entry.key for entry in blob.list("log/")] == records
+    check_all(bank, blob)
+
+
+def test_a_step_that_is_overtaken_at_every_try_says_so_and_leaves_nothing(bank: Bank, blob: MemoryBlob) -> None:
+    store, tries = Stepped(blob), []
+
+    def overtake() -> None:
+        tries.append(refreshed(blob, VIEW))
+        bank.transfer()
+        store.before("create", "log/", overtake)
+
+    store.before("create", "log/", overtake)
+    with pytest.raises(UpperMismatch):
+        refreshed(store, VIEW)
+    assert len(tries) >= 5
+    check_all(bank, blob)
+
+
+def test_a_step_holds_what_it_reads_of_an_input_that_is_compacted_meanwhile(bank: Bank, blob: MemoryBlob) -> None:
+    settings = persist.Settings(background=False, grace_s=0, orphan_grace_s=0)
+    with persist.open(blob, settings=settings) as other:
+        moves, store = other.load("moves"), Stepped(blob)
+        bank.transfer(1500)  # In a part of its own.
+        bank.transfer()
+
+        def compact() -> None:
+            moves.allow_compaction(bank.time - 1).result()
+            parts = {entry.key for entry in blob.list("part/")}
+            moves.compact()
+            other.maintain()
+            other.gc()
+            assert parts <= {entry.key for entry in blob.list("part/")}
+
+        store.before("get", "part/", compact)
+        assert refreshed(store, ABOVE) == persist.Antichain(bank.time)
+        assert store.is_done
+        assert moves.since == persist.Antichain(0)  # Where the views were before.
+    check_all(bank, blob)
+
+
+def check_all(bank: Bank, blob: MemoryBlob) -> None:
+    """Bring all views up to date; raise AssertionError unless they are right, and nothing is left over."""
+    assert refreshed(blob, ABOVE) == persist.Antichain(bank.time)
+    with persist.open(blob, settings=QUIET) as client:
+        client.view([*VIEWS][-1]).refresh()  # This one takes no step.
+        check(client, bank.time)
+        assert client.fsck().problems == ()
+        for name in ("moves", *VIEWS):
+            assert len({hold.name for hold in client.load(name).holds()}) == len(client.load(name).holds())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("happens", [False, True])
+@pytest.mark.parametrize("share", range(6))
+def test_a_step_that_dies_at_any_call_of_the_store_loses_and_doubles_nothing(share: int, happens: bool) -> None:
+    at, died = share, True
+    while died:
+        blob = MemoryBlob()
+        with persist.open(blob, settings=QUIET) as client:
+            bank = Bank(client, at)
+            bank.transfer()
+            for view in views_of(client):
+                view.refresh()
+                view.close()
+            bank.transfer()
+            bank.transfer()
+        mortal = Mortal(blob, at, happens=happens)
+        with suppress(Unavailable, persist.Indeterminate, BaseExceptionGroup):
+            refreshed(mortal, ABOVE, MORTAL)
+        died = mortal.is_dead
+        check_all(bank, blob)
+        at += 6
+    assert at > share + 6, "a step asks the store for something"
+
+
+def keep_up(folder: str, name: str, told: Connection) -> None:
+    """Refresh a view by a new client each time, until killed; tell whether it took a step."""
+    while True:
+        with steps_that_always_pay(), persist.open(FileBlob(Path(folder), fsync=False), settings=QUIET) as client:
+            view = client.view(name)
+            try:
+                view.refresh()
+            except UpperMismatch:
+                told.send("overtaken")
+            else:
+                told.send("state" if view.is_open else "step")
+
+
+@pytest.mark.thorough
+def test_processes_that_refresh_one_view_cold_at_once_while_it_is_written_agree(tmp_path: Path) -> None:
+    copies, ways = Copies(keep_up), set[str]()
+    try:
+        with persist.open(FileBlob(tmp_path, fsync=False), settings=QUIET) as client:
+            bank = Bank(client)
+            bank.transfer()
+            for view in views_of(client):
+                view.refresh()
+                view.close()
+            for name in (ABOVE, ABOVE, VIEW):
+                copies.start(str(tmp_path), name)
+            for number in range(ROUNDS):
+                for _ in range(2):
+                    ways |= {*copies.wait(1)}
+                    bank.transfer()
+                if number % 3 == 2:  # The oldest, which may be anywhere in a step.
+                    copies.kill()
+                    copies.start(str(tmp_path), ABOVE)
+            copies.kill_all()
+            assert refreshed(FileBlob(tmp_path, fsync=False), ABOVE) == persist.Antichain(bank.time)
+            client.view([*VIEWS][-1]).refresh()
+            check(client, bank.time)
+            assert client.fsck().problems == ()
+    finally:
+        copies.kill_all()
+    assert "step" in ways
+    assert "state" not in ways

@@ -1,0 +1,181 @@
+"""Views whose refreshes are killed at any moment, race each other, and meet stores that fail or leave it in doubt."""
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+from persist.sql import open_together
+
+import persist
+from persist.blob.layers.retry import RetryPolicy
+from persist.blob.layers.unreliable import UnreliableBlob
+from persist.blob.protocol import MemoryBlob
+from persist.blob.stores.file import FileBlob
+from persist.core.settings import Tuning
+from tests.compute.dataflow.ledger import Bank
+from tests.compute.sql.ledger import VIEWS, check, views_of
+from tests.support.copies import Copies
+from tests.support.tiers import examples
+
+KILLS = max(2, examples(6))
+
+
+def keep_up(folder: str, name: str, told: Connection) -> None:
+    """Refresh a view until killed; tell after each refresh."""
+    with persist.open(FileBlob(Path(folder), fsync=False)) as client:
+        view = client.view(name)
+        while True:
+            view.refresh()
+            told.send(None)
+
+
+@pytest.fixture
+def copies() -> Iterator[Copies]:
+    made = Copies(keep_up)
+    yield made
+    made.kill_all()
+
+
+@pytest.mark.thorough
+def test_refreshes_that_are_killed_again_and_again_lose_and_double_nothing(copies: Copies, tmp_path: Path) -> None:
+    chance = random.Random(18)
+    with persist.open(FileBlob(tmp_path, fsync=False)) as client:
+        bank = Bank(client)
+        bank.transfer()
+        views = views_of(client)
+        names = list(VIEWS)
+        # Some refresh the last view, and with it all; others one of those that it reads, and so get ahead of it.
+        copies.start(str(tmp_path), names[-1])
+        copies.start(str(tmp_path), names[0])
+        for _ in range(KILLS):
+            copies.wait(chance.randrange(1, 4))
+            for _ in range(chance.randrange(1, 4)):
+                bank.transfer()
+            copies.kill()
+            copies.start(str(tmp_path), chance.choice(names))
+        copies.kill_all()
+        assert views[-1].refresh() == persist.Antichain(bank.time)
+        assert {each.upper for each in views} == {persist.Antichain(bank.time)}
+        check(client, bank.time)
+
+
+@pytest.mark.thorough(except_every=3)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_store_that_fails_and_leaves_it_in_doubt_doubles_nothing_in_views(seed: int) -> None:
+    inner, chance = MemoryBlob(), random.Random(seed)
+    with persist.open(inner) as writer:
+        bank = Bank(writer, seed)
+        bank.transfer()
+        views = views_of(writer)
+        shaky = UnreliableBlob(inner, chance, unavailable=0.05, not_happened_doubtful=0.05, happened_but_failed=0.05)
+        settings = persist.Settings(tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
+        failures = 0
+        for _ in range(6):
+            try:
+                with persist.open(shaky, settings=settings) as client:
+                    for _ in range(6):
+                        bank.transfer()
+                        try:
+                            client.view("above").refresh()
+                        except (persist.Unavailable, persist.Indeterminate):
+                            failures += 1
+            except (persist.Unavailable, persist.Indeterminate, BaseExceptionGroup):
+                failures += 1
+        assert failures > 0
+        views[-1].refresh()
+        assert {each.upper for each in views} == {persist.Antichain(bank.time)}
+        check(writer, bank.time)
+
+
+def test_clients_that_refresh_different_views_of_one_graph_at_once_agree(tmp_path: Path) -> None:
+    inner, rounds = FileBlob(tmp_path, fsync=False), 4
+    errors: list[BaseException] = []
+    with persist.open(inner) as writer:
+        bank = Bank(writer)
+        bank.transfer()
+        views = views_of(writer)
+        start = threading.Barrier(4)
+
+        def refreshing(name: str) -> None:
+            try:
+                with persist.open(inner) as client:
+                    view = client.view(name)
+                    for _ in range(rounds):
+                        start.wait(120)
+                        view.refresh()
+            except BaseException as error:
+                errors.append(error)
+                start.abort()
+
+        threads = [threading.Thread(target=refreshing, args=(name,)) for name in ("above", "shares", "totals")]
+        for each in threads:
+            each.start()
+        for _ in range(rounds):
+            for _ in range(3):
+                bank.transfer()
+            with suppress(threading.BrokenBarrierError):
+                start.wait(120)
+        for each in threads:
+            each.join(120)
+        assert [repr(each) for each in errors] == []
+        views[-1].refresh()
+        check(writer, bank.time)
+
+
+def test_a_view_is_made_and_dropped_by_several_clients_at_once_without_leaving_a_hold() -> None:
+    inner = MemoryBlob()
+    errors: list[BaseException] = []
+    with persist.open(inner) as writer:
+        bank = Bank(writer)
+        bank.transfer()
+        start = threading.Barrier(3)
+
+        def making() -> None:
+            try:
+                with persist.open(inner) as client:
+                    for _ in range(6):
+                        start.wait(60)
+                        try:
+                            view = client.create_view("totals", VIEWS["totals"])
+                            view.refresh()
+                            view.drop().result()
+                        except (persist.errors.CollectionNotFound, persist.Conflict):
+                            pass  # Another one has dropped it first.
+            except BaseException as error:
+                errors.append(error)
+                start.abort()
+
+        threads = [threading.Thread(target=making) for _ in range(3)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(120)
+        assert [repr(each) for each in errors] == []
+        assert writer.collections() == ["moves"]
+        assert [hold.name for hold in bank.moves.holds() if hold.name] == []
+
+
+def test_views_that_are_opened_together_survive_a_store_that_goes_away() -> None:
+    inner = MemoryBlob()
+    with persist.open(inner) as writer:
+        bank = Bank(writer)
+        bank.transfer()
+        views_of(writer)
+        shaky = UnreliableBlob(inner)
+        settings = persist.Settings(tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
+        with persist.open(shaky, settings=settings) as client:
+            with open_together([client.view(name) for name in VIEWS]) as together:
+                together.refresh()
+                bank.transfer()
+                shaky.go_down()
+                with pytest.raises((persist.Unavailable, persist.Indeterminate)):
+                    together.refresh()
+                shaky.clear_faults()
+                bank.transfer()
+                together.refresh()
+            assert {client.load(name).upper for name in VIEWS} == {persist.Antichain(bank.time)}
+        check(writer, bank.time)

@@ -1,0 +1,235 @@
+"""How large relations are taken to be, and which columns tell their rows apart: what orders of joins are chosen by."""
+
+from math import isclose
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from persist.compute.dataflow.plan.optimise import Statistics
+from persist.compute.sql.algebra import (
+    Aggregate,
+    Aggregation,
+    Distinct,
+    Filter,
+    Join,
+    Let,
+    Node,
+    Project,
+    Recursive,
+    Ref,
+    Scan,
+    SetOperation,
+    TopK,
+    Values,
+    by_side,
+    children,
+    has_one_partner,
+    is_empty_without,
+    types_of,
+    unique_columns,
+)
+from persist.compute.sql.order import EQUAL_KEEPS, OTHER_KEEPS, ROWS, SEMI_KEEPS, Known, estimated, ordered
+from persist.core.expression.evaluation import factored_conjuncts
+from persist.core.expression.term import Lit, Place, Term, sql_call
+
+KNOWN: Known = {
+    "t": Statistics(10_000, None, {"a": 100, "b": 5000}),
+    "u": Statistics(300, None, {"a": 60}),
+    "none": Statistics(0, None, {}),
+    7: Statistics(40),
+}
+T = Scan("t", ("a", "b", "c"), ("int64", "int64", "text"))
+U = Scan("u", ("a", "x"), ("int64", "int64"))
+NEW = Scan("new", ("a",), ("int64",))
+A, B, C, X = Place(0), Place(1), Place(2), Place(1)
+
+
+def one(value: Any) -> Lit:
+    return Lit(pa.scalar(value))
+
+
+def is_(how: str, *arguments: Term) -> Term:
+    return sql_call(how, pa.bool_(), *arguments)
+
+
+def of(rows: float, **distinct: float) -> tuple[float, dict[int, float]]:
+    return rows, {int(name[1:]): count for name, count in distinct.items()}
+
+
+def joined(left: Node, right: Node, *pairs: tuple[int, int], how: Any = "inner") -> Join:
+    return Join(how, left, right, tuple((Place(one), Place(other)) for one, other in pairs))
+
+
+ESTIMATES: list[tuple[Node, tuple[float, dict[int, float]]]] = [
+    (T, of(10_000, c0=100, c1=5000)),
+    (NEW, of(ROWS)),
+    (Scan("none", ("a",), ("int64",)), of(1.0)),
+    (Filter(T, is_("equal", A, one(5))), of(100, c0=100, c1=5000)),
+    (Filter(T, is_("equal", C, one("x"))), of(10_000 * EQUAL_KEEPS, c0=100, c1=5000)),
+    (Filter(T, is_("equal", one(5), A)), of(10_000 * OTHER_KEEPS, c0=100, c1=5000)),
+    (Filter(T, is_("in", A, one(1), one(2), one(3))), of(300, c0=100, c1=5000)),
+    (Filter(T, is_("in", C, *(one(str(n)) for n in range(20)))), of(10_000, c0=100, c1=5000)),
+    (Filter(T, is_("or", is_("equal", A, one(1)), is_("less", B, one(2)))), of(3100, c0=100, c1=5000)),
+    (Filter(T, is_("or", *(is_("less", B, one(n)) for n in range(4)))), of(10_000, c0=100, c1=5000)),
+    *(
+        (Filter(T, is_(how, C, one("x"))), of(10_000 * EQUAL_KEEPS, c0=100, c1=5000))
+        for how in ("like", "prefix", "suffix", "contains")
+    ),
+    (Filter(T, is_("less", A, one(1))), of(10_000 * OTHER_KEEPS, c0=100, c1=5000)),
+    (Filter(T, C), of(10_000 * OTHER_KEEPS, c0=100, c1=5000)),
+    (Filter(T, is_("and", is_("equal", A, one(5)), is_("less", B, one(1)))), of(30, c0=100, c1=5000)),
+    (Project(T, (B, one(1), A)), of(10_000, c0=5000, c2=100)),
+    (Distinct(T), of(10_000, c0=100, c1=5000)),
+    (Aggregate(T, (A,), (), ((0,),)), of(100, c0=100)),
+    (Aggregate(T, (A, B), (), ((0, 1),)), of(10_000, c0=100, c1=5000)),
+    (Aggregate(T, (C,), (), ((0,),)), of(100, c0=100)),  # The root of the rows.
+    (Aggregate(T, (), (), ((),)), of(1)),
+    (joined(T, U, (0, 0)), of(10_000 * 300 / 100, c0=60, c1=5000, c3=60)),
+    (joined(U, T, (0, 0)), of(300 * 10_000 / 100, c0=60, c2=60, c3=5000)),
+    (joined(T, U), of(3_000_000, c0=100, c1=5000, c3=60)),
+    (joined(T, U, (0, 0), (1, 1)), of(10_000, c0=60, c1=300**0.5, c3=60, c4=300**0.5)),  # As many as of the least.
+    (joined(T, Filter(U, is_("equal", A, one(1))), (1, 0)), of(10.0, c0=100, c1=5, c3=5)),
+    *((joined(T, U, (0, 0), how=how), of(10_000 * SEMI_KEEPS, c0=100, c1=5000)) for how in ("semi", "anti", "unless")),
+    *((joined(T, U, (0, 0), how=how), of(10_000)) for how in ("left", "right", "full", "mark", "single")),
+    (SetOperation("union", U, T), of(10_000)),
+    (Values(("int64",), ((one(1),), (one(2),))), of(2)),
+    (Ref(7, ("int64",)), of(40)),
+    (Ref(8, ("int64",)), of(ROWS)),
+    (TopK(U, (), 5), of(5)),
+    (TopK(U, (), 5000), of(300)),
+    (TopK(U, (), 5, 0, (A,)), of(300)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("node", "wanted"), ESTIMATES)
+def test_a_relation_is_taken_to_be_about_so_large(node: Node, wanted: tuple[float, dict[int, float]]) -> None:
+    made = estimated(node, KNOWN)
+    assert isclose(made.rows, wanted[0])
+    assert made.distinct.keys() == wanted[1].keys()
+    assert all(isclose(made.distinct[at], count) for at, count in wanted[1].items())
+
+
+def scans(node: Node) -> list[str]:
+    return [node.collection] if isinstance(node, Scan) else [name for each in children(node) for name in scans(each)]
+
+
+def test_relations_are_joined_in_the_order_with_the_fewest_rows_in_between() -> None:
+    v = Scan("v", ("a", "x"), ("int64", "int64"))
+    sizes = {name: Statistics(rows, None, {"a": rows, "x": 10}) for name, rows in (("t", 1e6), ("u", 1e3), ("v", 10.0))}
+    three = joined(joined(T, U, (0, 0)), v, (0, 0))
+    plan = ordered(three, sizes)
+    assert types_of(plan) == types_of(three)
+    assert scans(plan) == ["t", "v", "u"]  # Both others have a key of t only, and with v fewer rows are left.
+    chain = joined(joined(U, T, (1, 1)), v, (3, 0))
+    assert "t" in scans(ordered(chain, sizes))[:2]
+    # Two are left as they are, and so is what is within other relations.
+    two = joined(T, U, (0, 0))
+    assert ordered(two, sizes) == two
+    assert scans(ordered(Distinct(three), sizes)) == scans(plan)
+    same = Join("inner", joined(T, U, (0, 0)), v, (), ((Place(0), Place(0)),))
+    assert ordered(same, sizes) == same
+
+
+def test_all_conditions_and_pairs_of_joins_that_are_put_in_order_stay() -> None:
+    v = Scan("v", ("a", "x"), ("int64", "int64"))
+    below = Join("inner", T, U, ((Place(0), Place(0)),), (), is_("less", Place(1), Place(4)))
+    plan = Join("inner", below, v, ((Place(3), Place(0)), (Place(4), Place(1))), (), is_("less", Place(0), Place(6)))
+    sizes = {"t": Statistics(1e6), "u": Statistics(1e3), "v": Statistics(1.0)}
+    made = ordered(plan, sizes)
+    assert isinstance(made, Project)
+    every, pairs, conditions = [made.input], set[tuple[str, str]](), 0
+    while every:
+        node = every.pop()
+        if isinstance(node, Join):
+            names = [name for side in (node.left, node.right) for name in columns_of(side)]
+            width = len(columns_of(node.left))
+            for left, right in node.equal:
+                assert isinstance(left, Place)
+                assert isinstance(right, Place)
+                low, high = sorted((names[left.index], names[width + right.index]))
+                pairs.add((low, high))
+            conditions += 0 if node.condition is None else len(factored_conjuncts(node.condition))
+        every += children(node)
+    assert pairs == {("t.a", "u.a"), ("u.a", "v.a"), ("u.x", "v.x")}
+    assert conditions == 2
+    assert [columns_of(made.input)[place.index] for place in made.outputs if isinstance(place, Place)] == [
+        *("t.a", "t.b", "t.c"), *("u.a", "u.x"), *("v.a", "v.x"),
+    ]  # fmt: skip
+
+
+def columns_of(node: Node) -> list[str]:
+    if isinstance(node, Scan):
+        return [f"{node.collection}.{column}" for column in node.columns]
+    return [name for child in children(node) for name in columns_of(child)]
+
+
+COUNT = Aggregation("count_star", "int64")
+UNIQUE: list[tuple[Node, list[frozenset[int]]]] = [
+    (T, []),
+    (Aggregate(T, (A, B), (COUNT,), ((0, 1),)), [frozenset({0, 1})]),
+    (Aggregate(T, (A, B), (COUNT,), ((0, 1), (0,))), []),
+    (Filter(Aggregate(T, (A,), (), ((0,),)), A), [frozenset({0})]),
+    (Project(Aggregate(T, (A,), (COUNT,), ((0,),)), (Place(1), Place(0))), [frozenset({1})]),
+    (Project(Aggregate(T, (A,), (COUNT,), ((0,),)), (Place(0), Place(0))), [frozenset({0})]),
+    (Project(Aggregate(T, (A,), (COUNT,), ((0,),)), (Place(1),)), []),
+    (Let(1, U, Aggregate(T, (A,), (), ((0,),))), [frozenset({0})]),
+    *(
+        (joined(Aggregate(T, (A,), (), ((0,),)), U, (0, 0), how=how), [frozenset({0})])
+        for how in ("semi", "anti", "mark")
+    ),
+    *(
+        (joined(Aggregate(T, (A,), (), ((0,),)), Aggregate(U, (A,), (COUNT,), ((0,),)), (0, 0), how=how), unique)
+        for how, unique in (("inner", [frozenset({0})]), ("left", [frozenset({0})]), ("right", []), ("full", []))
+    ),
+    (joined(Aggregate(T, (A,), (), ((0,),)), U, (0, 0)), []),
+    (joined(Aggregate(T, (A,), (), ((0,),)), Aggregate(U, (A,), (COUNT,), ((0,),)), (0, 1)), []),
+]
+
+
+@pytest.mark.parametrize(("node", "columns"), UNIQUE)
+def test_columns_in_which_no_two_rows_agree(node: Node, columns: list[frozenset[int]]) -> None:
+    assert unique_columns(node) == columns
+
+
+def test_a_row_has_one_partner_where_the_keys_of_the_join_tell_those_of_the_right_apart() -> None:
+    groups = Aggregate(U, (A, X), (), ((0, 1),))
+    assert has_one_partner(joined(T, groups, (0, 0), (1, 1)))
+    assert not has_one_partner(joined(T, groups, (0, 0)))
+    assert has_one_partner(Join("inner", T, groups, ((A, A),), ((B, X),)))
+
+
+R, EMPTY = Ref(7, ("int64",)), Values(("int64",), ())
+EMPTIES: list[tuple[Node, bool]] = [
+    (NEW, False), (R, True), (Ref(8, ("int64",)), False), (EMPTY, True), (Values(("int64",), ((one(1),),)), False),
+    (Filter(R, A), True), (Filter(NEW, A), False), (Distinct(R), True), (TopK(R, ()), True),
+    (Aggregate(R, (A,), (), ((0,),)), True), (Aggregate(R, (), (COUNT,), ((),)), False),
+    (Aggregate(R, (A,), (), ((0,), ())), False), (Aggregate(NEW, (A,), (), ((0,),)), False),
+    *((joined(R, NEW, (0, 0), how=how), is_empty) for how, is_empty in (
+        ("inner", True), ("semi", True), ("left", True), ("anti", True), ("mark", True), ("single", True),
+        ("right", False), ("full", False),
+    )),
+    *((joined(NEW, R, (0, 0), how=how), is_empty) for how, is_empty in (
+        ("inner", True), ("semi", True), ("left", False), ("anti", False), ("mark", False), ("single", False),
+        ("right", True), ("full", False),
+    )),
+    (joined(R, R, (0, 0), how="full"), True),
+    (SetOperation("union", R, NEW), False), (SetOperation("union", R, EMPTY), True),
+    (SetOperation("except", R, NEW), True), (SetOperation("except", NEW, R), False),
+    (SetOperation("intersect", R, NEW), True), (SetOperation("intersect", NEW, R), True),
+    (SetOperation("intersect", NEW, NEW), False),
+    (Let(9, R, Ref(9, ("int64",))), True), (Let(9, NEW, Ref(9, ("int64",))), False), (Let(9, NEW, R), True),
+    (Recursive(9, False, R, NEW), True), (Recursive(9, False, NEW, R), False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("node", "is_empty"), EMPTIES)
+def test_a_relation_that_has_no_rows_if_another_has_none(node: Node, is_empty: bool) -> None:
+    assert is_empty_without(node, frozenset({7})) == is_empty
+
+
+def test_conditions_are_those_of_a_side_that_read_nothing_else() -> None:
+    left, right = is_("less", A, one(1)), is_("less", Place(3), Place(4))
+    both, neither = is_("less", Place(2), Place(3)), is_("less", one(1), one(2))
+    lefts, rights, rest = by_side([left, right, both, neither], 3)
+    assert (lefts, rights, rest) == ([left], [is_("less", Place(0), Place(1))], [both, neither])

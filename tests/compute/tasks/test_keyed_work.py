@@ -1,0 +1,55 @@
+"""What a task does with its events: of what is stored it reads the row groups that they touch, and no others."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import DoubleType, LongType, StructField, StructType
+
+import persist
+from persist.blob.stores.file import FileBlob
+from persist.compute.tasks.planned_write import SinkOptions
+from persist.connect.spark.uploads import planned
+from persist.core.settings import Settings
+
+GROUPS = 8
+ROWS = GROUPS * 64 * 1024  # As many rows as there are in a row group, so many times.
+EVENTS = StructType([StructField("id", LongType()), StructField("x", DoubleType())])
+
+
+def resolved_by_a_task(location: str, ids: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Return how many bytes a task reads that resolves events of some keys, and how many updates it makes of them."""
+    read, get = [], FileBlob.get
+
+    def counted(blob: FileBlob, key: str, *more: Any, **named: Any) -> bytes | None:
+        found = get(blob, key, *more, **named)
+        read.append(len(found or b"") if key.startswith("part/") else 0)
+        return found
+
+    work = planned(SinkOptions(location=location, collection="rows", time=1, seal=2), EVENTS)
+    monkeypatch.setattr(FileBlob, "get", counted)
+    made = work.stored(pa.table({"id": ids, "x": np.full(len(ids), -1.0)}), resolves=True)
+    monkeypatch.undo()
+    return sum(read), sum(part.rows for part in made.parts)
+
+
+def test_a_task_reads_the_row_groups_that_its_events_touch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    location = str(tmp_path)
+    with persist.open(location, settings=Settings(background=False)) as client:
+        rows = client.create_or_load("rows", key={"id": pa.int64()}, value={"x": pa.float64()}, keyed=persist.Keyed())
+        values = np.random.default_rng(1).random(ROWS)
+        rows.upsert(pa.table({"id": np.arange(ROWS) * 2, "x": values}), time=0, seal=1).result()
+        (part,) = rows.handle.contents().parts
+    assert part.bytes > ROWS * 6, "the values do not compress"
+    clustered = np.arange(4000) + ROWS  # In the middle, half of them new.
+    read, updates = resolved_by_a_task(location, clustered, monkeypatch)
+    assert updates == 6000
+    assert read < part.bytes * 2 / GROUPS, "one row group is touched, and the footer is read besides"
+    read, updates = resolved_by_a_task(location, np.arange(0, ROWS * 2, ROWS * 2 // 4000), monkeypatch)
+    assert updates > 7900
+    assert read > part.bytes * 0.9, "spread evenly, they touch all of it"
+    read, updates = resolved_by_a_task(location, np.arange(4000) + 2 * ROWS, monkeypatch)
+    assert updates == 4000
+    assert read < part.bytes / 20, "beyond the last key there is nothing to read"

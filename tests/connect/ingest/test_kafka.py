@@ -1,0 +1,344 @@
+"""Topics into collections: each message once, its offset in the same commit, whoever is killed and whatever comes."""
+
+import itertools
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from persist.errors import UpperMismatch
+
+import persist
+from persist.blob.protocol import MemoryBlob
+from persist.connect.ingest.driver import source_of
+from tests.connect.ingest.brokers import PARTITIONS, Cluster, FragileCluster
+from tests.core.keyed.test_crash import SETTINGS, Died, MortalBlob
+
+_topics = (f"t{number}" for number in itertools.count())
+NOON_MS = int(datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp() * 1000)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def topic() -> str:
+    return next(_topics)
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open(MemoryBlob()) as opened:
+        yield opened
+
+
+def taken(client: persist.Client, cluster: Cluster, topic: str, **options: Any) -> Any:
+    config = {"source": f"kafka://{cluster.address}/{topic}", "collection": "rows", **options}
+    return persist.ingest(client, config, once=True)
+
+
+def held(client: persist.Client, name: str = "rows", as_of: Any = None) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = client.load(name).snapshot(as_of).to_arrow().to_pylist()
+    return sorted(rows, key=str)
+
+
+def reasons(client: persist.Client, name: str = "rows") -> list[tuple[int, str]]:
+    return sorted((row["offset"], row["reason"]) for row in held(client, f"{name}.rejected"))
+
+
+def test_messages_become_rows_and_the_next_call_goes_on(client: Any, cluster: Cluster, topic: str) -> None:
+    cluster.send(topic, {"id": 1, "amount": 1.5}, {"id": 2, "amount": None})
+    cluster.send(topic, {"id": 3, "amount": 3, "more": True}, partition=2)
+    done = taken(client, cluster, topic, key=["id"])
+    assert done.rows == 3
+    assert [(row["id"], row["amount"]) for row in held(client)] == [(1, 1.5), (2, None), (3, 3.0)]
+    cluster.send(topic, {"id": 1, "amount": 9.5}, partition=2)
+    assert taken(client, cluster, topic).rows == 1
+    assert taken(client, cluster, topic).commits == 0
+    assert len(held(client)) == 4
+    positions = {row["partition"]: row["next"] for row in held(client, "rows.offsets")}
+    assert {partition: at for partition, at in positions.items() if at} == {0: 2, 2: 2}
+
+
+def test_topics_become_collections_in_one_commit(client: Any, cluster: Cluster) -> None:
+    orders, users = next(_topics), next(_topics)
+    cluster.send(orders, {"id": 1, "user": "a"})
+    cluster.send(users, {"name": "a"}, {"name": "b"})
+    into = [
+        {"topic": orders, "collection": "orders", "columns": {"id": "int64", "user": "string"}, "key": ["id"]},
+        {"topic": users, "collection": "users", "columns": {"name": "string"}, "key": ["name"], "keyed": True},
+    ]
+    config = {"source": f"kafka://{cluster.address}", "into": into, "name": "shop"}
+    first = persist.ingest(client, config, once=True)
+    assert len(set(first.uppers.values())) == 1
+    assert set(first.uppers) == {"orders", "users", "shop.offsets", "shop.rejected", "shop.transactions"}
+    cluster.send(users, {"name": "a"}, {"name": "c"})
+    cluster.send(orders, {"id": 1, "user": "c"})
+    second = persist.ingest(client, config, once=True)
+    assert len(set(second.uppers.values())) == 1
+    assert held(client, "users") == [{"name": "a"}, {"name": "b"}, {"name": "c"}]
+    assert len(held(client, "orders")) == 2
+
+
+def test_rows_of_a_keyed_collection_replace_each_other_and_tombstones_delete(
+    client: Any, cluster: Cluster, topic: str
+) -> None:
+    options = {"key": ["id"], "keyed": True, "columns": {"id": "string", "n": "int64"}}
+    cluster.send(topic, (b"a", {"id": "a", "n": 1}), (b"b", {"id": "b", "n": 1}), (b"a", {"id": "a", "n": 2}))
+    taken(client, cluster, topic, **options)
+    assert held(client) == [{"id": "a", "n": 2}, {"id": "b", "n": 1}]
+    cluster.send(topic, (b"b", None), (b'"c"', {"id": "c", "n": 1}), (b'{"id":"c"}', None), (None, None))
+    taken(client, cluster, topic, **options)
+    assert held(client) == [{"id": "a", "n": 2}]
+    assert reasons(client) == [(6, "it has neither a value nor a key")]
+
+
+def test_bad_messages_go_to_a_collection_of_their_own(client: Any, cluster: Cluster, topic: str) -> None:
+    messages: list[Any] = [
+        {"id": 1},
+        b"no json",
+        {"id": "x"},
+        b"\xff",
+        b"",
+        {"id": 2},
+        [1],
+        (b"k", None),
+        b"\x00\x00\x00\x00\x01a",
+    ]
+    cluster.send(topic, *messages)
+    taken(client, cluster, topic, key=["id"], columns={"id": "int64"})
+    assert held(client) == [{"id": 1}, {"id": 2}]
+    assert [at for at, _ in reasons(client)] == [1, 2, 3, 4, 6, 7, 8]
+    assert dict(reasons(client))[1] == "it is not a JSON object: 'no json'"
+    [kept] = [row for row in held(client, "rows.rejected") if row["offset"] == 7]
+    assert (kept["topic"], kept["partition"], kept["key"], kept["value"]) == (topic, 0, b"k", None)
+    cluster.send(topic, {"id": 3}, {"id": 4})
+    taken(client, cluster, topic)
+    assert (len(held(client)), len(reasons(client))) == (4, 7)
+
+
+def test_late_messages_are_rejected_if_that_is_wanted(client: Any, cluster: Cluster, topic: str) -> None:
+    options = {"key": ["id"], "columns": {"id": "int64"}, "late_s": 60.0, "batch_rows": 1}
+    for id_, at_s in enumerate((0, 100, 30, 50)):
+        cluster.send(topic, {"id": id_}, at_ms=NOON_MS + at_s * 1000)
+    taken(client, cluster, topic, **options)
+    assert held(client) == [{"id": 0}, {"id": 1}, {"id": 3}]
+    cluster.send(topic, {"id": 4}, at_ms=NOON_MS + 39_500)
+    taken(client, cluster, topic, **options)
+    assert reasons(client) == [(2, LATE.format(70.0)), (4, LATE.format(60.5))]
+
+
+def test_a_clock_that_is_ahead_makes_no_message_late(client: Any, cluster: Cluster, topic: str) -> None:
+    options = {"key": ["id"], "columns": {"id": "int64"}, "late_s": 3600.0, "batch_rows": 1}
+    for id_, at_ms in enumerate((NOON_MS * 2, int(datetime.now(UTC).timestamp() * 1000))):
+        cluster.send(topic, {"id": id_}, at_ms=at_ms)
+    taken(client, cluster, topic, **options)
+    assert held(client) == [{"id": 0}, {"id": 1}]
+
+
+LATE = "it came too late: its timestamp is {} s behind the newest one"
+
+
+def test_timestamps_of_messages_are_moments(client: Any, cluster: Cluster, topic: str) -> None:
+    for id_ in range(3):
+        cluster.send(topic, {"id": id_}, at_ms=NOON_MS + id_ * 60_000)
+    cluster.send(topic, {"id": 3}, at_ms=NOON_MS)  # Time goes on where a clock runs back.
+    cluster.send(topic, {"id": 4}, at_ms=NOON_MS * 2)  # Nothing is of a moment that is yet to come.
+    before = datetime.now(UTC)
+    taken(client, cluster, topic, key=["id"], batch_rows=1)
+    seen = {id_: f"2026-11-23T12:0{minute}:00Z" for id_, minute in ((0, 0), (1, 1), (2, 2))}
+    for id_, moment in seen.items():
+        assert [row["id"] for row in held(client, as_of=moment)] == [*range(id_ + 1)]
+    assert len(held(client, as_of=before)) == 4
+    assert len(held(client)) == 5
+    with pytest.raises(persist.InvalidUsage, match="first moment"):
+        held(client, as_of="2026-11-23T11:59:00Z")
+
+
+def test_each_poll_is_bounded_by_rows_and_bytes(client: Any, cluster: Cluster, topic: str) -> None:
+    cluster.send(topic, *({"id": id_, "pad": "x" * 1000} for id_ in range(40)))
+    assert taken(client, cluster, topic, key=["id"], batch_rows=15).commits >= 3
+    cluster.send(topic, *({"id": id_, "pad": "x" * 1000} for id_ in range(40, 80)))
+    assert taken(client, cluster, topic, batch_bytes=10_000).commits >= 3
+    assert len(held(client)) == 80
+
+
+def test_a_topic_and_partitions_that_appear_are_taken_in(client: Any, cluster: Cluster, topic: str) -> None:
+    config = {"source": f"kafka://{cluster.address}/{topic}", "collection": "rows", "key": ["id"], "poll_s": 0.1}
+    with pytest.raises(persist.InvalidUsage, match=f"there is no topic '{topic}'"):
+        persist.ingest(client, {**config, "columns": {"id": "int64"}}, once=True)
+    stop = threading.Event()
+    follow = threading.Thread(
+        target=persist.ingest, args=(client, {**config, "columns": {"id": "int64"}}), kwargs={"stop": stop}
+    )
+    with client.load("rows").listen() as listen:
+        follow.start()
+        try:
+            for partition in range(PARTITIONS):
+                cluster.send(topic, {"id": partition}, partition=partition)
+                while (progress := next(listen)) and not len(progress.updates):
+                    pass
+                assert progress.updates["id"].to_pylist() == [partition]
+        finally:
+            stop.set()
+            follow.join()
+
+
+def test_a_broker_that_goes_away_is_waited_for(client: Any, caplog: Any) -> None:
+    fragile, topic, stop = FragileCluster(), next(_topics), threading.Event()
+    fragile.send(topic, {"id": 0})
+    config = {"source": f"kafka://{fragile.address}/{topic}", "collection": "rows", "key": ["id"]}
+    taken(client, fragile, topic, key=["id"])
+    follow = threading.Thread(target=persist.ingest, args=(client, config), kwargs={"stop": stop})
+    try:
+        with client.load("rows").listen(0) as listen:
+            follow.start()
+            for id_ in (1, 2):
+                fragile.send(topic, {"id": id_})
+                while (progress := next(listen)) and not len(progress.updates):
+                    pass
+                assert progress.updates["id"].to_pylist() == [id_]
+                if id_ == 1:
+                    caplog.clear()
+                    fragile.set_down()
+                    while "does not answer" not in caplog.text:
+                        assert follow.is_alive()
+                    fragile.set_up()
+    finally:
+        stop.set()
+        follow.join()
+        fragile.close()
+    assert len(held(client)) == 3
+
+
+def test_a_topic_that_lost_messages_is_told_with_what_to_do(client: Any, cluster: Cluster, topic: str) -> None:
+    cluster.send(topic, *({"id": id_} for id_ in range(10)))
+    taken(client, cluster, topic, key=["id"])
+    fresh = Cluster()
+    fresh.send(topic, {"id": 100}, {"id": 101})
+    lost = r"read up to offset 10, and has offsets from 0 to 2 by now, so it was made anew.*rename LOCATION rows rows-b"
+    with pytest.raises(persist.InvalidUsage, match=lost):
+        taken(client, fresh, topic)
+    assert len(held(client)) == 10
+    taken(client, fresh, topic, lost="skip")
+    assert [row["id"] for row in held(client)][-2:] == [100, 101] or len(held(client)) == 12
+    for name in ("rows", "rows.offsets", "rows.rejected", "rows.transactions"):
+        client.rename(name, f"{name}-before").result()
+    taken(client, fresh, topic, key=["id"])
+    assert [row["id"] for row in held(client)] == [100, 101]
+
+
+def test_messages_that_were_deleted_before_they_were_read_are_told(client: Any, cluster: Cluster, topic: str) -> None:
+    cluster.send(topic, {"id": 0})
+    taken(client, cluster, topic, key=["id"], columns={"id": "int64"})
+    for id_ in range(1, 9):  # The mock cluster keeps 5 MiB of a partition.
+        cluster.send(topic, {"id": id_, "pad": "x" * 900_000})
+    with pytest.raises(persist.InvalidUsage, match=r"read up to offset 1, and has offsets from \d to 9 by now"):
+        taken(client, cluster, topic)
+    taken(client, cluster, topic, lost="skip")
+    assert {0, 8} <= {row["id"] for row in held(client)}
+
+
+def test_of_two_that_read_one_topic_one_is_told(blob: MemoryBlob, cluster: Cluster, topic: str) -> None:
+    cluster.send(topic, {"id": 1})
+    config = {"source": f"kafka://{cluster.address}/{topic}", "collection": "rows", "key": ["id"]}
+    one = source_of({**config, "columns": {"id": "int64"}}, {})
+
+    class Slower:
+        """Reads the same, and another one is faster each time."""
+
+        name, moments = one.name, one.moments
+        targets, close = one.targets, one.close
+
+        def batches(self, run: Any) -> Any:
+            for batch in one.batches(run):
+                with persist.open(blob) as other:
+                    taken(other, cluster, topic)
+                yield batch
+
+    with persist.open(blob) as client:
+        with pytest.raises(UpperMismatch):
+            persist.ingest(client, Slower(), once=True)
+        assert held(client) == [{"id": 1}]
+
+
+def sent(cluster: Cluster, topic: str) -> list[dict[str, Any]]:
+    rows = [{"id": id_, "partition": id_ % 3} for id_ in range(60)]
+    for partition in range(3):
+        cluster.send(topic, *(row for row in rows if row["partition"] == partition), partition=partition)
+    return sorted(rows, key=str)
+
+
+OPTIONS = {"key": ["id"], "columns": {"id": "int64", "partition": "int64"}, "batch_rows": 25}
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize(
+    "dies_at", [1, 4, *(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 2, 3, *range(5, 12)))]
+)
+def test_whoever_dies_at_a_change_of_the_store_takes_nothing_twice(
+    cluster: Cluster, topic: str, dies_at: int, is_after: bool
+) -> None:
+    wanted = sent(cluster, topic)
+    store = MemoryBlob()
+    mortal = MortalBlob(store, dies_at, is_after=is_after)
+    try:
+        client = persist.open(mortal, settings=SETTINGS)
+        taken(client, cluster, topic, **OPTIONS)
+    except (Died, persist.PersistError):
+        pass
+    assert mortal.is_dead
+    with persist.open(store, settings=SETTINGS) as client:
+        taken(client, cluster, topic, **OPTIONS)
+        assert held(client) == wanted
+        positions = {row["partition"]: row["next"] for row in held(client, "rows.offsets")}
+        assert {at: next_ for at, next_ in positions.items() if next_} == {0: 20, 1: 20, 2: 20}
+
+
+def test_no_secret_is_in_a_message_the_history_or_what_is_stored(client: Any, cluster: Cluster, topic: str) -> None:
+    cluster.send(topic, {"id": 1})
+    url = f"kafka://me:hunter2@{cluster.address}/{topic}"
+    options = {
+        "collection": "rows",
+        "key": ["id"],
+        "client": {"security.protocol": "plaintext", "sasl.mechanism": "PLAIN"},
+    }
+    done = persist.ingest(client, {"source": url, **options}, once=True)
+    told = [done.source, client.history().to_pylist(), client.load("rows.offsets").about]
+    with pytest.raises(persist.InvalidUsage) as error:
+        persist.ingest(client, {"source": url, **options, "client": {"sasl.password": "hunter2", "odd": "hunter2"}})
+    assert "hunter2" not in str([*told, error.value])
+    assert "odd" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"source": "kafka://broker"}, r"name one topic in the URL, as kafka://host/topic, or several by tables"),
+        ({"source": "kafka://a b/t"}, "is no address of brokers"),
+        ({"source": "kafka://b/t", "format": "debezium"}, "name the columns by which rows are told apart"),
+        ({"source": "kafka://b/t", "table": "x"}, "table goes with the formats maxwell and canal"),
+        ({"source": "kafka://b/t", "batch_rows": 0}, "batch_rows=0 must be at least 1"),
+        ({"source": "kafka://b/t", "client": {"auto.offset.reset": "latest"}}, "what is set here"),
+        ({"source": "kafka://b/t", "password_file": "/nowhere"}, "password_file='/nowhere' cannot be read"),
+        ({"source": "kafka://b/t", "registry": "ftp://x"}, "is no address of a schema registry"),
+        ({"source": "kafka://b", "into": [{"topic": "t"}]}, "collection"),
+        (
+            {"source": "kafka://b", "into": [{"topic": "t", "collection": "c"}], "format": "maxwell"},
+            r"format stands in the tables \[\[into\]\]",
+        ),
+        ({"source": "kafka://b/t", "formt": "json"}, "did you mean"),
+    ],
+)
+def test_a_config_says_what_is_wrong_with_it(client: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(persist.InvalidUsage, match=message):
+        persist.ingest(client, options, once=True)
+
+
+def test_a_cluster_that_does_not_answer_is_unavailable(client: Any) -> None:
+    config = {"source": "kafka://127.0.0.1:1/t", "collection": "rows", "columns": {"id": "int64"}}
+    with pytest.raises(persist.Unavailable, match=r"kafka://127\.0\.0\.1:1/t does not answer"):
+        persist.ingest(client, config, once=True)

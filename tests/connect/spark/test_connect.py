@@ -1,0 +1,61 @@
+"""Through Spark Connect: the client has no Java, and the server finds the data source by itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from tests.connect.spark.cluster import Driver, running_connect
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory, wheel_python: Path) -> Iterator[Driver]:
+    with running_connect(tmp_path_factory.mktemp("connect"), wheel_python) as client:
+        yield client
+
+
+@pytest.mark.thorough
+def test_a_client_of_spark_connect_writes_reads_and_compacts(client: Driver, tmp_path: Path) -> None:
+    location, storage = str(tmp_path), dict[str, str]()
+    with persist.open(location) as other:
+        c = other.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
+        client.call("write", location=location, storage=storage, start=0, end=6000, at=0)
+        c.write([(record, 1, -1) for record in list(c.snapshot(0).rows())[::2]], seal=2).result()
+        expected = sorted((k, v) for k, v in c.snapshot(1).rows())
+        assert len(expected) == 3000
+        for compacted in (False, True):
+            if compacted:
+                report = client.call("compact", location=location, storage=storage)
+                assert report["keyframes"] == [1]
+                assert report["parts_written"] >= 3, "as many tasks did it"
+            found = client.call("read", location=location, storage=storage, partitions=3)
+            assert sorted(map(tuple, found)) == expected
+            native = client.call("snapshot", location=location, storage=storage, form="rows")
+            assert sorted(map(tuple, native)) == expected
+            assert "Spark's own scan" in client.call("route", location=location, storage=storage)
+        [[count]] = client.call("query", location=location, storage=storage, sql="SELECT count(*) FROM c(0)")
+        assert count == 6000
+        changes = client.call("read", location=location, storage=storage, form="changes", start=1, until=2)
+        assert sorted(map(tuple, changes)) == sorted(
+            tuple(row.values()) for row in c.changes(1, 2).to_arrow().to_pylist()
+        )
+        message = client.call("refused", location=location, storage=storage, collection="nobody")
+        assert "CollectionNotFound" in message
+        assert "nobody" in message
+
+
+@pytest.mark.thorough
+def test_a_client_of_spark_connect_steps_a_view(client: Driver, tmp_path: Path) -> None:
+    location, storage = str(tmp_path), dict[str, str]()
+    with persist.open(location) as other:
+        c = other.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
+        c.write([((k, str(k)), 0, 1) for k in range(2000)], seal=1).result()
+        view = other.create_view("v", "SELECT k % 10 AS ends, count(*) AS n FROM c GROUP BY ALL")
+        assert client.call("step", location=location, storage=storage, where="tasks") == "step"
+        c.write([((7, "7"), 1, -1)], seal=2).result()
+        assert client.call("step", location=location, storage=storage, where="tasks") == "step"
+        assert sorted(view.snapshot().rows()) == [(n, 200 - (n == 7)) for n in range(10)]

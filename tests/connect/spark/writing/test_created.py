@@ -1,0 +1,89 @@
+"""A collection that is missing: what to do about it, and a write that makes it."""
+
+from pathlib import Path
+from typing import Any
+
+import persist.spark
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import persist
+from tests.connect.spark.sessions import records
+
+
+def test_a_write_with_a_key_makes_the_collection_with_the_columns_of_the_frame(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "location")
+    kinds = "id long, line int, status string, at timestamp, tags array<string>"
+    rows = spark.createDataFrame([(1, 2, "new", None, ["x"]), (2, 1, None, None, None)], kinds)
+    persist.spark.write(rows, path, "orders", key=["id", "line"])
+    persist.spark.write(rows.where("id = 1"), path, "orders", key=["id", "line"], mode="overwrite")
+    with persist.open(path, mode="read") as client:
+        orders = client.load("orders")
+        assert orders.handle.schema.key_names == ("id", "line")
+        assert orders.handle.schema.arrow.field("at").type == pa.timestamp("us", "UTC")
+        assert [tuple(row) for row in orders.snapshot().rows()] == [((1, 2), ("new", None, ["x"]))]
+    with pytest.raises(persist.errors.SchemaMismatch, match=r"key=\['id'\] is not the key of the collection 'orders'"):
+        persist.spark.write(rows, path, "orders", key=["id"])
+    with pytest.raises(persist.InvalidUsage, match=r"key=\['nr'\] names no column 'nr'"):
+        persist.spark.write(rows, path, "others", key=["nr"])
+    with persist.open(path, mode="read") as client:
+        assert [*client.collections()] == ["orders"]
+
+
+def test_a_missing_collection_says_what_makes_it(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "location")
+    rows = spark.createDataFrame([(1, "a")], "k long, v string")
+    persist.spark.write(rows, path, "c", key=["k"])
+    source: Any = rows.write.format("persist").option("collection", "nope")
+    writes: list[Any] = [
+        lambda: persist.spark.write(rows, path, "nope"),
+        lambda: persist.spark.write(rows, path, "nope", mode="overwrite"),
+        lambda: persist.spark.upsert(rows, path, "nope"),
+        lambda: persist.spark.delete(spark, path, "nope", "k = 1"),
+        lambda: source.mode("append").save(path),
+    ]
+    for write in writes:
+        with pytest.raises((persist.errors.CollectionNotFound, PySparkException)) as caught:
+            write()
+        assert "no collection 'nope' at" in str(caught.value)
+        assert "persist.spark.write(df, location, 'nope', key=[…]) creates it" in str(caught.value)
+        assert "only reads" not in str(caught.value)
+
+
+def test_a_table_of_sql_says_which_options_it_needs(spark: SparkSession, tmp_path: Path) -> None:
+    for options in ("", f"LOCATION '{tmp_path}'", f"OPTIONS (path '{tmp_path}')", "OPTIONS (collection 'c')"):
+        with pytest.raises(PySparkException) as caught:
+            spark.sql(f"CREATE TABLE made USING persist {options}")
+        assert "CREATE TABLE … USING persist needs OPTIONS (path '…', collection '…')" in str(caught.value)
+        assert "CREATE TEMPORARY VIEW" in str(caught.value)
+
+
+def test_no_statement_of_spark_changes_what_a_view_shows(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark refuses a DELETE inside, before it asks the data source, for any view: INTERNAL_ERROR is its word."""
+    path = str(tmp_path / "location")
+    persist.spark.write(spark.createDataFrame([(1, "a")], "k long, v string"), path, "shown", key=["k"])
+    assert persist.spark.create_views(spark, path) == ["shown"]
+    for statement in (
+        "DELETE FROM shown WHERE k = 1",
+        "UPDATE shown SET v = 'b' WHERE k = 1",
+        "INSERT INTO shown VALUES (2, 'b')",
+        "MERGE INTO shown USING (SELECT 1 AS k) AS s ON shown.k = s.k WHEN MATCHED THEN DELETE",
+    ):
+        with pytest.raises(Exception, match=r"Unexpected table relation|does not support|RDD-based|persist"):
+            spark.sql(statement).collect()
+    assert persist.spark.sql(spark, path, "DELETE FROM shown WHERE k = 1").rows == 1
+
+
+def test_an_empty_write_seals_its_time(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path)
+    rows = spark.createDataFrame([(1, "a")], "id long, v string")
+    persist.spark.write(rows.where("false"), path, "created", key=["id"])
+    assert records(path, "created") == []
+    with persist.open(path) as client:
+        client.create_or_load("there", key={"id": int}, value={"v": str})
+    rows.where("false").write.format("persist").option("collection", "there").mode("append").save(path)
+    assert records(path, "there") == []

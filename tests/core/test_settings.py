@@ -1,0 +1,116 @@
+"""What users may set is little, documented and checked; see `persist.core.settings`."""
+
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import persist
+from persist.blob.layers.retry import RetryPolicy
+from persist.core.settings import Settings
+from tests.support.tuned import tuned
+
+SETTINGS_MAX = 15
+PAGE = Path(__file__).parent.parent / "docs" / "operations.md"
+ROW = re.compile(r"^\| `(\w+)`(?:, `(\w+)`)?( \(\*\))? \| ([^|]+) \|", re.MULTILINE)
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "h": 3600, "days": 86400, "s": 1}
+PUBLIC = [field.name for field in fields(Settings) if field.name != "tuning"]
+
+
+def documented() -> dict[str, str]:
+    """Return the defaults in the table of the page, by the name of the setting."""
+    section = PAGE.read_text().partition("## Settings and how they hang together")[2].partition("\n## ")[0]
+    rows: dict[str, str] = {}
+    for first, second, _, default in ROW.findall(section):
+        names = [name for name in (first, second) if name]
+        defaults = default.split(", ") if second else [default]
+        rows.update(zip(names, defaults, strict=True))
+    return rows
+
+
+def value_of(text: str) -> object:
+    number, _, unit = text.partition(" ")
+    words = {"True": True, "False": False, "None": None}
+    return words[text] if text in words else float(number) * UNITS[unit or "s"]
+
+
+def test_users_have_few_settings() -> None:
+    assert len(PUBLIC) <= SETTINGS_MAX
+    assert not {"Tuning", "CompactionPolicy", "RetryPolicy"} & {*persist.__all__}
+
+
+def test_the_page_lists_each_setting_with_its_default() -> None:
+    listed = documented()
+    assert sorted(listed) == sorted(PUBLIC)
+    assert {name: value_of(text) for name, text in listed.items()} == {n: getattr(Settings(), n) for n in PUBLIC}
+
+
+NUMBERS = [name for name in PUBLIC if name not in ("background", "look_back", "cache_folder")]
+COUNTS = ["memory_budget", "cache_folder_bytes", "log_retention_records", "part_bytes", "merge_runs", "runs_max"]
+
+
+@pytest.mark.parametrize("value", [True, float("inf"), float("nan"), -1, "60"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_is_no_usable_number_is_refused(name: str, value: object) -> None:
+    with pytest.raises(persist.InvalidUsage, match=rf"^Settings\({name}=.*\) is not allowed: give "):
+        replace(Settings(), **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_fractions_of_what_is_counted_are_refused(name: str) -> None:
+    with pytest.raises(persist.InvalidUsage, match=rf"\({name}=20000000.5\) is not allowed: give an integer"):
+        tuned(**{name: 20_000_000.5})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lease_s": 0.5}, "Settings(lease_s=0.5) is not allowed: give a number >= 1.0"),
+        ({"memory_budget": 1}, "Settings(memory_budget=1) is not allowed: give an integer >= 16777216"),
+        ({"poll_s": "x"}, "Settings(poll_s='x') is not allowed: give a number or None, not str"),
+        ({"look_back": 1}, "Settings(look_back=1) is not allowed: give True or False, not int"),
+        ({"grace_s": None}, "Settings(grace_s=None) is not allowed: give a number, not None"),
+        ({"cache_folder": 3}, "Settings(cache_folder=3) is not allowed: give a path, or None"),
+        ({"cache_memory_bytes": -1}, "Tuning(cache_memory_bytes=-1) is not allowed: give an integer >= 0"),
+        ({"retry": 3}, "Tuning(retry=3) is not allowed: give a RetryPolicy"),
+        ({"retry": {"attempts_max": 1}}, "Tuning(retry={'attempts_max': 1}) is not allowed: give a RetryPolicy"),
+        ({"lease_s": 10**400}, f"Settings(lease_s={10**400}) is not allowed: give a number that 64 bits can hold"),
+        ({"retry_s": float("inf")}, "Settings(retry_s=inf) is not allowed: give a finite number"),
+    ],
+    ids=str,
+)
+def test_an_error_says_what_is_wrong_and_what_is_allowed(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(persist.InvalidUsage) as error:
+        tuned(**wrong)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "allowed"),
+    [
+        ({"resolve": "never"}, "'seal' or 'background'"),
+        ({"ties": 1}, "'last' or 'greatest'"),
+        ({"tombstone": "c", "tombstone_value": 3}, "text or None, not int"),
+    ],
+    ids=str,
+)
+def test_a_keyed_declaration_is_checked_likewise(wrong: dict[str, Any], allowed: str) -> None:
+    name, value = [*wrong.items()][-1]
+    with pytest.raises(persist.InvalidUsage) as error:
+        persist.Keyed(**wrong)
+    assert str(error.value) == f"Keyed({name}={value!r}) is not allowed: give {allowed}"
+
+
+def test_whole_numbers_are_good_enough_for_durations() -> None:
+    assert Settings(lease_s=60, poll_s=1, cache_folder=Path("x")).lease_s == 60
+
+
+def test_the_time_for_a_request_decides_how_it_is_repeated() -> None:
+    assert Settings().retry == RetryPolicy()
+    quick = Settings(retry_s=5).retry
+    assert (quick.deadline_s, quick.commit_deadline_s, quick.read_timeout_s) == (5, 5, 5)
+    patient = Settings(retry_s=600).retry
+    assert (patient.deadline_s, patient.throttled_deadline_s, patient.commit_deadline_s) == (600, 600, 30)
+    assert tuned(retry_s=600, retry=RetryPolicy(attempts_max=1)).retry.attempts_max == 1

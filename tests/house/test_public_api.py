@@ -1,0 +1,152 @@
+"""The names that users import are pinned: adding or removing one is a decision."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import persist
+
+
+def test_all_is_sorted_and_complete() -> None:
+    assert persist.__all__ == sorted(persist.__all__)
+    assert [name for name in persist.__all__ if not hasattr(persist, name)] == []
+
+
+def loaded_after(code: str) -> set[str]:
+    """Return the top-level packages that a new process has loaded once it has run some code."""
+    code = f"{code}\nimport sys; print(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+OPTIONAL = {
+    "pyspark",
+    "boto3",
+    "obstore",
+    "pandas",
+    "polars",
+    "s3fs",
+    "duckdb",
+    "typer",
+    "rich",
+    "starlette",
+    "uvicorn",
+}
+
+
+def test_import_persist_loads_nothing_that_takes_long() -> None:
+    assert loaded_after("import persist") & {"pyarrow", "numpy", "msgspec", "fsspec", *OPTIONAL} == set()
+
+
+def test_using_persist_loads_no_optional_package() -> None:
+    code = "import persist\nwith persist.open('memory://here') as client: client.collections()"
+    loaded = loaded_after(code)
+    assert "pyarrow" in loaded
+    assert loaded & OPTIONAL == set()
+
+
+def test_a_program_that_never_awaits_does_not_load_asyncio() -> None:
+    assert "asyncio" not in loaded_after("import persist; persist.open")
+
+
+@pytest.mark.thorough(except_every=2)
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_loading_the_public_names_leaves_garbage_collection_as_it_was(is_enabled: bool) -> None:
+    was = f"gc.{'enable' if is_enabled else 'disable'}()"
+    code = f"import gc, persist; {was}; persist.open; assert gc.isenabled() is {is_enabled}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_small_steps_load_no_optional_package() -> None:
+    code = """
+import persist
+with persist.open("memory://there") as client:
+    orders = client.create_or_load("orders", key={"id": int}, value={"status": str})
+    listen = orders.listen()
+    orders.write([((1, "new"), 0, 1)], seal=1).result()
+    assert len(next(listen).updates) == 1
+    assert orders.snapshot().to_arrow().num_rows == 1
+"""
+    assert loaded_after(code) & OPTIONAL == set()
+
+
+@pytest.mark.thorough(except_every=4)
+@pytest.mark.parametrize(
+    "first", ["persist.api.client", "persist.fsck", "persist.services.fsck.examination", "persist"]
+)
+def test_a_public_name_is_not_hidden_by_a_room_of_the_same_name(first: str) -> None:
+    code = f"import {first}, persist; assert callable(persist.fsck) and persist.services.fsck.__name__ == 'fsck'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_star_import_and_dir_show_the_public_names() -> None:
+    code = "from persist import *; import persist; assert Client is persist.Client; assert 'Settings' in dir(persist)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_threads_that_use_persist_first_at_the_same_time_all_find_it() -> None:
+    code = """if True:
+        import persist, threading
+        found, ready = [], threading.Barrier(8)
+        def use(name):
+            ready.wait()
+            found.append(getattr(persist, name))
+        names = ["open", "fsck", "Client", "Antichain", "Settings", "Timeline", "Blob", "InvalidUsage"]
+        threads = [threading.Thread(target=use, args=(name,)) for name in names]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        assert len(found) == 8
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'opne'"):
+        persist.opne  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_face_has_sixty_names_at_most_and_of_errors_only_their_groups() -> None:
+    assert len(persist.__all__) <= 60
+    shown = {name for name in persist.__all__ if name in persist.core.errors.__all__}
+    assert shown == {"Conflict", "Corruption", "Indeterminate", "InvalidUsage", "PersistError", "Unavailable"}
+
+
+def test_every_error_is_in_one_group_and_says_so() -> None:
+    groups = (
+        persist.InvalidUsage,
+        persist.Conflict,
+        persist.Unavailable,
+        persist.Indeterminate,
+        persist.Corruption,
+    )
+    for error in (getattr(persist.errors, name) for name in persist.core.errors.__all__):
+        assert issubclass(error, persist.PersistError)
+        if error is not persist.PersistError:
+            assert sum(issubclass(error, group) for group in groups) == 1, error
+    assert issubclass(persist.InvalidUsage, ValueError)
+
+
+def test_every_error_that_users_can_meet_is_imported_from_one_place_and_shown_under_its_name_there() -> None:
+    code = """if True:
+        import importlib, pkgutil, persist
+        from persist import PersistError
+        for found in pkgutil.walk_packages(persist.__path__, "persist."):
+            if "spark" not in found.name and not found.name.startswith(("persist.tools.cli", "persist.__main__")):
+                importlib.import_module(found.name)
+        kinds = [PersistError]
+        for kind in kinds:
+            kinds += kind.__subclasses__()
+        inside = {"Superseded", "NoStages", "Unchanged", "OtherUnused", "SourceMoved", "SlotInUse", "_Moved", "_Gone"}
+        inside |= {"SourceUnavailable"}
+        print(*(k.__name__ for k in kinds if k.__module__ != "persist.errors" and k.__name__ not in inside))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_a_function_that_mentions_the_package_can_be_sent_to_workers() -> None:
+    cloudpickle = pytest.importorskip("pyspark.cloudpickle")
+    assert cloudpickle.loads(cloudpickle.dumps(lambda: persist))() is persist
+    assert pickle.loads(pickle.dumps(persist)) is persist

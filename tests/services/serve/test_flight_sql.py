@@ -1,0 +1,349 @@
+"""Flight SQL, asked by Apache's driver, which nobody here wrote, and by messages that no driver would send."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import adbc_driver_flightsql.dbapi as flightsql
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from adbc_driver_manager import Error
+
+import persist
+from persist.api.client import Client
+from persist.blob.protocol import MemoryBlob
+from persist.compute.query import QueryResult
+from persist.services.serve.flight_sql import PREPARED_MAX, QUERIES_MAX
+from persist.services.serve.messages import fields_of, message_of
+
+LOCAL = "grpc://127.0.0.1:0"
+TOKEN = "a-token-of-the-tests"
+QUIET = persist.Settings(background=False)
+HEADER = "adbc.flight.sql.authorization_header"
+ENDLESS = "SELECT sum(a.range + b.range) FROM range(1000000) a, range(1000000) b"
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """A client whose location no test changes."""
+    with opened() as client:
+        yield client
+
+
+@contextlib.contextmanager
+def opened() -> Iterator[Client]:
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        orders = client.create_or_load("orders", key={"id": int}, value={"status": str, "amount": float})
+        orders.write([((1, ("new", 2.5)), 0, 1), ((2, ("new", 1.5)), 0, 1)], seal=1).result()
+        orders.tag("opening", 0)
+        orders.write([((1, ("new", 2.5)), 4, -1), ((1, ("paid", 2.5)), 4, 1)], seal=5).result()
+        items = client.create_or_load("sales.items", key={"id": int}, value={"n": int}, keyed=persist.Keyed())
+        items.upsert([(7, 3)]).result()
+        with contextlib.closing(
+            client.create_view("totals", "SELECT status, sum(amount) AS t FROM orders GROUP BY 1")
+        ) as view:
+            view.refresh()
+        yield client
+
+
+def connected(url: str, token: str | None = TOKEN) -> Any:
+    return flightsql.connect(url, db_kwargs={HEADER: f"Bearer {token}"} if token else {}, autocommit=True)
+
+
+@pytest.fixture(scope="module")
+def connection(client: Client) -> Iterator[Any]:
+    with client.serve(LOCAL, token=TOKEN, sql=True) as server, connected(server.url) as connection:
+        yield connection
+
+
+def rows(connection: Any, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, [*parameters] or None)
+        found: list[tuple[Any, ...]] = cursor.fetchall()
+        return found
+
+
+def refusal(connection: Any, sql: str, *parameters: Any) -> str:
+    with pytest.raises(Error) as told:
+        rows(connection, sql, *parameters)
+    return str(told.value)
+
+
+def test_a_query_gives_the_rows_and_types_of_the_collections(client: Client, connection: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT * FROM orders ORDER BY id")
+        found = cursor.fetch_arrow_table()
+    assert found.equals(client.sql("SELECT * FROM orders ORDER BY id").to_arrow())
+    assert rows(connection, "SELECT o.status, i.n FROM orders o JOIN sales.items i ON i.id = o.id + 6") == [("paid", 3)]
+    assert rows(connection, "FROM totals ORDER BY status") == [("new", 1.5), ("paid", 2.5)]
+    assert rows(connection, "SELECT * FROM orders WHERE id > 5") == []
+
+
+@pytest.mark.parametrize(
+    ("table", "status"),
+    [
+        ("orders", "paid"),
+        ("main.orders", "paid"),
+        ("latest.main.orders", "paid"),
+        ("Latest.orders", "paid"),
+        ("opening.main.orders", "new"),
+        ('"@3".main.orders', "new"),
+        ('"@4".orders', "paid"),
+        ("orders VERSION AS OF 3", "new"),
+        ("main.orders FOR SYSTEM_TIME AS OF 'opening' AS o", "new"),
+    ],
+)
+def test_a_catalog_is_a_time(connection: Any, table: str, status: str) -> None:
+    assert rows(connection, f"SELECT status FROM {table} WHERE id = 1") == [(status,)]
+
+
+def test_one_query_reads_several_times(connection: Any) -> None:
+    both = 'SELECT a.status, b.status FROM "@0".main.orders a JOIN latest.main.orders b USING (id) ORDER BY id'
+    assert rows(connection, both) == [("new", "paid"), ("new", "new")]
+
+
+def test_a_ticket_gives_the_same_however_often_it_is_taken() -> None:
+    with opened() as client, client.serve(LOCAL, sql=True) as server, flight.connect(server.url) as raw:
+        info = raw.get_flight_info(flight.FlightDescriptor.for_command(_command("StatementQuery", "FROM orders")))
+        assert info.schema.names == ["id", "status", "amount"]
+        [endpoint] = info.endpoints
+        before = raw.do_get(endpoint.ticket).read_all()
+        client["orders"].write([((9, ("late", 0.0)), 5, 1)], seal=6).result()
+        assert raw.do_get(endpoint.ticket).read_all() == before
+        assert (
+            raw.get_schema(flight.FlightDescriptor.for_command(_command("StatementQuery", "FROM orders"))).schema
+            == info.schema
+        )
+
+
+def test_parameters_of_prepared_statements(connection: Any) -> None:
+    assert rows(connection, "SELECT id FROM orders WHERE status = ? AND amount < ?", "new", 2.0) == [(2,)]
+    assert rows(connection, "SELECT $2, $1", 1, "x") == [("x", 1)]
+    with connection.cursor() as cursor:
+        assert cursor.adbc_prepare("SELECT id FROM orders WHERE id = ?").names == ["$1"]
+        for wanted in (1, 2):
+            cursor.execute("SELECT id FROM orders WHERE id = ?", [wanted])
+            assert cursor.fetchall() == [(wanted,)]
+    assert "2 parameters, and 1 were given" in refusal(connection, "SELECT ?, ?", 1)
+    assert "have names" in refusal(connection, "SELECT $one", 1)
+
+
+def test_rows_of_parameters_are_answered_one_after_the_other(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, no more than one of them takes memory."""
+    left: list[int] = []
+    made, closed = QueryResult.__init__, QueryResult.close
+
+    def counted(self: QueryResult, *arguments: Any, **options: Any) -> None:
+        made(self, *arguments, **options)
+        left.append(id(self))
+        assert len(left) == 1
+
+    def uncounted(self: QueryResult) -> None:
+        closed(self)
+        if id(self) in left:
+            left.remove(id(self))
+
+    monkeypatch.setattr(QueryResult, "__init__", counted)
+    monkeypatch.setattr(QueryResult, "close", uncounted)
+    with client.serve(LOCAL, sql=True) as server, flight.connect(server.url) as raw:
+        found = answered(raw, "SELECT id + ? AS x FROM orders ORDER BY id", pa.table({"$1": [10, 20, 30] * 3}))
+        assert found.column("x").to_pylist() == [11, 12, 21, 22, 31, 32] * 3
+        with pytest.raises(pa.ArrowInvalid, match="not the same for all rows of parameters"):
+            answered(raw, "SELECT ? AS x", pa.table({"$1": [1, None]}))
+        with pytest.raises(pa.ArrowInvalid, match=r"1,025 rows of parameters"):
+            answered(raw, "SELECT ? AS x", pa.table({"$1": range(1025)}))
+        assert answered(raw, "SELECT ? AS x", pa.table({"$1": [1]})).num_rows == 1  # All turns are free again.
+
+
+def answered(raw: flight.FlightClient, sql: str, parameters: pa.Table) -> pa.Table:
+    """Return the answer of a prepared statement, asked as any client may."""
+    create = _any("ActionCreatePreparedStatementRequest", message_of((1, sql.encode())))
+    [result] = raw.do_action(flight.Action("CreatePreparedStatement", create))
+    handle = fields_of(fields_of(result.body.to_pybytes())[2])[1]
+    command = flight.FlightDescriptor.for_command(_any("CommandPreparedStatementQuery", message_of((1, handle))))
+    writer, _ = raw.do_put(command, parameters.schema)
+    writer.write_table(parameters)
+    writer.close()
+    return raw.do_get(raw.get_flight_info(command).endpoints[0].ticket).read_all()
+
+
+def test_a_tool_is_told_what_there_is(client: Client, connection: Any) -> None:
+    listed = connection.adbc_get_objects(depth="tables").read_all().to_pylist()
+    assert [catalog["catalog_name"] for catalog in listed] == ["latest", "opening"]
+    for catalog in listed:
+        tables = {
+            (schema["db_schema_name"], table["table_name"], table["table_type"])
+            for schema in catalog["catalog_db_schemas"]
+            for table in schema["db_schema_tables"]
+        }
+        assert tables == {("main", "orders", "TABLE"), ("main", "totals", "VIEW"), ("sales", "items", "TABLE")}
+    like = connection.adbc_get_objects(depth="tables", catalog_filter="latest", table_name_filter="o_d%").read_all()
+    [schema, _] = like.to_pylist()[0]["catalog_db_schemas"]
+    assert [table["table_name"] for table in schema["db_schema_tables"]] == ["orders"]
+    assert connection.adbc_get_table_types() == ["TABLE", "VIEW"]
+    assert connection.adbc_get_table_schema("orders").names == ["id", "status", "amount"]
+    assert connection.adbc_get_info()["vendor_name"] == "persist"
+    with connection.cursor() as cursor:
+        assert cursor.adbc_execute_schema("SELECT 1::BIGINT AS one") == pa.schema([("one", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    "command", ["PrimaryKeys", "ExportedKeys", "ImportedKeys", "CrossReference", "XdbcTypeInfo", "Catalogs"]
+)
+def test_each_question_has_the_columns_that_were_announced(client: Client, command: str) -> None:
+    with client.serve(LOCAL, sql=True) as server, flight.connect(server.url) as raw:
+        asked = _any(f"CommandGet{command}", message_of((2, b"sales"), (3, b"items")))
+        info = raw.get_flight_info(flight.FlightDescriptor.for_command(asked))
+        table = raw.do_get(info.endpoints[0].ticket).read_all()
+    assert table.schema == info.schema
+    if command == "PrimaryKeys":
+        assert table.column("column_name").to_pylist() == ["id"]
+    if command == "XdbcTypeInfo":
+        assert table.num_rows > 10
+
+
+@pytest.fixture(scope="module")
+def limited(client: Client) -> Iterator[Any]:
+    limits: dict[str, Any] = {"sql_memory_bytes": 64 << 20, "sql_timeout_s": 0.3, "sql_rows_max": 1000}
+    with client.serve(LOCAL, sql=True, **limits) as server, connected(server.url, None) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize(
+    ("sql", "told"),
+    [
+        ("DELETE FROM orders", "this server only reads"),
+        ("INSERT INTO orders VALUES (3, 'x', 1.0)", "this server only reads"),
+        ("CREATE TABLE x (a INT)", "is no query"),
+        ("SET memory_limit = '100GB'", "is no query"),
+        ("SELECT 1; SELECT 2", "there are 2 of them"),
+        ("INSTALL httpfs", "is no query"),
+        ("FROM read_csv('/etc/passwd')", "reads something that is no collection"),
+        ("FROM '/etc/passwd'", "does not exist"),
+        ("SELECT * FROM glob('/*')", "reads something that is no collection"),
+        ("FROM nowhere", "The collections are ['orders', 'sales.items', 'totals']"),
+        ('FROM "@x y".main.orders', "is no time, no moment, and no tag"),
+        ('FROM "@99".main.orders', "AsOfNotSealed"),
+        ("SELECT list(range) FROM range(1000000000)", "needs more than 67,108,864 bytes of memory"),
+        ("FROM range(2000)", "more than 1,000 rows"),
+        (ENDLESS, "it took longer than 0.3 s"),
+    ],
+)
+def test_what_a_client_may_not_do_is_refused_in_words(limited: Any, sql: str, told: str) -> None:
+    assert told in refusal(limited, sql)
+    assert rows(limited, "SELECT 1") == [(1,)]
+
+
+def test_a_driver_cannot_write(connection: Any) -> None:
+    with connection.cursor() as cursor:
+        with pytest.raises(Error, match="only reads"):
+            cursor.adbc_ingest("x", pa.table({"a": [1]}))
+        with pytest.raises(Error, match="only reads"):
+            cursor.executemany("SELECT ?", [[1], [2]])
+
+
+@pytest.mark.parametrize("token", [None, "wrong"])
+def test_a_client_without_the_token_is_refused(client: Client, token: str | None) -> None:
+    with client.serve(LOCAL, token=TOKEN, sql=True) as server, connected(server.url, token) as connection:
+        assert "the token is missing or wrong" in refusal(connection, "SELECT 1")
+
+
+def test_a_query_can_be_cancelled(client: Client) -> None:
+    with client.serve(LOCAL, sql=True) as server, flight.connect(server.url) as raw:
+        info = raw.get_flight_info(flight.FlightDescriptor.for_command(_command("StatementQuery", ENDLESS)))
+        failed: list[BaseException] = []
+
+        def read() -> None:
+            try:
+                raw.do_get(info.endpoints[0].ticket).read_all()
+            except pa.ArrowException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        with flight.connect(server.url) as other:
+            status = b"\x08\x03"
+            while status == b"\x08\x03" and thread.is_alive():  # Until it runs: what does not run cannot be cancelled.
+                body = message_of((1, info.serialize()))
+                [result] = other.do_action(flight.Action("CancelFlightInfo", body))
+                status = result.body.to_pybytes()
+        thread.join(60)
+        assert status == b"\x08\x01"
+        assert "it was cancelled" in str(failed)
+
+
+def test_a_query_of_a_client_that_has_gone_ends(client: Client) -> None:
+    with client.serve(LOCAL, sql=True) as server:
+        for _ in range(QUERIES_MAX + 2):
+            with connected(server.url, None) as connection, connection.cursor() as cursor:
+                cursor.execute("SELECT a.range FROM range(3000000) a")
+                cursor.fetchone()
+        with connected(server.url, None) as connection:
+            assert rows(connection, "SELECT 1") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        b"",
+        b"\x0a",
+        b"\xff" * 100,
+        message_of((1, b"type.googleapis.com/arrow.flight.protocol.sql.CommandStatementQuery"), (2, b"\xff")),
+        message_of((1, b"type.googleapis.com/arrow.flight.protocol.sql.CommandNever")),
+        message_of((1, b"type.googleapis.com/arrow.flight.protocol.sql.TicketStatementQuery"), (2, b"\x0a\x02{}")),
+        message_of(
+            (1, b"type.googleapis.com/arrow.flight.protocol.sql.CommandStatementQuery"),
+            (2, message_of((1, b"SELECT '" + b"x" * 200_000 + b"'"))),
+        ),
+    ],
+)
+def test_what_is_no_message_is_refused(client: Client, command: bytes) -> None:
+    with client.serve(LOCAL, sql=True) as server, flight.connect(server.url) as raw:
+        with pytest.raises((pa.ArrowInvalid, flight.FlightError)):
+            raw.get_flight_info(flight.FlightDescriptor.for_command(command))
+        with pytest.raises((pa.ArrowInvalid, flight.FlightError)):
+            raw.do_get(flight.Ticket(command)).read_all()
+        with pytest.raises((pa.ArrowInvalid, flight.FlightError)):
+            [*raw.do_action(flight.Action("CreatePreparedStatement", command))]
+
+
+def test_prepared_statements_that_nobody_closes_make_room(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("persist.services.serve.flight_sql.PREPARED_MAX", 3)
+    assert PREPARED_MAX > 3
+    with client.serve(LOCAL, sql=True) as server, connected(server.url, None) as connection:
+        cursors = [connection.cursor() for _ in range(5)]
+        for cursor in cursors:
+            cursor.adbc_prepare("SELECT ?")
+        with pytest.raises(Error, match="prepare it again"):
+            cursors[0].execute("SELECT ?", [1])
+        cursors[-1].execute("SELECT ?", [1])
+        assert cursors[-1].fetchall() == [(1,)]
+        for cursor in cursors:
+            cursor.close()
+
+
+def test_a_server_speaks_sql_only_if_it_is_told_to(client: Client) -> None:
+    with client.serve(LOCAL) as server, connected(server.url, None) as connection:
+        assert "there is no action" in refusal(connection, "SELECT 1")
+        with flight.connect(server.url) as raw, pytest.raises(pa.ArrowInvalid, match=r"it needs serve\(sql=True\)"):
+            raw.get_flight_info(flight.FlightDescriptor.for_command(_command("StatementQuery", "SELECT 1")))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sql_memory_bytes": 0}, {"sql_timeout_s": -1}, {"sql_rows_max": 0}, {"sql_rows_max": True}, {"sql": 1}]
+)
+def test_limits_that_are_none_are_refused(client: Client, wrong: dict[str, Any]) -> None:
+    with pytest.raises(persist.errors.InvalidUsage):
+        client.serve(LOCAL, **{"sql": True, **wrong})
+    with pytest.raises(persist.errors.InvalidUsage):
+        client.serve(LOCAL, sql_timeout_s=5.0)
+
+
+def _any(kind: str, message: bytes) -> bytes:
+    return message_of((1, f"type.googleapis.com/arrow.flight.protocol.sql.{kind}".encode()), (2, message))
+
+
+def _command(kind: str, sql: str) -> bytes:
+    return _any(f"Command{kind}", message_of((1, sql.encode())))

@@ -1,0 +1,252 @@
+"""The command line: what it prints, and with which exit status."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.tools.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    location = tmp_path / "location"
+    with persist.open(location, settings=persist.Settings(background=False)) as client:
+        c = client.create_or_load("orders", key={"k": pa.int64()}, value=None)
+        c.write(pa.table({"k": range(20_000), "_time": [3] * 20_000, "_diff": [1] * 20_000}), seal=5).result()
+        c.hold(3, name="consumer")
+        c.allow_compaction(4).result()
+        client.create_or_load("done", key={"k": pa.int64()}, value=None).seal(persist.Antichain()).result()
+    return location
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def part_of(folder: Path) -> Path:
+    [part] = folder.glob("part/*/*")
+    return part
+
+
+def test_fsck_of_a_clean_location_exits_with_0(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(folder)
+    assert main(["fsck", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert "no problem" in out
+    assert err == ""
+    assert contents(folder) == before
+
+
+def test_fsck_of_a_damaged_location_exits_with_1_and_names_the_blob(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = part_of(folder)
+    data = bytearray(part.read_bytes())
+    data[100] ^= 1
+    part.write_bytes(bytes(data))
+    assert main(["fsck", str(folder)]) == 1
+    assert str(part.relative_to(folder)) in capsys.readouterr().out
+    assert main(["fsck", "--shallow", str(folder)]) == 0
+    part.unlink()
+    assert main(["fsck", "--shallow", str(folder)]) == 1
+
+
+def test_fsck_repairs_what_its_dry_run_shows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with persist.open(folder, settings=persist.Settings(background=False)) as client:
+        for time in range(6, 24):
+            client.load("orders").seal(time).result()
+    newest = min(folder.glob("checkpoint/*"))
+    newest.write_bytes(newest.read_bytes()[:-40])
+    before = contents(folder)
+    assert main(["fsck", str(folder), "--repair", "--dry-run"]) == 1
+    planned = capsys.readouterr().out.split("repairs planned\n")[1]
+    assert contents(folder) == before
+    assert main(["fsck", str(folder), "--repair"]) == 0
+    assert capsys.readouterr().out.split("repairs done\n")[1] == f"{planned}\nno problem is left\n"
+    assert contents(folder) != before
+    assert main(["fsck", str(folder)]) == 0
+
+
+def test_fsck_advises_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stray = folder / "part" / ("a" * 32) / f"{'0' * 20}-{'b' * 32}.parquet"
+    stray.parent.mkdir(parents=True)
+    stray.write_bytes(b"PAR1")
+    for arguments in (["fsck", str(folder)], ["fsck", str(folder), "--json"]):
+        assert main(arguments) == 0
+        said = capsys.readouterr().out
+        assert "persist gc" in said
+        assert "client.gc()" not in said
+
+
+def test_gc_says_what_it_deleted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gc", str(folder)]) == 0
+    assert "nothing to delete" in capsys.readouterr().out
+
+
+def test_collections_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", str(folder)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    size = part_of(folder).stat().st_size
+    assert lines == [
+        ["name", "rows", "bytes", "since", "upper", "parts", "holds", "unsealed"],
+        ["done", "0", "0", "0", "-", "0", "0", "-"],
+        ["orders", "20,000", f"{size:,}", "3", "5", "1", "1", "-"],
+    ]
+    assert main(["ls", str(folder), "ord", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert (listed["name"], listed["rows"], listed["since"], listed["upper"]) == ("orders", 20_000, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["fsck", "{tmp}/nothing"], "nothing is stored at"),
+        (["holds", "{tmp}/nothing"], "nothing is stored at"),
+        (["holds", "{tmp}/nothing", "orders"], "nothing is stored at"),
+        (["ls", "{tmp}/nothing"], "nothing is stored at"),
+        (["fsck", "{tmp}", "--dry-run"], "--dry-run goes with --repair"),
+        (["ls", "nonsense://x"], "unknown scheme"),
+        (["gc", "{tmp}", "--storage-option", "fsink=no"], "'fsink' is not an option"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exits_with_2(
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([argument.format(tmp=tmp_path) for argument in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert err.startswith("persist: ")
+    assert err.count("\n") == 1
+
+
+def test_damage_that_keeps_a_command_from_working_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "log" / f"{1:020d}").write_bytes(b"{}")
+    assert main(["ls", str(folder)]) == 1
+    assert "is corrupt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["frobnicate"], ["fsck"], ["fsck", "x", "--frob"], ["log", "x", "--last", "many"], ["log", "x", "-n", "0"]],
+)
+def test_wrong_arguments_exit_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "Usage: persist" in "".join(capsys.readouterr())
+
+
+def test_a_storage_option_without_a_value_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", "x", "--storage-option", "sEcReT"]) == 2
+    assert "NAME=VALUE" in (err := capsys.readouterr().err)
+    assert "sEcReT" not in err
+
+
+def test_storage_options_reach_the_store(folder: Path) -> None:
+    assert main(["ls", str(folder), "--storage-option", "fsync=false"]) == 0
+
+
+def test_the_module_runs_as_a_program(folder: Path) -> None:
+    (folder / "log" / f"{0:020d}").unlink()
+    command = [sys.executable, "-m", "persist", "fsck", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout
+
+
+def test_holds_are_listed_with_who_has_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with persist.open(folder) as reader:
+        held = reader.load("orders").hold(4)
+        assert main(["holds", str(folder)]) == 0
+        held.release()
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["collection", "hold", "time", "holder", "until"]
+    cells = [line.split() for line in lines]
+    assert ["orders", "consumer", "3", "-", "released"] in cells
+    assert any(cell[:3] == ["orders", "-", "4"] and cell[3].count(":") == 3 and "T" in cell[4] for cell in cells)
+
+
+def test_a_forgotten_hold_is_released_when_that_is_confirmed(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115
+    assert main(["release", str(folder), "orders", "consumer"]) == 2
+    assert "say --yes" in capsys.readouterr().err
+    assert main(["release", str(folder), "orders", "consumr", "--yes"]) == 2
+    assert "it has 'consumer'" in capsys.readouterr().err
+    sys.stdin.close()
+
+    assert main(["release", str(folder), "orders", "consumer", "--yes"]) == 0
+
+    assert "released the hold 'consumer' at 3 of 'orders'" in capsys.readouterr().out
+    with persist.open(folder) as client:
+        assert client.load("orders").holds() == []
+        assert client.load("orders").since == persist.Antichain(4)
+
+
+def test_options_of_the_store_come_from_a_file_and_the_environment_without_being_shown(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "options.json"
+    file.write_text('{"fsync": "sEcReT"}')
+    file.chmod(0o644)
+    command = ["gc", str(folder), "--storage-options-file", str(file)]
+    assert main(command) == 2
+    assert f"chmod 600 {file}" in capsys.readouterr().err
+    file.chmod(0o600)
+    assert main(command) == 2
+    assert "storage option 'fsync' of a folder" in capsys.readouterr().err
+    assert main([*command, "--storage-option", "fsync=true"]) == 0
+    file.write_text("sEcReT")
+    assert main(command) == 2
+    monkeypatch.setenv("PERSIST_STORAGE_OPTIONS", '{"file_mode": "0640"}')
+    file.write_text('{"fsync": false}')
+    assert main(command) == 0
+    monkeypatch.setenv("PERSIST_STORAGE_OPTIONS", '["sEcReT"]')
+    assert main(["ls", str(folder)]) == 2
+    assert main([*command[:3], str(tmp_path / "none.json")]) == 2
+    output = capsys.readouterr()
+    assert "the environment variable PERSIST_STORAGE_OPTIONS does not hold a JSON object" in output.err
+    assert "sEcReT" not in output.out + output.err
+
+
+def test_storage_options_nested_too_deeply_are_one_line_and_are_not_shown(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "options.json"
+    file.write_text("[" * 100_000)
+    file.chmod(0o600)
+    assert main(["gc", str(folder), "--storage-options-file", str(file)]) == 2
+    monkeypatch.setenv("PERSIST_STORAGE_OPTIONS", '{"a":' * 100_000)
+    assert main(["gc", str(folder)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert "does not hold a JSON object" in line
+        assert "[[" not in line
+        assert '"a"' not in line
+
+
+def test_a_store_that_takes_a_request_and_never_answers_is_given_up_after_the_timeout(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"endpoint_url=http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        status = main(
+            ["ls", "s3://b/p", "--store-timeout", "0.2", "--storage-option", endpoint, "--storage-option", "region=x"]
+        )
+    assert status == 4
+    assert time.monotonic() - began < 15  # An attempt alone would take 20 s.
+    assert "Check that the store is up and reachable" in capsys.readouterr().err

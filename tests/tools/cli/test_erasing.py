@@ -1,0 +1,96 @@
+"""`persist erase`: it asks, erases, and says what is left until nothing is."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import persist
+from persist.services.erase import receipt_digest
+from persist.tools.cli.main import main
+from tests.support.tuned import tuned
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> str:
+    with persist.open(tmp_path / "shop") as client:
+        users = client.create_or_load("users", key={"id": int}, value={"email": str})
+        users.write([(1, "ada@example.com"), (2, "bob@example.com")], time=0, seal=1).result()
+    return str(tmp_path / "shop")
+
+
+def test_it_erases_by_a_condition_and_by_keys_in_a_file(
+    location: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["erase", location, "users", "--where", "id = 1", "--reason", "request 17", "--yes"]) == 0
+    assert capsys.readouterr().out == "erased 1 update of 'users' from all times\n"
+    (tmp_path / "keys.csv").write_text("id\n2\n")
+    keys = ["--keys", str(tmp_path / "keys.csv")]
+    assert main(["erase", location, "users", *keys, "--reason", "request 18", "--yes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["updates"] == 1
+    with persist.open(location, mode="read") as client:
+        assert list(client.load("users").snapshot().rows()) == []
+
+
+def test_without_an_answer_nothing_is_erased(
+    location: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "no")
+    assert main(["erase", location, "users", "--where", "id = 1", "--reason", "request 17"]) == 2
+    with persist.open(location, mode="read") as client:
+        assert len(list(client.load("users").snapshot().rows())) == 2
+
+
+def test_verify_says_what_is_left_and_prints_a_receipt_when_nothing_is(
+    location: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["erase", location, "users", "--where", "id = 1", "--verify"]) == 1
+    shown = capsys.readouterr().out
+    assert "written after the erasure or never erased" in shown
+    assert re.match(r"\d of \d+ objects, of [\d,]+ bytes in all, may hold what was erased:\n", shown)
+    assert main(["erase", location, "users", "--where", "id = 1", "--verify", "--json"]) == 1
+    assert {each["until"] for each in json.loads(capsys.readouterr().out)["left"]} == {None}
+    assert main(["erase", location, "users", "--where", "id = 1", "--reason", "request 17", "--yes"]) == 0
+    capsys.readouterr()
+    assert main(["gc", location, "--explain", "--json"]) == 0
+    *_, waits = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (waits["collection"], waits["why"], waits["waits_for"]) == ("users", "erased", "the grace period")
+    assert waits["blobs"] == 2
+    assert main(["erase", location, "users", "--where", "id = 1", "--text", "ada@", "--verify", "--json"]) == 1
+    left = json.loads(capsys.readouterr().out)["left"]
+    assert main(["erase", location, "users", "--where", "id = 1", "--verify"]) == 1
+    assert "persist gc deletes it" in capsys.readouterr().out
+    assert {each["key"].split("/")[0] for each in left} == {"log"}
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", each["until"]) for each in left)
+    with persist.open(location, settings=tuned(background=False)) as client:
+        client.load("users").write([(3, "eve@example.com")], time=1, seal=2).result()
+    assert main(["erase", location, "users", "--where", "id = 99", "--verify"]) == 1
+
+
+def test_a_receipt_is_json_with_its_own_digest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with persist.open(tmp_path / "shop") as client:
+        client.create_or_load("users", key={"id": int}, value={"email": str}).write(
+            [(2, "bob")], time=0, seal=1
+        ).result()
+    assert main(["erase", str(tmp_path / "shop"), "users", "--where", "id = 1", "--verify"]) == 0
+    receipt = json.loads(capsys.readouterr().out)
+    assert receipt["digest"] == receipt_digest(receipt)
+    assert (receipt["collection"], receipt["erasures"]) == ("users", [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--reason", "x"], "say what to erase"),
+        (["--where", "id = 1"], "say why"),
+        (["--where", "id = 1", "--text", "ada", "--reason", "x"], "--text goes with --verify"),
+        (["--where", "id = 1", "--reason", "x", "--verify"], "--verify erases nothing"),
+        (["--where", "id = 1", "--format", "csv", "--verify"], "--format is that of the file of --keys"),
+    ],
+)
+def test_what_is_missing_is_told(
+    location: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["erase", location, "users", *arguments]) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,135 @@
+"""What looks after a location: maintain, cost, and what is logged meanwhile."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import persist
+from persist.tools.cli.logs import chosen
+from persist.tools.cli.main import main
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    with persist.open(tmp_path / "shop", settings=persist.Settings(background=False)) as client:
+        for n in range(9):
+            client.write("orders", [{"id": n, "amount": n}], key=["id"])
+        client.create_view("total", "SELECT sum(amount) AS total FROM orders").close()
+    return tmp_path / "shop"
+
+
+def total(shop: Path) -> list[dict[str, int]]:
+    with persist.open(shop, mode="read") as client:
+        rows: list[dict[str, int]] = client.load("total").snapshot().to_arrow().to_pylist()
+        return rows
+
+
+def test_maintain_does_what_is_due_and_then_nothing_is(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["maintain", str(shop), "--no-refresh", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).get("views refreshed", 0) == 0
+    assert main(["maintain", str(shop), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["views refreshed"] == 1
+    assert total(shop) == [{"total": 36}]
+    assert main(["maintain", str(shop), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert not again.get("views refreshed")
+    assert not again.get("collections compacted")
+
+
+def test_retain_asks_and_bounds_the_history(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["retain", str(shop), "orders", "1 second"]) == 2
+    assert "Nobody can be asked here" in capsys.readouterr().err
+    assert main(["retain", str(shop), "orders", "5", "--yes"]) == 0
+    assert capsys.readouterr().out.startswith("orders keeps 5 ms before upper")
+    assert main(["retain", str(shop), "orders", "5 parsecs", "--yes"]) == 2
+    assert "of seconds, minutes, hours, days or weeks" in capsys.readouterr().err
+    assert main(["retain", str(shop), "orders", "all"]) == 0
+    assert capsys.readouterr().out == "orders keeps all of its history\n"
+
+
+def test_maintain_goes_on_until_it_is_ended(shop: Path) -> None:
+    command = [sys.executable, "-m", "persist", "maintain", str(shop), "--every", "0.1", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["views refreshed"] == 1
+        with persist.open(shop) as client:
+            client.write("orders", [{"id": 100, "amount": 100}])
+        assert json.loads(process.stdout.readline())["views refreshed"] == 1
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert total(shop) == [{"total": 136}]
+
+
+def test_cost_counts_what_was_stored_and_what_is(
+    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cost", str(shop), "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = {row["kind"]: row for row in map(json.loads, out.splitlines())}
+    files = [path for path in shop.rglob("*") if path.is_file()]
+    logs = list((shop / "log").iterdir())
+    assert found["records"]["objects"] == len(logs)
+    assert found["PUT"]["requests"] == found["all"]["objects"] == len(files)
+    assert found["all"]["bytes"] == found["PUT"]["request_bytes"] == sum(path.stat().st_size for path in files)
+    puts, stored = found["PUT"]["dollars"], found["all"]["bytes"] / 2**30 * 0.023
+    assert len(files) / 1000 * 0.005 * 30 * 24 / 25 <= puts <= len(files) / 1000 * 0.005 * 30
+    assert found["all"]["dollars"] == pytest.approx(puts + stored)
+    assert "told of 0 requests" in err
+    for path in files:  # Of two days ago.
+        os.utime(path, (path.stat().st_mtime - 172_800,) * 2)
+    prices = tmp_path / "prices.json"
+    prices.write_text('{"stored_gib_month": 1024}')
+    assert main(["cost", str(shop), "--json", "--prices", str(prices)]) == 0
+    everything = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (everything["requests"], everything["request_bytes"]) == (0, 0)
+    assert everything["dollars"] == pytest.approx(everything["bytes"] / 2**20)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"gold": 1}', '{"puts_1000": "1"}', '{"puts_1000": -1}', '{"puts_1000": NaN}']
+)
+def test_prices_that_are_none_are_refused(
+    shop: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prices.json").write_text(text)
+    assert main(["cost", str(shop), "--prices", str(tmp_path / "prices.json")]) == 2
+    assert "prices.json" in capsys.readouterr().err
+
+
+def test_logs_are_remarks_or_lines_or_json(
+    shop: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["maintain", str(shop), "--json"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["compact", str(shop), "orders", "--json", "--verbose"]) == 0
+    assert "persist: compact" in capsys.readouterr().err
+    monkeypatch.setenv("PERSIST_LOG", "debug")
+    assert main(["read", str(shop), "orders", "--format", "csv"]) == 0
+    assert "Z debug persist.core.progress: read orders: rows 9, in 0." in capsys.readouterr().err
+    monkeypatch.setenv("PERSIST_LOG", "debug,json")
+    assert main(["delete", str(shop), "orders", "--where", "id = 3"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    [commit] = [line for line in lines if line.get("what") == "commit" and line["seqno"] is not None]
+    assert {"at", "level", "logger", "message", "action", "location", "collections", "seconds"} <= {*commit}
+    assert (commit["collections"], commit["level"]) == (["orders"], "debug")
+    monkeypatch.setenv("PERSIST_LOG", "loud")
+    assert main(["ls", str(shop)]) == 2
+    assert "'loud' is no level and no format" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "verbose", "wanted"),
+    [
+        ("", False, (30, "remark")), ("", True, (20, "remark")), ("json", False, (30, "json")),
+        ("json", True, (20, "json")), ("error", True, (40, "line")), (" INFO , json", False, (20, "json")),
+        ("json,debug", False, (10, "json")),
+    ],
+)  # fmt: skip
+def test_a_level_and_a_format_are_chosen(said: str, verbose: bool, wanted: tuple[int, str]) -> None:
+    assert chosen(said, verbose) == wanted

@@ -1,0 +1,547 @@
+"""What the command line shows of what is stored, in every format."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+import pytest
+
+import persist
+from persist.core.settings import Tuning
+from persist.tools.cli.main import main
+
+Printed = pytest.CaptureFixture[str]
+NOBODY = [
+    f"--storage-option={option}"
+    for option in ("endpoint_url=http://127.0.0.1:9", "region=x", "access_key_id=a", "secret_access_key=b")
+] + ["--store-timeout=0.1"]
+NASTY = "\x1b[31m\x1b]0;title\x07<script>alert(1)</script>[bold]\u202e"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    location = tmp_path / "location"
+    with persist.open(location, settings=persist.Settings(background=False)) as client:
+        orders = client.create_or_load(
+            "orders", key={"id": pa.int64()}, value={"status": pa.string(), "amount": pa.float64()}
+        )
+        orders.write([((1, ("new", 9.5)), 10, 1), ((2, (None, 3.0)), 10, 1)], seal=11).result()
+        orders.write([((1, ("new", 9.5)), 12, -1), ((1, ("paid", 9.5)), 12, 1)], seal=13).result()
+        orders.write([((3, ("new", 1.0)), 20, 1)], token="later").result()
+        items = client.create_or_load("shop.items", key={"item": pa.int64()}, timeline="s")
+        items.write([((7, None), "2026-01-01T00:00:00Z", 1)], seal="2026-01-02").result()
+    return str(location)
+
+
+def lines(printed: Printed) -> list[dict[str, object]]:
+    return [json.loads(line) for line in printed.readouterr().out.splitlines()]
+
+
+def test_contents_are_read_as_of_a_time_with_columns_and_a_condition(place: str, capsys: Printed) -> None:
+    assert main(["read", place, "orders", "--as-of", "11"]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["id", "status", "amount"],
+        ["1", "new", "9.5"],
+        ["2", "NULL", "3.0"],
+    ]
+    assert main(["read", place, "orders", "--columns", "id,status", "--where", "amount > 5", "--json"]) == 0
+    assert lines(capsys) == [{"id": 1, "status": "paid"}]
+    assert main(["read", place, "shop.items", "--as-of", "2026-01-01T12:00Z", "--form", "diff", "--json"]) == 0
+    assert lines(capsys) == [{"item": 7, "_diff": 1}]
+
+
+def test_moments_that_python_has_not_are_shown_and_bytes_that_are_no_text_are_refused_as_csv(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    place = str(tmp_path / "far")
+    moments = pa.array([2**63 - 1, -(10**17)], pa.timestamp("us"))
+    with persist.open(place) as client:
+        client.write("t", pa.table({"at": moments, "b": [b"\xff", b"a"]}), key=["at"], time=0, seal=1).result()
+        assert "294247-01-10 04:00:54.775807" in client["t"].snapshot()._repr_html_()
+    for arguments in (["read", place, "t"], ["sql", place, "SELECT * FROM t"], ["changes", place, "t", "0"]):
+        assert main(arguments) == 0
+        assert {"294247-01-10 04:00:54.775807", "-1199-02-15 14:13:20.000000"} <= {
+            word.strip()
+            for line in capsys.readouterr().out.splitlines()
+            for word in re.findall(r"-?\d{4,}-\d\d-\d\d [\d:.]+", line)
+        }
+    assert main(["read", place, "t", "-f", "json"]) == 0
+    assert [json.loads(line)["at"][:5] for line in capsys.readouterr().out.splitlines()] == ["-1199", "29424"]
+    for column, reason in (("at", "a date too far away"), ("b", "bytes that are not UTF-8")):
+        assert main(["read", place, "t", "-f", "csv", "--columns", column]) == 2
+        error = capsys.readouterr().err
+        assert f"the column '{column}' has {reason}" in error
+        assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "a.arrow"])
+def test_contents_go_to_files_of_every_format(place: str, tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    assert main(["read", place, "orders", "--output", str(file)]) == 0
+    if name.endswith("csv"):
+        found = csv.read_csv(file, convert_options=csv.ConvertOptions(strings_can_be_null=True)).to_pylist()
+    elif name.endswith("jsonl"):
+        found = [json.loads(line) for line in file.read_text().splitlines()]
+    elif name.endswith("parquet"):
+        found = pq.read_table(file).to_pylist()
+    else:
+        found = pa.ipc.open_stream(file.read_bytes()).read_all().to_pylist()
+    found.sort(key=lambda row: row["id"])
+    assert found == [{"id": 1, "status": "paid", "amount": 9.5}, {"id": 2, "status": None, "amount": 3.0}]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["location", name])
+
+
+def test_a_file_that_is_not_finished_does_not_appear(place: str, tmp_path: Path, capsys: Printed) -> None:
+    with persist.open(place) as client:
+        client.create_or_load("lists", key={"k": pa.list_(pa.int64())}).seal(1).result()
+    assert main(["read", place, "lists", "--output", str(tmp_path / "a.csv")]) == 2
+    assert "CSV cannot hold" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["location"]
+    assert main(["read", place, "orders", "--output", str(tmp_path / "no" / "a.csv")]) == 2
+    assert main(["read", place, "orders", "--output", "a.xyz"]) == 2
+    assert "say --format" in capsys.readouterr().err
+
+
+def test_what_is_written_to_a_pipe_leaves_the_pipe_where_it_is(place: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "persist", "read", place, "orders", "--format", "csv", "--output", str(pipe)]
+    with subprocess.Popen(command) as process:
+        assert pipe.read_text().splitlines()[0] == '"id","status","amount"'
+    assert process.returncode == 0
+    assert pipe.is_fifo()
+    assert main(["read", place, "orders", "--format", "csv", "--output", str(tmp_path)]) == 2
+
+
+def test_changes_and_differences_are_shown(place: str, capsys: Printed) -> None:
+    assert main(["changes", place, "orders", "11", "13", "--json"]) == 0
+    changed = [(line["status"], line["_time"], line["_diff"]) for line in lines(capsys)]
+    assert sorted(changed) == [("new", 12, -1), ("paid", 12, 1)]
+    assert main(["changes", place, "orders", "11", "13", "--form", "transitions", "--json"]) == 0
+    changed = [(line["_change"], line["_old_status"], line["status"]) for line in lines(capsys)]
+    assert changed == [("update", "new", "paid")]
+    assert main(["changes", place, "orders", "11", "13", "--form", "diff"]) == 2
+    assert "'diff' is no form of changes" in capsys.readouterr().err
+    assert main(["diff", place, "orders", "12", "10", "--columns", "status", "--json"]) == 0
+    assert lines(capsys) == [{"id": 1, "status": "new", "_change": "update", "_old_status": "paid"}]
+    assert main(["diff", place, "orders", "12", "12"]) == 0
+    assert capsys.readouterr().out.split() == ["id", "status", "amount", "_change", "_old_status", "_old_amount"]
+
+
+def test_a_tail_ends_where_it_is_told_to(place: str, capsys: Printed) -> None:
+    assert main(["tail", place, "orders", "--as-of", "10", "--contents", "--until", "13"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "10   +1  id=1  status=new  amount=9.5",
+        "10   +1  id=2  status=NULL  amount=3.0",
+        "12   -1  id=1  status=new  amount=9.5",
+        "12   +1  id=1  status=paid  amount=9.5",
+    ]
+    assert err.splitlines() == ["-- complete before 11", "-- complete before 13"]
+    assert main(["tail", place, "orders", "--as-of", "10", "--until", "13", "--json"]) == 0
+    assert len(lines(capsys)) == 2
+    assert main(["tail", place, "orders", "--as-of", "10", "--until", "13", "--format", "parquet"]) == 2
+
+
+def test_who_waits_before_a_screen_is_told_how_far_it_is(
+    place: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["tail", place, "orders", "--until", "13"]) == 0
+    assert "orders is sealed before 13: what comes now is shown" in capsys.readouterr().err
+    assert main(["wait", place, "orders", "--until", "12"]) == 0
+    assert "waiting for 12" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("until", ["13", "2"])
+def test_a_tail_until_what_is_sealed_already_ends_at_once(place: str, capsys: Printed, until: str) -> None:
+    assert main(["tail", place, "orders", "--until", until]) == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "-- complete before 13\n")
+
+
+def test_a_program_waits_until_a_time_is_sealed(place: str, capsys: Printed) -> None:
+    assert main(["wait", place, "orders", "--until", "12"]) == 0
+    assert capsys.readouterr().out == "orders is complete up to 12\n"
+    assert main(["wait", place, "shop.items", "--until", "2026-01-01T23:00Z", "--json"]) == 0
+    assert lines(capsys) == [{"collection": "shop.items", "upper": 1767312000}]
+    assert main(["wait", place, "orders", "--until", "13", "--timeout", "0.05"]) == 1
+    assert "13" in capsys.readouterr().err
+    with persist.open(place, settings=persist.Settings(background=False)) as client:
+        orders = client["orders"]
+        sealing = threading.Timer(0.1, lambda: orders.seal(14).result())
+        sealing.start()
+        assert main(["wait", place, "orders", "--until", "13", "--timeout", "60"]) == 0
+        sealing.join()
+        orders.allow_compaction(13)
+    assert main(["wait", place, "orders", "--until", "9"]) == 0
+    assert main(["wait", place, "nothing", "--until", "9"]) == 2
+
+
+def test_queries_read_all_collections_at_their_times(place: str, capsys: Printed) -> None:
+    query = "SELECT o.status, count(*) AS n, (SELECT count(*) FROM shop.items) AS items FROM Orders o GROUP BY 1"
+    assert main(["sql", place, f"{query} ORDER BY 1", "--json"]) == 0
+    assert lines(capsys) == [{"status": "paid", "n": 1, "items": 1}, {"status": None, "n": 1, "items": 1}]
+    assert main(["sql", place, query, "--as-of", "orders=10", "--as-of", "shop.items=2026-01-01", "--json"]) == 0
+    assert {line["status"] for line in lines(capsys)} == {"new", None}
+    for bad, says in (
+        (["SELECT * FROM nothing"], "The collections are ['orders', 'shop.items']"),
+        (["DROP TABLE orders"], "DROP is no query"),
+        (["SELECT 1; SELECT 2"], "there are 2 of them"),
+        (["FROM orders", "--as-of", "oders=1"], "did you mean 'orders'"),
+        (["FROM orders", "--as-of", "20"], "times before 13 are sealed"),
+    ):
+        assert main(["sql", place, *bad]) == 2
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["FROM read_csv('{file}')", "FROM '{file}'", "FROM read_text('{file}')", "FROM orders, glob('{folder}/*')"],
+)
+def test_a_query_reads_files_only_if_that_is_allowed(place: str, tmp_path: Path, capsys: Printed, query: str) -> None:
+    file = tmp_path / "secret.csv"
+    file.write_text("a\nhidden\n")
+    asked = query.format(file=file, folder=tmp_path)
+    assert main(["sql", place, asked]) == 2
+    out, err = capsys.readouterr()
+    assert "hidden" not in out + err
+    assert "--files" in err
+    assert main(["sql", place, asked, "--files"]) == 0
+    assert ("hidden" if "glob" not in query else "secret.csv") in capsys.readouterr().out
+
+
+def test_a_query_reads_no_variable_of_the_program(place: str, capsys: Printed) -> None:
+    for allowed in ([], ["--files"]):
+        assert main(["sql", place, "FROM names", *allowed]) == 2
+        assert "names" in capsys.readouterr().err
+
+
+def test_one_collection_is_shown_with_all_there_is_to_say(place: str, capsys: Printed) -> None:
+    with persist.open(place) as client:
+        client.load("orders").hold(11, name="consumer")
+        client.load("orders").compact()
+    assert main(["show", place, "orders"]) == 0
+    out = capsys.readouterr().out
+    for text in ("key    id      int64", "upper     13", "1 update at time 20: sealing to 21", "consumer", "keyframes"):
+        assert text in out
+    assert main(["show", place, "shop.items", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["upper_moment"] == "2026-01-02T00:00:00Z"
+    assert told["columns"] == [{"side": "key", "name": "item", "type": "int64"}]
+    assert main(["show", place, "oders"]) == 2
+    assert "oders" in capsys.readouterr().err
+
+
+def test_the_log_is_shown_in_sentences(place: str, capsys: Printed) -> None:
+    assert main(["log", place]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        "created 'orders'",
+        "wrote 2 updates to 'orders' at time 10",
+        "sealed 'orders' to 11",
+        "remembered 'later' as written to 'orders'",
+    ):
+        assert text in out
+    assert main(["log", place, "--collection", "shop.items", "--last", "1", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert any("sealed 'shop.items'" in did for did in record["did"])
+
+
+def test_the_log_tells_moments_and_names_of_views(tmp_path: Path, capsys: Printed) -> None:
+    place = str(tmp_path / "moments")
+    with persist.open(place) as client:
+        orders = client.create_or_load("orders", key={"id": int}, value={"amount": float}, timeline="ms")
+        orders.write([(1, 2.0)], time="2026-01-01", seal="2026-01-02").result()
+        orders.evolve(add={"note": str})
+        view = client.create_view("large", "SELECT * FROM orders WHERE amount > 1")
+        view.refresh()
+        view.close()
+    assert main(["log", place]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        "wrote 1 update to 'orders' at time 2026-01-01T00:00:00Z",
+        "sealed 'orders' to 2026-01-02T00:00:00Z",
+        "gave 'orders' version 2 of its schema: id, amount, note",
+        "created the view 'large'",
+        "the hold 'view large' of 'orders' was set at",
+    ):
+        assert text in out
+
+
+def test_a_location_is_sealed_held_and_destroyed(place: str, capsys: Printed) -> None:
+    assert main(["seal", place, "orders"]) == 2
+    assert main(["seal", place, "orders", "12"]) == 2
+    assert "cannot go back" in capsys.readouterr().err
+    assert main(["seal", place, "orders", "--for-ever", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["upper"] is None
+    assert main(["hold", place, "orders", "me", "11"]) == 0
+    assert main(["hold", place, "orders", "me", "12", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["time"] == 12
+    assert main(["drop", place, "orders"]) == 2
+    assert "Nobody can be asked here: say --yes" in capsys.readouterr().err
+    assert main(["drop", place, "orders", "--yes"]) == 0
+    capsys.readouterr()
+    assert main(["ls", place, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "shop.items"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["read", "{place}", "orders", "--as-of", "99"], 2, "times before 13 are sealed"),
+        (["read", "{place}", "orders", "--as-of", "soon"], 2, "soon"),
+        (["read", "{place}", "orders", "--as-of", "-1"], 2, "-1"),
+        (["read", "{place}", "orders", "--as-of", "2026-01-01"], 2, "timeline"),
+        (["read", "{place}", "orders", "--as-of=--5"], 2, "'--5'"),
+        (["read", "{place}", "orders", "--as-of", "²"], 2, "'²'"),
+        (["read", "{place}", "orders", "--as-of", "9" * 5000], 2, "5,000 digits is no time"),
+        (["read", "{place}", "orders", "--where", "id > " + "9" * 5000], 2, "5,000 digits"),
+        (["write", "{place}", "orders", "{tmp}/none.csv", "--time=--1"], 2, "'--1' is no time"),
+        (["seal", "{place}", "orders", "²"], 2, "'²' is no time"),
+        (["ls", "ftp://127.0.0.1:9/x"], 4, "ftp://127.0.0.1:9/x cannot be reached"),
+        (["read", "{place}", "orders", "--columns", "id,nmae"], 2, "'nmae'"),
+        (["read", "{place}", "orders", "--form", "both"], 2, "both"),
+        (["read", "{place}", "orders", "--format", "xml"], 2, "'xml' is no format"),
+        (["changes", "{place}", "orders", "13", "11"], 2, "backwards"),
+        (["read", "{place}", "orderz"], 2, "orderz"),
+        (["ls", "{tmp}"], 2, "holds something else, such as 'location'"),
+        (["read", "{place}", "orders", "--format", "csv", "--output", "/dev/full"], 4, "/dev/full: No space left"),
+        (["read", "{tmp}/none", "orders"], 2, "no such folder"),
+        (["write", "{tmp}/none", "orders", "{tmp}/none.csv", "--time", "1"], 2, "there is no file"),
+        (["ls", "s3://nowhere/x", *NOBODY], 4, "127.0.0.1:9"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_that_says_what_to_do(
+    place: str, tmp_path: Path, capsys: Printed,
+    arguments: list[str], status: int, says: str,
+) -> None:  # fmt: skip
+    assert main([each.format(place=place, tmp=tmp_path) for each in arguments]) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert err.startswith("persist: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["read", "{place}", "nobody", "--json"], {"error": "CollectionNotFound", "status": 2}),
+        (["read", "{place}", "orders", "--as-of", "99", "--json"], {"error": "AsOfNotSealed", "status": 2}),
+        (["read", "{place}", "orders", "--limit", "x", "--json"], {"error": "InvalidUsage", "status": 2}),
+        (["write", "{place}", "orders", "{tmp}/none.csv", "--json"], {"error": "InvalidUsage", "status": 2}),
+        (["ls", "s3://nowhere/x", "--json", *NOBODY], {"error": "Unavailable", "status": 4}),
+        (["read", "{place}", "orders", "--json", "--format", "csv"], {"error": "InvalidUsage", "status": 2}),
+        (["frobnicate", "--json"], {"error": "InvalidUsage", "status": 2}),
+    ],
+)
+def test_an_error_is_an_object_where_json_is_asked_for(
+    place: str, tmp_path: Path, capsys: Printed, arguments: list[str], told: dict[str, object]
+) -> None:
+    assert main([each.format(place=place, tmp=tmp_path) for each in arguments]) == told["status"]
+    out, err = capsys.readouterr()
+    found = json.loads(err)
+    assert (out, {name: found[name] for name in told}) == ("", told)
+    assert found["message"]
+
+
+def test_errors_of_the_library_have_their_statuses_and_their_advice(place: str, capsys: Printed) -> None:
+    with persist.open(place, settings=persist.Settings(background=False)) as client:
+        client.load("orders").allow_compaction(12).result()
+        less = client.create_or_load("less", key={"id": pa.int64()})
+        less.write([((1, None), 0, -1)], seal=1).result()
+    for arguments, kind, says in (
+        (["read", place, "orders", "--as-of", "10"], "AsOfCompacted", "Read at time 12 or later"),
+        (["changes", place, "orders", "10"], "AsOfCompacted", "from 13 or later"),
+        (["read", place, "less"], "NegativeMultiplicity", "persist read --form diff"),
+        (["seal", place, "orders", "3"], "FrontierRegression", "at or beyond"),
+        (["delete", place, "orders", "--time", "3", "--where", "id = 1"], "UpdateNotBeyondUpper", "at times >= 13"),
+    ):
+        assert main([*arguments, "--json"]) == 2
+        told = json.loads(capsys.readouterr().err)
+        assert (told["error"], says in told["message"]) == (kind, True), told
+    with persist.open(place, mode="exclusive", reentrance_id="loader"):
+        assert main(["seal", place, "orders", "20", "--json"]) == 3
+        assert json.loads(capsys.readouterr().err)["error"] == "Locked"
+        assert main(["ls", place]) == 0
+
+
+def test_a_location_of_a_newer_format_and_a_damaged_one_are_one_line(place: str, capsys: Printed) -> None:
+    from persist.core.log.framing import encode_framed
+    from persist.core.log.records import Record
+
+    record = Record(
+        format=99, location="0" * 32, seqno=0, commit="0" * 32, previous=None, writer="w", epoch=None, written_ms=0,
+        mutations=(),
+    )  # fmt: skip
+    first = Path(place) / "log" / f"{0:020d}"
+    first.write_bytes(encode_framed(record))
+    assert main(["ls", place]) == 1
+    assert "99" in capsys.readouterr().err
+    first.write_bytes(b"<html>")
+    assert main(["ls", place]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_is_stored_is_shown_and_never_interpreted(tmp_path: Path, capsys: Printed) -> None:
+    place = str(tmp_path)
+    name = "<b>[red]\u202ename"
+    with persist.open(place) as client:
+        made = client.create_or_load(name, key={"[i]k[/i]": pa.string()})
+        made.write([((NASTY, None), 1, 1)], seal=2, token="[blink]").result()
+    for command in (["ls", place], ["show", place, name], ["read", place, name], ["log", place], ["holds", place]):
+        assert main(command) == 0
+    assert main(["tail", place, name, "--as-of", "0", "--until", "2"]) == 0
+    assert main(["read", place, name + NASTY]) == 2
+    shown = "".join(capsys.readouterr())
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "\u202e" not in shown
+    assert "<script>alert(1)</script>[bold]" in shown
+    assert "<b>[red]\\u202ename" in shown
+
+
+def test_on_a_terminal_tables_show_the_same(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    with persist.open(place) as client:
+        client.create_or_load("[red]x", key={"k": pa.int64()})
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert main(["ls", place]) == 0
+    assert "[red]x" in screen.getvalue()
+    assert "orders" in screen.getvalue()
+
+
+def test_a_table_that_is_too_wide_for_the_terminal_shows_each_column_on_a_line(
+    place: str, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    with persist.open(place) as client:
+        fields = {f"column_number_{i}": pa.string() for i in range(40)}
+        wide = client.create_or_load("wide", key={"k": pa.int64()}, value=fields)
+        values = tuple(f"value {i}" for i in range(40))
+        wide.write([((1, values), 0, 1), ((2, values), 0, 1)], seal=1).result()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["read", place, "wide"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "row 1"
+    assert lines[1].split() == ["k", "1"]
+    assert lines[41].split() == ["column_number_39", "value", "39"] == lines[-1].split()
+    assert lines[42] == "row 2"
+    assert main(["read", place, "wide", "--where", "k = 3"]) == 0
+    assert capsys.readouterr().out.startswith("no rows of k, column_number_0, ")
+    assert main(["read", place, "orders"]) == 0
+    assert capsys.readouterr().out.startswith("\x1b[1mid")
+
+
+def test_a_terminal_of_80_columns_breaks_no_name_and_shows_a_time_once(
+    place: str, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    with persist.open(place) as client:
+        name = "customers.of-the-northern-region"
+        client.create_or_load(name, key={"k": pa.int64()}, timeline="ms").seal("2026-01-02").result()
+    assert main(["ls", place]) == 0
+    shown, err = capsys.readouterr()
+    assert name in shown
+    assert "2026-01-02T00:00:00Z" in shown
+    assert "1767312000000" not in shown
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert max(map(len, plain.splitlines())) <= 80
+    head = plain.split()[: plain.split().index(name)]
+    assert {"name", "rows", "upper", "unsealed"} <= set(head)
+    assert err.startswith("The terminal is too narrow for parts, holds, ")
+
+
+def test_an_output_that_nobody_reads_is_no_error(place: str) -> None:
+    command = [sys.executable, "-m", "persist", "read", place, "orders", "--format", "csv"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.thorough(except_every=4)
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_is_like_one_that_leads_nowhere(place: str, closed: str) -> None:
+    command = f'"$0" -m persist ls "$1" {closed}'
+    done = subprocess.run(["sh", "-c", command, sys.executable, place], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("orders" in done.stdout) == (">&-" not in closed.replace("2>&-", ""))
+
+
+def test_standard_input_that_is_closed_is_an_empty_file(place: str) -> None:
+    command = '"$0" -m persist write "$1" orders - --format csv --time 90 <&-'
+    done = subprocess.run(["sh", "-c", command, sys.executable, place], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("persist: ")
+
+
+def test_what_would_be_deleted_is_told_without_deleting_it(tmp_path: Path, capsys: Printed) -> None:
+    place = tmp_path / "location"
+    settings = persist.Settings(background=False, grace_s=0, orphan_grace_s=0, tuning=Tuning(log_retention_records=16))
+    with persist.open(place, settings=settings) as client:
+        made = client.create_or_load("gone", key={"k": pa.int64()})
+        made.write(pa.table({"k": range(20_000)}), time=0, seal=1).result()
+        made.drop().result()
+        before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+        planned = client.gc(dry_run=True)
+        assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+        assert (planned.parts, planned.collections) == (1, 1)
+        done = client.gc()
+        assert (done.parts, done.collections) == (planned.parts, planned.collections)
+    assert main(["gc", str(place), "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["dry_run"] is True
+    assert told["parts"] == 0
+
+
+def test_times_are_forgotten_when_that_is_confirmed_as_far_as_holds_let_them(place: str, capsys: Printed) -> None:
+    assert main(["compact", place, "--since", "3", "--yes"]) == 2
+    assert "--since goes with the names of collections" in capsys.readouterr().err
+    assert main(["compact", place, "orders", "--since", "3"]) == 2
+    assert "nothing was forgotten" in capsys.readouterr().err
+    assert main(["hold", place, "orders", "report", "1"]) == 0
+    assert main(["compact", place, "orders", "--since", "3", "--yes"]) == 0
+    assert "orders stays readable from 1 on" in capsys.readouterr().err
+    assert main(["read", place, "orders", "--as-of", "1"]) == 0
+    assert main(["release", place, "orders", "report", "--yes"]) == 0
+    capsys.readouterr()
+    assert main(["read", place, "orders", "--as-of", "1"]) == 2
+    assert "before since=3" in capsys.readouterr().err
+    assert main(["read", place, "orders", "--as-of", "3"]) == 0
+
+
+def test_a_location_can_be_measured_and_is_left_as_it_was(place: str, capsys: Printed) -> None:
+    assert main(["bench", place, "--rows", "100", "--commits", "2"]) == 0
+    assert "commit of a row" in capsys.readouterr().out
+    with persist.open(place, mode="read") as client:
+        assert client.collections() == ["orders", "shop.items"]
+
+
+def test_a_statement_changes_a_collection_and_says_how_many_rows(place: str, capsys: Printed) -> None:
+    with persist.open(place) as client:
+        client.load("orders").seal(21).result()
+    assert main(["sql", place, "UPDATE orders SET status = 'paid' WHERE status = 'new'"]) == 0
+    assert capsys.readouterr().out == "changed 1 row of orders at 21\n"
+    assert main(["sql", place, "DELETE FROM orders WHERE id = 3", "--time", "30", "--json"]) == 0
+    [told] = lines(capsys)
+    assert (told["collection"], told["rows"]) == ("orders", 1)
+    assert main(["read", place, "orders", "--columns", "id", "--json"]) == 0
+    assert lines(capsys) == [{"id": 1}, {"id": 2}]
+    for wrong in (["DELETE FROM orders", "--as-of", "3"], ["SELECT 1", "--time", "3"]):
+        assert main(["sql", place, *wrong]) == 2

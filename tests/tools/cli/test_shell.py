@@ -1,0 +1,138 @@
+"""The shell of SQL: what ends a statement, what is offered, and how it goes on after a mistake."""
+
+import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import persist
+from persist.tools.cli.main import main
+from persist.tools.cli.shell import Lines, matching, statements_in
+from tests.support.tiers import examples
+
+Printed = pytest.CaptureFixture[str]
+VALUES = ("1", "';'", "'it''s; so'", "$$a;b$$", "$t$ ';' $t$", '1 AS ";"', '1 AS "a""; b"')
+BETWEEN = (" ", "\n", " -- one; two\n", " /* a; b */ ", " -- it's\n")
+
+
+@given(st.lists(st.tuples(st.sampled_from(BETWEEN), st.sampled_from(VALUES), st.sampled_from(BETWEEN)), max_size=6))
+@settings(max_examples=examples(200))
+def test_statements_end_where_duckdb_ends_them(pieces: list[tuple[str, str, str]]) -> None:
+    text = "".join(f"{before}SELECT {value}{after};" for before, value, after in pieces)
+    statements, rest = statements_in(text)
+    connection = duckdb.connect()
+    assert rest == ""
+    assert len(statements) == len(connection.extract_statements(text)) == len(pieces)
+    for statement, (_, value, _) in zip(statements, pieces, strict=True):
+        assert connection.sql(statement).fetchall() == connection.sql(f"SELECT {value}").fetchall()
+
+
+@pytest.mark.parametrize("begun", ["SELECT 'a;", 'FROM "a;', "SELECT 1 /* a;", "SELECT $$ a;", "SELECT 1 -- a;"])
+def test_what_is_quoted_or_in_a_comment_does_not_end_a_statement(begun: str) -> None:
+    assert statements_in(begun) == ([], begun)
+
+
+def test_a_command_of_the_shell_is_one_only_where_a_statement_may_begin() -> None:
+    lines = Lines()
+    assert lines.fed(".help") == [".help"]
+    assert lines.fed("FROM a -- why") == []
+    assert lines.fed(".5") == []
+    assert lines.fed("; -- done") == ["FROM a -- why\n.5"]
+    assert lines.fed(".exit") == [".exit"]
+
+
+def test_names_and_keywords_are_offered() -> None:
+    words = ["orders", '"order-lines"', "FROM", "ORDER BY"]
+    assert matching(words, "ord") == ["orders", '"order-lines"', "order by"]
+    assert matching(words, "ORD") == ["orders", '"order-lines"', "ORDER BY"]
+    assert matching(words, '"ord') == ['"orders"', '"order-lines"']
+    assert matching(words, "fr") == ["from"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    with persist.open(tmp_path / "shop", settings=persist.Settings(background=False)) as client:
+        orders = client.create_or_load("order-lines", key={"id": int}, value={"status": str})
+        orders.write([(1, "new"), (2, "paid")], time=1, seal=2).result()
+    return str(tmp_path / "shop")
+
+
+def test_a_script_on_standard_input_is_carried_out_up_to_what_fails(
+    place: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = """.format csv
+UPDATE "order-lines" SET status = 'sent' WHERE id = 1;
+FROM "order-lines" ORDER BY id;
+.as-of 1
+SELECT count(*) AS n FROM "order-lines" WHERE status = 'new'; .tables
+"""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(script.replace("; .tables", ";\n.tables\n.schema order-lines")))
+    assert main(["sql", place]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("csv\nchanged 1 row of order-lines at 2\n")
+    assert '1,"sent"\n2,"paid"\n"n"\n1\norder-lines\nid: int64\nstatus: string\n' in shown
+    monkeypatch.setattr(sys, "stdin", io.StringIO('FROM nowhere;\nFROM "order-lines";'))
+    assert main(["sql", place]) == 2
+    out, err = capsys.readouterr()
+    assert (out, "nowhere" in err) == ("", True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(".frob"))
+    assert main(["sql", place]) == 2
+    assert ".help lists them" in capsys.readouterr().err
+    assert main(["sql", place, "--time", "4"]) == 2
+
+
+def test_a_person_completes_names_goes_on_after_mistakes_and_finds_lines_again(place: str, tmp_path: Path) -> None:
+    here, there = pty.openpty()
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "TERM": "dumb"}
+    command = [sys.executable, "-m", "persist", "sql", place, "--format", "csv"]
+    with subprocess.Popen(command, stdin=there, stdout=there, stderr=there, env=environment) as shell:
+        os.close(there)
+        seen = ""
+
+        def until(text: str) -> str:
+            nonlocal seen
+            while text not in seen:
+                seen += os.read(here, 4096).decode()
+            before, _, seen = seen.partition(text)
+            return before
+
+        until("persist> ")
+        os.write(here, b'SELECT st FROM "order-l\t;\n')
+        assert "persist: DuckDB refuses" in until("persist> ")
+        os.write(here, b"SELECT id FROM \"order-l\t WHERE sta\t = 'paid';\n")
+        assert '"id"\r\n2\r\n' in until("persist> ")
+        history = tmp_path / "state" / "persist" / "sql_history"  # It is there before the end, which may be sudden.
+        assert history.stat().st_mode & 0o077 == 0
+        assert "SELECT id FROM \"order-lines\" WHERE status = 'paid';" in history.read_text().splitlines()
+        os.write(here, b"exit\n")
+        shell.wait()
+    os.close(here)
+
+
+@pytest.mark.thorough(except_every=2)
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_query_without_end_is_ended_by_a_signal(place: str, sent: signal.Signals, status: int) -> None:
+    code = f"""if True:
+        import os, threading
+        from persist.compute.query import result
+        wait = result.QueryResult._ended_by_signals
+        def waited(self, reading):
+            threading.Timer(0.2, os.kill, [os.getpid(), {int(sent)}]).start()
+            return wait(self, reading)
+        result.QueryResult._ended_by_signals = waited
+        from persist.tools.cli import entry
+        entry()
+    """
+    endless = "SELECT * FROM range(100000000000) t(i), range(100000) u(j) WHERE i + j < 0"
+    asked = [sys.executable, "-c", code, "sql", place, endless]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,124 @@
+"""One word for one idea: what commands and Spark's options are called is what Python calls it."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import typer
+
+import persist
+from persist.api.client import Client
+from persist.api.collection import Collection
+from persist.api.view import View
+from persist.services import backup
+from persist.tools.cli import dispatch
+
+assert dispatch.COMMANDS  # Its import declares the commands.
+COMMANDS: dict[str, Any] = typer.main.get_command(dispatch.app).commands  # type: ignore[attr-defined]
+
+# Of every command, and of no call: where the location is, how to reach it, and how to show the answer.
+OF_ALL = {"location", "storage_option", "storage_options_file", "store_timeout", "as_json", "verbose", "help"}
+ROWS_OUT = {"format", "output"}  # Calls return rows, and their callers do the rest.
+LIMITED = ROWS_OUT | {"limit"}
+ROWS_IN = {"file", "format", "ignore", "skip_bad"}  # Calls take frames.
+
+# The calls that a command makes, and what it has of its own.
+CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
+    "apply": ([], {"folder", "dry_run", "prune", "no_refresh", "yes"} | ROWS_OUT),
+    "backup": ([backup.backup], {"target_options_file"}),
+    "bench": ([], {"rows", "commits"} | ROWS_OUT),
+    "changes": ([Collection.changes], LIMITED),
+    "clone": ([Client.clone], {"name"}),  # Its `target`.
+    "compact": ([Collection.compact, Collection.allow_compaction, persist.Settings], {"collections", "yes"}),
+    "copy": ([backup.copy], {"target_options_file"}),
+    "cost": ([], {"hours", "prices"} | ROWS_OUT),
+    "create": ([Client.create_or_load, persist.Keyed], {"format"}),
+    "delete": ([Collection.delete], {"format", "ignore"}),
+    "diff": ([Collection.diff], LIMITED),
+    "doctor": ([], {"no_write"} | ROWS_OUT),
+    "drop": ([Collection.drop], {"yes"}),
+    "egress": ([persist.egress], set()),
+    "erase": ([Collection.erase, Collection.traces], {"format", "verify", "yes"}),
+    "evolve": ([Collection.evolve, persist.Keyed], set()),
+    "index": ([Collection.index, Collection.drop_index], {"drop"} | ROWS_OUT),
+    "export": ([Collection.snapshot], {"target"}),
+    "fsck": ([Client.fsck], {"shallow"} | ROWS_OUT),  # Its `deep=False`.
+    "gc": ([Client.gc], {"explain"} | ROWS_OUT),
+    "hold": ([Collection.hold], set()),
+    "holds": ([], {"collections", "watch"} | ROWS_OUT),
+    "ingest": ([persist.ingest], {"key", "publication", "tables", "exclude"}),
+    "log": ([Client.history], {"before"} | ROWS_OUT),
+    "ls": ([Client.collections], {"watch"} | ROWS_OUT),
+    "maintain": ([], {"every", "no_refresh"}),
+    "overwrite": ([Collection.overwrite], ROWS_IN),
+    "publish": ([Collection.publish], set()),
+    "read": ([Collection.snapshot], LIMITED),
+    "refresh": ([Client.view], {"views"}),
+    "release": ([], {"hold", "yes"}),
+    "rename": ([Collection.rename], set()),
+    "restore": ([backup.copy], {"target_options_file"}),
+    "retain": ([Collection.retain], {"yes"}),
+    "revert": ([Collection.restore], set()),
+    "seal": ([Collection.seal], {"for_ever"}),
+    "serve": ([Client.serve], {"metrics", "sql_memory"}),  # Its `sql_memory_bytes`, in MB.
+    "show": ([], ROWS_OUT),
+    "status": ([], {"watch"} | ROWS_OUT),
+    "sql": ([Client.sql], LIMITED),
+    "tag": ([Collection.tag], set()),
+    "tags": ([], ROWS_OUT),
+    "tail": ([Collection.subscribe, Collection.changes, Client.follow], {"format"}),
+    "ui": ([], {"host", "port", "allow_host", "open_"}),
+    "unpublish": ([Collection.unpublish], set()),
+    "untag": ([Collection.untag], set()),
+    "upgrade": ([Client.upgrade], set()),
+    "upsert": ([Collection.upsert], ROWS_IN | {"time_column", "commit_rows"}),
+    "verify": ([backup.verify], {"target_option", "target_options_file"} | ROWS_OUT),  # Its `against_options`.
+    "view": ([Client.create_view, View.redefine], {"query", "redefine"}),
+    "wait": ([Collection.changes], set()),
+    "write": ([Client.write, Collection.write], ROWS_IN | {"time_column", "commit_rows", "no_key"}),
+}
+
+# The calls that do what a use of Spark's format does, and the options that only Spark needs.
+SPARK: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
+    "read": ([persist.open, Collection.snapshot, Collection.changes], {"collection", "partitions"}),
+    "stream": (
+        [Collection.subscribe, Collection.changes],
+        {"collection", "partitions", "hold", "max_updates_per_trigger", "max_times_per_trigger"},
+    ),
+    "write": (
+        [Collection.write, Collection.upsert, Collection.overwrite, persist.open],
+        {"collection", "late_collection"},
+    ),
+    "streaming write": (
+        [Collection.write, Collection.upsert, persist.open],
+        {"collection", "late_collection", "watermark", "first_batch"},
+    ),
+}
+
+
+def words_of(calls: list[Callable[..., Any]]) -> Iterator[str]:
+    """Yield what calls take; an option that may be repeated may have the singular, and seconds go without saying."""
+    for call in calls:
+        for name in inspect.signature(call).parameters:
+            yield from (name, name.removesuffix("_s"), name.removesuffix("s"))
+
+
+@pytest.mark.parametrize("name", sorted({*COMMANDS, *CALLS}))
+def test_the_options_of_a_command_are_the_parameters_of_the_calls_that_it_makes(name: str) -> None:
+    calls, own = CALLS[name]
+    given = {parameter.name for parameter in COMMANDS[name].params} - OF_ALL
+    known = {*words_of(calls), "collection"}
+    assert given - known == own & given, "options that no call has"
+    assert own <= given, "these are gone: take them out of the table"
+    for parameter in COMMANDS[name].params:
+        long = [option for option in parameter.opts if option.startswith("--")]
+        if parameter.param_type_name == "option" and parameter.name != "as_json":
+            assert long == ["--" + parameter.name.removesuffix("_").replace("_", "-")]
+
+
+def test_spark_s_options_are_the_parameters_of_the_calls_that_do_the_same() -> None:
+    options = pytest.importorskip("persist.connect.spark.options").OPTIONS
+    for use, (calls, own) in SPARK.items():
+        given = {option.name for option in options if use in option.uses}
+        assert given - {*words_of(calls)} == own, use
