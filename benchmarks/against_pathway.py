@@ -54,10 +54,10 @@ def _inserted(ours: Any, count: int) -> float:
 def reachability(nodes: int, count: int, changes: int) -> Taken:
     """Keep the nodes that node 0 reaches."""
     import numpy as np
-    from persist.dataflow import Program
 
     from benchmarks.dataflows import updates
     from examples.dataflow import EDGES, reachable
+    from persist.dataflow import Program
 
     chance = np.random.default_rng(5)
     edges = chance.integers(0, nodes, (count, 2))

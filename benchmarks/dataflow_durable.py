@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from persist.dataflow import Program
 
 import persist
 from benchmarks.dataflows import FACTS, Counting, counted, updates
 from benchmarks.harness import Measure, Row, Side, duration
 from benchmarks.workspace import Workspace
 from persist.blob.stores.file import FileBlob
+from persist.dataflow import Program
 
 SIZES = ((1, "<= 4 ms"), (100, "<= 5 ms"), (10_000, "<= 12 ms"), (100_000, "<= 50 ms"))
 ACROSS = 100  # Seals across two processes.

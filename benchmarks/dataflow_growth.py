@@ -17,9 +17,9 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pyarrow as pa
-from persist.dataflow import Grouped, Program, Running, Stream, col
 
 from benchmarks.dataflows import counted, updates
+from persist.dataflow import Grouped, Program, Running, Stream, col
 
 RECORDS = (10_000, 100_000, 1_000_000, 10_000_000)
 CHANGES = 100

@@ -14,12 +14,12 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from persist.dataflow import Captured, Program, Running, Stream
 
 from benchmarks.dictionaries import JoinAndCount
 from benchmarks.harness import Measure, Row, Side, duration
 from benchmarks.workspace import Workspace
 from examples.dataflow import EDGES
+from persist.dataflow import Captured, Program, Running, Stream
 
 FACTS, DIMENSIONS, GROUPS, CHANGES = 900_000, 100_000, 10_000, 200
 Ints = npt.NDArray[np.int64]

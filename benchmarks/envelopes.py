@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.json as pj
 
-from persist.connect.envelopes import canal, debezium, maxwell
+from persist.events import canal, debezium, maxwell
 
 MESSAGES, ROUNDS = 100_000, 5
 SCHEMA = {

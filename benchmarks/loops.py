@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import pyarrow as pa
-from persist.dataflow import Program, Stream
 
 from benchmarks.dataflows import degrees, updates
 from benchmarks.harness import Row, duration
 from benchmarks.workspace import Workspace
 from examples.dataflow import EDGES, components, connected, distances, page_rank, reachable
+from persist.dataflow import Program, Stream
 
 CHANGES = 60
 RANK_ROUNDS = 10

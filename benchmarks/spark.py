@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import persist
+import persist.spark
 from benchmarks.harness import Measure, Row, Side
 from benchmarks.latest import COLUMNS, SET
 from benchmarks.ours import COLLECTION, QUIET, read_latest

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-import persist.spark
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import persist
+import persist.spark
 from benchmarks.harness import tree_cpu_s
 from benchmarks.ours import QUIET
 from benchmarks.spark import session

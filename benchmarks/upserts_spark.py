@@ -15,13 +15,13 @@ from itertools import count
 from pathlib import Path
 from statistics import median
 
-import persist.spark
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import persist
+import persist.spark
 from benchmarks.harness import tree_cpu_s
 from benchmarks.ours import QUIET
 from benchmarks.spark import session

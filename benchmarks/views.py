@@ -13,7 +13,6 @@ from pathlib import Path
 
 import duckdb
 import pyarrow as pa
-from persist.sql import open_together
 
 import persist
 from benchmarks.harness import Row, duration
@@ -21,6 +20,7 @@ from benchmarks.workspace import Workspace
 from persist import View
 from persist.blob.stores.file import FileBlob
 from persist.compute.sql.graph import ViewProgram, views_for
+from persist.sql import open_together
 from tests.compute.sql.tpch import QUERIES, Refreshes, generated
 
 SCALE = 0.1

@@ -27,12 +27,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from persist.sql import open_together
 
 import persist
 from benchmarks.harness import ROOT, Row, duration
 from benchmarks.views import SCALE, UNTOUCHED, changed, updates
 from benchmarks.workspace import Workspace
+from persist.sql import open_together
 from tests.compute.sql.tpch import QUERIES, Refreshes, generated
 
 QUERY = "SELECT g, count(*) AS n, sum(amount) AS total FROM facts JOIN dims USING (d) GROUP BY g"

@@ -18,13 +18,13 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-import persist.spark
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import persist
+import persist.spark
 from benchmarks.ours import QUIET
 from benchmarks.spark import session
 from benchmarks.upserts_cpu import folder

@@ -5,6 +5,7 @@ recomputation, while what they are given is inserted and taken away.
 """
 
 import pyarrow as pa
+
 from persist.dataflow import Program, Scope, Stream, col, lit, when
 
 EDGES = {"source": pa.int64(), "target": pa.int64()}

@@ -22,10 +22,9 @@ import pyarrow.compute as pc
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from persist.dataflow import Program, Stream, col, lit
-
 import persist
 from examples.flights import DAY, EPOCH, read_departures
+from persist.dataflow import Program, Stream, col, lit
 
 COLUMNS = {
     "number": pa.int64(),

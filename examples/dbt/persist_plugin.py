@@ -17,14 +17,14 @@ A sealed time reads the same for ever, so a file of one is written once.
 from pathlib import Path
 from typing import Any
 
-import persist.errors
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from dbt.adapters.duckdb.plugins import BasePlugin
 from dbt.adapters.duckdb.utils import SourceConfig, TargetConfig
-from persist.sql import Wanted, plan_views
 
 import persist
+import persist.errors
+from persist.sql import Wanted, plan_views
 
 
 class Plugin(BasePlugin):  # type: ignore[misc]  # dbt-duckdb has no types that mypy could follow.

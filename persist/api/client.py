@@ -5,8 +5,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from persist.api.collection import Collection, keep_erasures_finished
-from persist.api.collection.describing import Described
+from persist.api.collection import Collection, Described, keep_erasures_finished
 from persist.api.creation import Collections, CreatingCalls
 from persist.api.joint_reads import ReadingTogether
 from persist.api.lineage import is_wanted, told_of

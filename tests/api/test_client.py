@@ -31,9 +31,9 @@ from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.engine.read.scanning.merging import read_snapshot
 from tests.support.clocks import ImpatientClock
+from tests.support.paths import ROOT
 from tests.support.tiers import examples
 
-ROOT = Path(__file__).parent.parent
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.string()}
 WAIT_S = 60.0

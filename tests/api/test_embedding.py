@@ -16,6 +16,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.core.state.contents import CollectionState
 from persist.core.state.frozen_map import FrozenMap
 from tests.support.clocks import ImpatientClock
+from tests.support.paths import ROOT
 
 KEY = {"k": pa.int64()}
 ROW = [((1, None), 5, 1)]
@@ -37,7 +38,7 @@ def ended(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", "import os, sys, threading, persist, pyarrow as pa\n" + script],
         timeout=60,
-        cwd=Path(__file__).parent.parent,
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )

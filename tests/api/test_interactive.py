@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.api.test_python_doc import write_files
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "docs/use/python.md", "docs/use/schemas.md", "docs/use/events.md"]
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+from tests.support.paths import ROOT
+
+PAGE = (ROOT / "docs" / "use" / "python.md").read_text(encoding="utf-8")
 
 
 RECIPES = re.findall(r"```python\n(.*?)```", PAGE[PAGE.index("## Recipes") : PAGE.index("## Plain rows")], re.DOTALL)
@@ -75,7 +76,7 @@ def test_all_blocks_of_the_page_about_python_run_one_after_the_other(tmp_path: P
 
 
 def test_all_blocks_of_the_page_about_schemas_run_one_after_the_other(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "schemas.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "use" / "schemas.md").read_text(encoding="utf-8")
     script = tmp_path / "page.py"
     script.write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
     env = {**os.environ, "PYTHONPATH": ""}

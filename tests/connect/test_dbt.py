@@ -10,10 +10,11 @@ import pytest
 
 import persist
 from examples.dbt.shop import add_day
+from tests.support.paths import ROOT
 
 pytest.importorskip("dbt.adapters.duckdb", reason="dbt is not installed: pip install 'dbt-core<1.12' dbt-duckdb")
 pytestmark = [pytest.mark.thorough, pytest.mark.costly("dbt itself loads for seconds, four times")]
-EXAMPLE = Path(__file__).parent.parent / "examples" / "dbt"
+EXAMPLE = ROOT / "examples" / "dbt"
 
 
 @pytest.fixture

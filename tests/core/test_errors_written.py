@@ -7,12 +7,12 @@ from dataclasses import is_dataclass
 from typing import Any
 
 import pytest
-from persist.errors import PersistError
 
 import persist
 from persist import errors
 from persist.core.errors import Superseded, UnsealedWrites, with_timeline
 from persist.engine.write.relay import error_from_json, error_to_json
+from persist.errors import PersistError
 
 SEVEN = persist.Antichain(7)
 VALUES: dict[str, Any] = {

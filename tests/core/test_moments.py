@@ -10,11 +10,11 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program
 
 import persist
 from persist import Antichain
 from persist.core.timeline import Timeline
+from persist.dataflow import Program
 from persist.tools.cli.main import main
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -10,10 +10,11 @@ import pytest
 import persist
 from persist.blob.layers.retry import RetryPolicy
 from persist.core.settings import Settings
+from tests.support.paths import ROOT
 from tests.support.tuned import tuned
 
 SETTINGS_MAX = 15
-PAGE = Path(__file__).parent.parent / "docs" / "operations.md"
+PAGE = ROOT / "docs" / "run" / "operations.md"
 ROW = re.compile(r"^\| `(\w+)`(?:, `(\w+)`)?( \(\*\))? \| ([^|]+) \|", re.MULTILINE)
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "h": 3600, "days": 86400, "s": 1}
 PUBLIC = [field.name for field in fields(Settings) if field.name != "tuning"]

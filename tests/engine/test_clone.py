@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionExists, CollectionNotFound, InvalidUsage, ReadOnly
 
 import persist
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
@@ -16,6 +15,7 @@ from persist.core.errors import Superseded
 from persist.core.keyed.form import Behind
 from persist.core.log.keys import collection_part
 from persist.engine.collection import clones as cloning
+from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionExists, CollectionNotFound, InvalidUsage, ReadOnly
 from persist.services.fsck import FsckReport
 from persist.tools.reports.health import waiting_blobs
 from tests.services.publish.readers import by_deltalake, same_rows

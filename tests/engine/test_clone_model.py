@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.errors import CollectionExists, FrontierRegression, NegativeMultiplicity
 
 import persist
+from persist.errors import CollectionExists, FrontierRegression, NegativeMultiplicity
 from persist.services.fsck import FsckReport
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.resolving import resolve_events

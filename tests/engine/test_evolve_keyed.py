@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.events import History, InsertIfAbsent
 
 import persist
 from persist.core.errors import Superseded
 from persist.core.log import kinds
 from persist.core.state.collection_rules import ExpectParts
+from persist.events import History, InsertIfAbsent
 from tests.support.resolving import resolve_events
 
 KEY = {"id": pa.int32()}

@@ -8,17 +8,18 @@ import pyarrow as pa
 import pytest
 
 import persist
+from tests.support.paths import ROOT
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    pyproject = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert persist.__version__ == pyproject["project"]["version"]
 
 
 def test_dir_offers_the_api_and_not_modules() -> None:
-    assert dir(persist) == sorted(["__version__", "errors", *persist.__all__])
+    assert dir(persist) == sorted(persist.__all__)
     assert "open" in dir(persist)
     assert "collection" not in dir(persist)
 

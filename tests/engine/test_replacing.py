@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 import persist
 from persist import errors
+from persist.events import AppendDistinct
 
 KEYED: dict[str, persist.Keyed | None] = {
     "plain": None,
@@ -192,7 +193,7 @@ def test_what_a_keyed_collection_cannot_do_is_said(client: persist.Client) -> No
         users.delete(where="id = 1").result()
     users.overwrite([(1, ("b", 1))]).result()
     assert held(users) == [(1, ("b", 1))]
-    sessions = persist.Keyed(machine=persist.events.AppendDistinct())
+    sessions = persist.Keyed(machine=AppendDistinct())
     tags = client.create_or_load("tags", key={"id": int}, value={"tag": str}, keyed=sessions)
     with pytest.raises(persist.InvalidUsage, match=r"overwrite is refused: use transition\(\)"):
         tags.overwrite([(1, "a")])

@@ -4,7 +4,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
+
 PROGRAMS = ("bash", "cat", "chmod", "dirname", "env", "mkdir", "mv", "rm", "sed")
 REAL_JAVA = """#!/usr/bin/env bash
 for argument; do

@@ -18,8 +18,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from persist.tools.cli.main import main
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 MAPPED = {"codecs": "persist.codecs", "blob": "persist.blob"}
 
 

@@ -1,6 +1,5 @@
 """The names that users import are pinned: adding or removing one is a decision."""
 
-import pickle
 import subprocess
 import sys
 
@@ -103,13 +102,13 @@ def test_threads_that_use_persist_first_at_the_same_time_all_find_it() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'opne'"):
+    with pytest.raises(AttributeError, match="opne"):
         persist.opne  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_the_face_has_sixty_names_at_most_and_of_errors_only_their_groups() -> None:
-    assert len(persist.__all__) <= 60
-    shown = {name for name in persist.__all__ if name in persist.core.errors.__all__}
+def test_the_root_has_sixty_six_names_at_most_and_of_errors_only_their_groups() -> None:
+    assert len(persist.__all__) <= 66
+    shown = {name for name in persist.__all__ if name in persist.errors.__all__}
     assert shown == {"Conflict", "Corruption", "Indeterminate", "InvalidUsage", "PersistError", "Unavailable"}
 
 
@@ -121,7 +120,7 @@ def test_every_error_is_in_one_group_and_says_so() -> None:
         persist.Indeterminate,
         persist.Corruption,
     )
-    for error in (getattr(persist.errors, name) for name in persist.core.errors.__all__):
+    for error in (getattr(persist.errors, name) for name in persist.errors.__all__):
         assert issubclass(error, persist.PersistError)
         if error is not persist.PersistError:
             assert sum(issubclass(error, group) for group in groups) == 1, error
@@ -149,4 +148,3 @@ def test_every_error_that_users_can_meet_is_imported_from_one_place_and_shown_un
 def test_a_function_that_mentions_the_package_can_be_sent_to_workers() -> None:
     cloudpickle = pytest.importorskip("pyspark.cloudpickle")
     assert cloudpickle.loads(cloudpickle.dumps(lambda: persist))() is persist
-    assert pickle.loads(pickle.dumps(persist)) is persist

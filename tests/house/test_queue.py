@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.queue import FIRST, ROOT
+from tests.support.paths import ROOT
+from tests.support.queue import FIRST
 
 CONFTEST = """
 import pytest

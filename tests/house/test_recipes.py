@@ -20,8 +20,8 @@ from persist.tools.cli import dispatch
 from persist.tools.cli.command import app
 from persist.tools.cli.exposition import Exposition
 from persist.tools.cli.main import main
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples" / "operate"
 UNITS = sorted(FOLDER.glob("*.service"))
 yaml = pytest.importorskip("yaml")

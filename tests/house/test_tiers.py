@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.tiers import is_in
 
-ROOT = Path(__file__).parent.parent
 SUITE = """
 import pytest
 from hypothesis import given, settings, strategies as st

@@ -38,11 +38,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
+
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 # What judges a room: the first tier of these. What is slow, or runs in processes of its own, need not be loaded.
 ROOMS = {
-    "state": [
+    "core/state": [
         "tests/core/state",
         "tests/engine/hold",
         "tests/engine/write/test_writers.py",
@@ -50,37 +51,41 @@ ROOMS = {
         "tests/engine/test_telling.py",
     ]
     + [f"tests/engine/test_evolve{what}.py" for what in ("", "_keyed", "_narrower")],
-    "log": ["tests/core/log"],
-    "replica": [
+    "core/log": ["tests/core/log"],
+    "engine/follow": [
         "tests/engine/follow",
         "tests/engine/write/test_look_back.py",
         "tests/api/test_follow.py",
         "tests/rules/test_hostile.py::test_a_checkpoint_that_no_writer_would_make_is_refused",
         "tests/rules/test_hostile.py::test_a_state_object_that_no_writer_would_make_is_refused",
     ],
-    "write": [
+    "engine/write": [
         "tests/engine/write",
         "tests/services/serve/test_commit_through.py",
         "tests/core/test_errors_written.py",
-        *(f"--ignore=tests/write/test_{slow}.py" for slow in ("unclosed", "wide_schemas", "bad_days")),
+        *(f"--ignore=tests/engine/write/test_{slow}.py" for slow in ("unclosed", "wide_schemas", "bad_days")),
     ],
-    "hold": ["tests/engine/hold"],
-    "notify": ["tests/services/serve"],
-    "upkeep": ["tests/engine/upkeep"],
-    "upsert": ["tests/core/keyed"],
-    "read": [
+    "engine/hold": ["tests/engine/hold"],
+    "services/serve": ["tests/services/serve"],
+    "engine/upkeep": ["tests/engine/upkeep"],
+    "core/keyed": ["tests/core/keyed"],
+    "connect/envelopes": ["tests/connect/envelopes"],
+    "engine/read": [
         "tests/engine/read",
-        *(f"tests/upsert/test_{what}.py" for what in ("keyed", "order", "purging", "upserts", "way_back")),
-        *(f"tests/test_{what}.py" for what in ("exchange", "home", "as_of_join", "evolve_narrower", "replacing")),
-        *(f"tests/test_{what}.py" for what in ("follow_together", "shown", "table")),
+        *(f"tests/core/keyed/test_{what}.py" for what in ("keyed", "order", "purging", "upserts", "way_back")),
+        *(f"tests/api/test_{what}.py" for what in ("as_of_join", "follow_together")),
+        *(f"tests/core/test_{what}.py" for what in ("shown", "table")),
+        *(f"tests/engine/test_{what}.py" for what in ("evolve_narrower", "replacing")),
+        "tests/connect/test_exchange.py",
+        "tests/house/test_home.py",
     ],
     # Windows, kept groups, and steps of queries are reached by queries only.
-    "dataflow": ["tests/compute/dataflow"]
+    "compute/dataflow": ["tests/compute/dataflow"]
     + [
-        f"tests/sql/test_{what}.py"
+        f"tests/compute/sql/test_{what}.py"
         for what in ("ranked_windows", "groups", "two_ways", "cold_steps", "bounds", "limits")
     ],
-    "sql": [
+    "compute/sql": [
         "tests/compute/sql",
         "tests/tools/cli/test_apply.py",
         "tests/core/expression/test_term.py",

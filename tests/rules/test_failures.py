@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persist.errors import TargetUnavailable
 
 import persist
 from persist.connect.egress.files import FilesConfig, FilesSink
 from persist.engine.collection.failures import failures_of, failures_told
+from persist.errors import TargetUnavailable
 from persist.tools.cli.exposition import Exposition
 from persist.tools.cli.main import main
 from persist.tools.reports.health import Fed, health_of

@@ -17,10 +17,10 @@ from persist.blob.errors import StoreFull
 from persist.core.settings import Tuning
 from persist.tools.cli.main import main
 from tests.support.clocks import DatedBlob, ImpatientClock
+from tests.support.paths import ROOT
 from tests.support.reads import rows_with
 
 KEY = {"k": pa.int64()}
-ROOT = Path(__file__).parent.parent
 NOW = persist.Settings(
     background=False,
     grace_s=0,

@@ -39,12 +39,12 @@ from persist.engine.follow.state_objects import StateObject
 from persist.engine.write.part_writer import PartWriter
 from tests.support.iam import Gate
 from tests.support.parts import commit_parts
+from tests.support.paths import ROOT
 from tests.support.reads import KEY, VALUE, table
 from tests.support.servers.fixtures import make_bucket
 from tests.support.watched import KEY as STORED_KEY
 from tests.support.watched import WatchedBlob
 
-ROOT = Path(__file__).parent.parent
 OTHER = "0123456789abcdef" * 2
 DIGITS = "f" * 32
 NOW = persist.Settings(grace_s=0, orphan_grace_s=0, background=False, tuning=Tuning(log_retention_records=16))

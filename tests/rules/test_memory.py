@@ -19,6 +19,7 @@ import pytest
 
 import persist
 from persist.core.settings import Tuning
+from tests.support.paths import ROOT
 
 BUDGET = 16 << 20
 SLACK = 200 << 20
@@ -93,7 +94,7 @@ def work(location: str) -> None:
 @pytest.mark.timeout(290)
 def test_everything_works_within_the_budget_on_a_collection_of_twenty_times_the_budget(tmp_path: Path) -> None:
     code = f"from tests.rules.test_memory import work; work({str(tmp_path)!r})"
-    environment = {**os.environ, **POOL, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, **POOL, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)

@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
+
 HEADING = re.compile(r"^## Rule (\d+): ", re.MULTILINE)
 CITATION = re.compile(r"\brules? (\d+)((?:,? (?:and|to|or) \d+|, \d+)*)", re.IGNORECASE)
 KEPT_FREE = range(0)  # Numbers of rules about what is not built yet.
@@ -19,7 +20,7 @@ DOCUMENTS = re.compile(r"\b(?:DESIGN|FINDINGS|STYLE|DEVELOPERS)\b")
 
 
 def rules() -> list[int]:
-    return [int(n) for n in HEADING.findall((ROOT / "docs" / "internals" / "rules.md").read_text(encoding="utf-8"))]
+    return [int(n) for n in HEADING.findall((ROOT / "docs" / "inside" / "rules.md").read_text(encoding="utf-8"))]
 
 
 def sources(*suffixes: str) -> list[Path]:

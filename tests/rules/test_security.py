@@ -24,6 +24,7 @@ from persist.blob.stores.s3 import S3Blob
 from persist.core.settings import Tuning
 from persist.engine.write.part_writer import PartWriter
 from tests.support.iam import ACTIONS, Call, Gate, Grant, policies_in
+from tests.support.paths import ROOT
 from tests.support.reads import (
     CLIENT_READS,
     CLIENT_WRITES,
@@ -40,7 +41,6 @@ from tests.support.servers.fixtures import SECRET_ACCESS_KEY, make_bucket
 from tests.support.watched import KEY as STORED_KEY
 from tests.support.watched import WatchedBlob
 
-ROOT = Path(__file__).parent.parent
 KMS_KEY = "arn:aws:kms:us-east-1:123456789012:key/11111111-2222-3333-4444-555555555555"
 MONTH_S = 30 * 86400.0
 

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persist.errors import AsOfNotSealed
 
 import persist
 from persist.blob.stores.file import FileBlob
 from persist.core.log.framing import FORMAT
 from persist.core.log.keys import LOG, record_key
+from persist.errors import AsOfNotSealed
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 LOAD_S = float(os.environ.get("PERSIST_TWO_VERSIONS_S", "12"))
 ENOUGH = 10  # Writes of each worker before the upgrade.
 # The last commit that wrote each format.

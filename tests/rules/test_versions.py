@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import xxhash
-from persist.errors import CorruptBlob, IncompatibleVersion
 
 import persist
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
@@ -26,6 +25,7 @@ from persist.core.log.keys import CHECKPOINTS, DIRECTORIES, LISTS, LOG, STATES, 
 from persist.core.log.kinds import KINDS
 from persist.core.log.records import Record
 from persist.core.state.state import State, apply
+from persist.errors import CorruptBlob, IncompatibleVersion
 from persist.tools.cli.dispatch import run
 from tests.rules.golden.make import HERE
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
 # Modules that take long, waiting included, and the longest first.
 FIRST = (
     "tests/tools/web/test_page.py",

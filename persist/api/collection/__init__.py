@@ -5,7 +5,7 @@ name. No call keeps state of the collection: what is known of it is the client's
 own, over `persist.engine`, and `Collection` is nothing but all of them.
 """
 
-from persist.api.collection.describing import DescribingCalls, IndexingCalls, PublishingCalls
+from persist.api.collection.describing import Described, DescribingCalls, IndexingCalls, PublishingCalls
 from persist.api.collection.erasing import ErasingCalls, keep_erasures_finished
 from persist.api.collection.reading import KeepingCalls, ReadingCalls
 from persist.api.collection.writing import WritingCalls

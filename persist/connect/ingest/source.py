@@ -23,6 +23,9 @@ class SourceUnavailable(Unavailable):
     """What is read does not answer. The batch is given up, and read again later."""
 
 
+UNSENT: Any = object()  # A long value that an update leaves as it is, and the source does not send.
+
+
 def advise_copy(names: Iterable[str]) -> str:
     """Return the advice to copy what fills collections again, under their names, and to keep what they hold."""
     renames = "; ".join(f"persist rename LOCATION {name} {name}-before" for name in names)

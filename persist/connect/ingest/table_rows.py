@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from persist.api.collection import Collection
 from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array
 from persist.codecs.types.schema import TIME_MAX
-from persist.connect.ingest.postgres.pgoutput import UNSENT
-from persist.connect.ingest.source import advise_copy
+from persist.connect.ingest.source import UNSENT, advise_copy
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.keyed.machine import DELETED, SEQ

@@ -33,7 +33,7 @@ from persist.compute.tasks.compaction_jobs import (
     grouped,
     result_bytes,
 )
-from persist.connect.spark.data_source import prepared
+from persist.connect.spark.data_source.source import prepared
 from persist.connect.spark.options import check_whole, seen_by_all
 from persist.connect.spark.workers import surfaced_errors
 from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError

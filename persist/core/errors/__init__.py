@@ -164,4 +164,4 @@ __all__ = [
 ]
 
 for _name in __all__:  # Wherever it is defined, an error is shown and pickled under the name that users import.
-    globals()[_name].__module__ = __name__
+    globals()[_name].__module__ = "persist.errors"

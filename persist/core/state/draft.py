@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TypeAlias
 
 from persist.core.antichain import Antichain
 from persist.core.errors import UpdatesBeyondUpper, ViewWritten
@@ -23,7 +24,7 @@ from persist.core.state.frozen_map import MapChanges
 from persist.core.state.location import check_writer
 from persist.core.state.state import Changing, CollectionEntry, State
 
-DraftStep = Mutation | Planned | Condition
+DraftStep: TypeAlias = Mutation | Planned | Condition
 
 _ONLY_APPENDS = {PlannedAppend}
 

@@ -25,6 +25,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -127,7 +128,7 @@ class AtCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 TOKEN_CHARS_MAX = 200
 
-Step = Write | Mutation | Condition | Asked | AtCommit
+Step: TypeAlias = Write | Mutation | Condition | Asked | AtCommit
 Renew = Callable[[State], Sequence[Step]]  # Raises as the rules of a commit do.
 Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]  # Of the steps, and the names of what they concern.
 

@@ -453,7 +453,7 @@ def _schema(step: _Write, create: kinds.Create | None, contents: CollectionState
     return base
 
 
-_all = import_module("persist.errors")
+_all = import_module("persist.core.errors")
 _KINDS: dict[str, type[PersistError]] = {name: getattr(_all, name) for name in _all.__all__} | {
     "Superseded": Superseded
 }

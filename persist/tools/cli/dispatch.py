@@ -125,4 +125,4 @@ def _kind_of(error: "persist.PersistError | str", status: int) -> str:
     """Return the public name of an error; of one that is none of the library's, that of what a handler would do."""
     if isinstance(error, str):
         return {MISTAKE: "InvalidUsage", INTERRUPTED: "KeyboardInterrupt"}.get(status, "Unavailable")
-    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in persist.core.errors.__all__)
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in persist.errors.__all__)

@@ -243,7 +243,7 @@ def slider(collection: "Collection", as_of: int | str | None = None, *, every_s:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Let a notebook show collections and views by a slider that looks again: what `%load_ext persist.tools.web` calls.
+    """Let a notebook show collections and views by a slider that looks again: what `%load_ext persist` calls.
 
     Raises:
         InvalidUsage: anywidget is not installed. Collections then show themselves as tables.

@@ -5,9 +5,9 @@ from collections import Counter
 from typing import Any
 
 import pyarrow as pa
-from persist.dataflow import Program, col, lit
 
 import persist
+from persist.dataflow import Program, col, lit
 
 Row = tuple[Any, ...]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from persist.dataflow import Program, Stream, col, lit, when
 
+from persist.dataflow import Program, Stream, col, lit, when
 from tests.compute.dataflow import oracle
 from tests.compute.dataflow.oracle import Multiset, Record, Time, Updates
 

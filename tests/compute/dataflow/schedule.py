@@ -3,8 +3,8 @@
 from typing import Any
 
 from hypothesis import strategies as st
-from persist.dataflow import Antichain, Running
 
+from persist.dataflow import Antichain, Running
 from tests.compute.dataflow.oracle import Record, Time, Updates, updates_of
 
 VALUES = st.one_of(st.none(), st.integers(0, 3))

@@ -3,13 +3,13 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program, col
 
 from persist.codecs.errors import DiffOverflow
 from persist.compute.dataflow.operators import aggregates
 from persist.compute.dataflow.operators.aggregates import Wanted, result_type
 from persist.compute.dataflow.updates.batch import Layout, to_batch
 from persist.compute.dataflow.updates.words import NULL, Domain
+from persist.dataflow import Program, col
 
 
 @pytest.mark.parametrize("largest", [0, 300_000, -(2**29)])  # As of a record that stands for a whole group.

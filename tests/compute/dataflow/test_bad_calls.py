@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from persist.dataflow import Antichain, Program, Stream, col
-from persist.errors import NotConsolidated, OperatorFailed
 
 import persist
 from persist import InvalidUsage
 from persist.codecs.errors import InvalidUpdate
+from persist.dataflow import Antichain, Program, Stream, col
+from persist.errors import NotConsolidated, OperatorFailed
 
 KV = {"key": {"k": pa.int64()}, "value": {"v": pa.int64()}}
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.dataflow import Antichain, Program, Stream, col, lit
-from persist.errors import InputClosed, NotConsolidated, NotConverging, OperatorFailed, SchemaMismatch
 
 from persist import InvalidUsage
 from persist.codecs.errors import InvalidUpdate
+from persist.dataflow import Antichain, Program, Stream, col, lit
+from persist.errors import InputClosed, NotConsolidated, NotConverging, OperatorFailed, SchemaMismatch
 
 
 def numbers(dimensions: int = 1) -> tuple[Program, Stream]:

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist.dataflow import Program, Stream, col
 
 from persist.compute.dataflow.plan.optimise import optimised
 from persist.compute.dataflow.plan.plan import Capture, Join
+from persist.dataflow import Program, Stream, col
 from tests.support.tiers import examples
 
 UPDATES = st.lists(

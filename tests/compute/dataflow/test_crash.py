@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program, Running, col
 
 import persist
 from persist.blob.layers.retry import RetryPolicy
 from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
+from persist.dataflow import Program, Running, col
 from tests.compute.dataflow.ledger import Bank, check, ledger, rows_at
 from tests.proofs.simulator.world import ClientStore, Moments, Tap
 from tests.support.clocks import ImpatientClock

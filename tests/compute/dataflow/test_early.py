@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist.dataflow import Captured, Program, col, lit
 
 import persist
 from persist.blob.protocol import MemoryBlob
+from persist.dataflow import Captured, Program, col, lit
 from tests.compute.dataflow.oracle import Updates, updates_of
 from tests.compute.dataflow.programs import OPERATORS, build
 from tests.compute.dataflow.schedule import captured, complete, drive, updates_strategy

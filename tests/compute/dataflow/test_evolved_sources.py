@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from persist.dataflow import Program, col
 
 import persist
+from persist.dataflow import Program, col
 
 QUIET = persist.Settings(background=False)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.dataflow import Captured, Program, Stream, col
 
 from examples.dataflow import (
     EDGES,
@@ -21,6 +20,7 @@ from examples.dataflow import (
     reachable,
     transitive_closure,
 )
+from persist.dataflow import Captured, Program, Stream, col
 
 Edge = tuple[int, int]
 Row = tuple[Any, ...]

@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program
 
 from persist.compute.dataflow.operators.folds import folds, framed
 from persist.compute.dataflow.operators.large_groups import ranking_of_folds
 from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.expression.term import Aggregate, Col
+from persist.dataflow import Program
 from tests.compute.dataflow.test_moments import by_definition
 
 SCHEMA = pa.schema(

@@ -5,11 +5,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program
-from persist.errors import SourceLost
 
 import persist
 from persist.blob.protocol import MemoryBlob
+from persist.dataflow import Program
+from persist.errors import SourceLost
 from tests.compute.dataflow.ledger import Bank, check, ledger, moves_of
 
 HOLD = "dataflow ledger"

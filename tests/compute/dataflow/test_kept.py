@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.dataflow import Logic, Program, Stream, col, open_together
-from persist.errors import OutputConflict
 
 import persist
 from persist.blob.protocol import MemoryBlob
+from persist.dataflow import Logic, Program, Stream, col, open_together
+from persist.errors import OutputConflict
 from tests.compute.dataflow.ledger import Row
 
 AT = {"id": pa.int64(), "at": pa.int64()}

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from persist.dataflow import Antichain, Program, col, lit
 
 from persist import InvalidUsage
 from persist.codecs.errors import DiffOverflow
@@ -21,6 +20,7 @@ from persist.compute.dataflow.state.spine import Spill, Spine
 from persist.compute.dataflow.updates.batch import Layout, key_hashes, settled, starts_of, to_batch
 from persist.compute.dataflow.updates.times import Stash
 from persist.compute.dataflow.updates.words import Domain, Interner, is_ordered, ranks
+from persist.dataflow import Antichain, Program, col, lit
 
 LAYOUT = Layout(1, 1, 1)
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from persist.dataflow import Program, Running, Stream, col, lit
 
 from persist.codecs.errors import DiffOverflow
 from persist.compute.dataflow.operators.large_groups import LargeGroups
@@ -18,6 +17,7 @@ from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.state.ranked import Order, Ranked
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
+from persist.dataflow import Program, Running, Stream, col, lit
 from tests.compute.dataflow.programs import OPERATORS
 from tests.compute.dataflow.test_oracle import compare
 from tests.support.tiers import examples

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist.dataflow import Captured, Program, Stream, col, lit
-from persist.errors import NotConverging, OperatorFailed
 
 from persist.blob.errors import InvalidUsage
 from persist.core.expression.term import Expression
+from persist.dataflow import Captured, Program, Stream, col, lit
+from persist.errors import NotConverging, OperatorFailed
 
 NUMBERS = {"n": pa.int64()}
 EVENTS = {"n": pa.int64(), "at": pa.int64()}

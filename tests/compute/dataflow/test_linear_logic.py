@@ -6,11 +6,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist.dataflow import Logic, Program, Stream, col
 
 import persist
 from persist.compute.dataflow.plan.plan import Linear
 from persist.core.expression.term import Col, Lit, sql_call
+from persist.dataflow import Logic, Program, Stream, col
 from tests.compute.dataflow.schedule import updates_strategy
 from tests.support.tiers import examples
 

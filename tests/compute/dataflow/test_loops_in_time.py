@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist.dataflow import Captured, Program, Stream, col
 
 import persist
 from persist.blob.protocol import MemoryBlob
+from persist.dataflow import Captured, Program, Stream, col
 from tests.support.tiers import examples
 
 KV = {"k": pa.int64(), "v": pa.int64()}

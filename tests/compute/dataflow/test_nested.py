@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist.dataflow import Captured, Program, Stream, col
 
 from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.updates.words import Domain, ranks
+from persist.dataflow import Captured, Program, Stream, col
 from tests.support.tiers import examples
 
 POINT = pa.struct({"x": pa.int64(), "name": pa.string()})

@@ -6,11 +6,11 @@ from collections import Counter
 
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program, Running, col
-from persist.errors import OutputConflict
 
 import persist
 from persist.compute.dataflow.plan.origin import fingerprint
+from persist.dataflow import Program, Running, col
+from persist.errors import OutputConflict
 from tests.compute.dataflow.ledger import rows_at
 
 K, V = {"k": pa.int64()}, {"v": pa.int64()}

@@ -6,13 +6,13 @@ from functools import partial
 
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program, col, lit, open_together
-from persist.errors import OutputConflict, SourceLost
 
 import persist
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.protocol import MemoryBlob
 from persist.compute.dataflow.ports.sources import SourceReader, poll_all
+from persist.dataflow import Program, col, lit, open_together
+from persist.errors import OutputConflict, SourceLost
 from tests.compute.dataflow.ledger import Bank, Row, check, ledger, moves_of, rows_at
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.dataflow import Captured, Program, Stream, col, lit, when
 
 import persist
 from persist.compute.dataflow.operators.reduce import TotalReduce
@@ -19,6 +18,7 @@ from persist.compute.dataflow.running.graph import Builder
 from persist.compute.dataflow.state.spine import in_memory
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.expression.term import Col
+from persist.dataflow import Captured, Program, Stream, col, lit, when
 
 KV = {"k": pa.int64(), "v": pa.int64()}
 

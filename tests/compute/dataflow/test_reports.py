@@ -2,9 +2,9 @@
 
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program, col
 
 from persist.compute.dataflow.running.running import OperatorReport, depths, reports_of, shown
+from persist.dataflow import Program, col
 
 
 def report(*inputs: int, title: str = "an operator", kept_bytes: int = 0) -> OperatorReport:

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from persist.dataflow import Program, Stream
 
 import persist
+from persist.dataflow import Program, Stream
 from tests.compute.dataflow import programs
 from tests.compute.dataflow.oracle import at, updates_of
 from tests.compute.dataflow.programs import OPERATORS, build

@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program, Running, Stream, col, lit, open_together
 
 import persist
+from persist.dataflow import Program, Running, Stream, col, lit, open_together
 from tests.compute.dataflow.ledger import rows_at
 
 FACTS = {"id": pa.int64(), "k": pa.int64()}

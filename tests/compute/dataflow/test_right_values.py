@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program, Stream, col, lit
-from persist.errors import OperatorFailed, SchemaMismatch
 
 from persist.codecs.errors import DiffOverflow
+from persist.dataflow import Program, Stream, col, lit
+from persist.errors import OperatorFailed, SchemaMismatch
 
 
 def given(

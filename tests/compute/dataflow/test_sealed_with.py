@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist.dataflow import Antichain, Program, col, lit, open_together
-from persist.errors import SourceLost
 
 import persist
 from persist.blob.protocol import MemoryBlob
+from persist.dataflow import Antichain, Program, col, lit, open_together
+from persist.errors import SourceLost
 from tests.support.tiers import examples
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.int64()}

@@ -5,7 +5,6 @@ from itertools import permutations
 from typing import Any
 
 import pyarrow as pa
-from persist.dataflow import Captured, Options, Program, Running, col, lit
 
 import persist
 from persist.compute.dataflow.operators.join import JoinPaths
@@ -13,6 +12,7 @@ from persist.compute.dataflow.plan.optimise import FILTER_KEEPS, Statistics, opt
 from persist.compute.dataflow.plan.plan import Input, Source
 from persist.compute.dataflow.plan.stages import Filter, Map
 from persist.core.expression.term import Col
+from persist.dataflow import Captured, Options, Program, Running, col, lit
 
 Update = tuple[Any, int, int]
 

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from persist.dataflow import Program
 
 import persist
 from persist import Antichain, InvalidUsage
 from persist.compute.dataflow.updates.times import advanced_times, beyond
+from persist.dataflow import Program
 
 POINTS = st.tuples(st.integers(0, 4), st.integers(0, 4))
 FRONTIERS = st.lists(POINTS, max_size=3).map(lambda points: Antichain(*points))

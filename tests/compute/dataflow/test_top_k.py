@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program
 
 from persist.compute.dataflow.operators import logic
 from persist.compute.dataflow.updates.words import NULL, Domain
+from persist.dataflow import Program
 
 KINDS = [pa.int64(), pa.string(), pa.int64()]
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist.dataflow import Program, col
 
 from persist.compute.dataflow.updates.words import NULL, Domain, ranks
 from persist.core.expression.sql_numbers import joined_limbs
+from persist.dataflow import Program, col
 from tests.support.tiers import examples
 
 KIND = pa.decimal128(38, 3)

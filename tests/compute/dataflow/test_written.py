@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist.dataflow import Antichain, Program, Running, col, lit
-from persist.errors import InputClosed, OutputConflict
 
 import persist
 from persist.blob.layers.retry import RetryPolicy
 from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
+from persist.dataflow import Antichain, Program, Running, col, lit
+from persist.errors import InputClosed, OutputConflict
 from tests.support.stepped import Stepped
 from tests.support.tiers import examples
 

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from persist.errors import ColumnsNeeded, InvalidUsage, SchemaMismatch
 
 import persist
 from persist.compute.index import indexes_of, paths_of, steps_to_drop
 from persist.core.expression.filters import parse_where
 from persist.core.log import kinds
 from persist.engine.collection.reads import snapshot
+from persist.errors import ColumnsNeeded, InvalidUsage, SchemaMismatch
 from tests.compute.index.always import QUIET, indexes_that_always_pay
 
 ROWS = 200_000

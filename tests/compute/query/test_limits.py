@@ -5,11 +5,11 @@ import threading
 import time
 
 import pytest
-from persist.errors import InvalidUsage
 
 import persist
 from persist.blob.protocol import MemoryBlob
 from persist.compute.query import Queries, QueryLimits
+from persist.errors import InvalidUsage
 
 ENDLESS = "SELECT sum(a.range + b.range) FROM range(1000000) a, range(1000000) b"
 LIMITS = QueryLimits(64 << 20, 600.0, 1000)

@@ -7,7 +7,6 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-from persist.errors import InvalidUsage
 
 from persist.compute.sql.adapt_expression import Expressions
 from persist.compute.sql.duck import bound
@@ -15,6 +14,7 @@ from persist.compute.sql.lower_join import lowered
 from persist.compute.sql.types import of_name, to_arrow
 from persist.core.expression.evaluation import as_array, evaluate, type_of
 from persist.core.expression.term import Term
+from persist.errors import InvalidUsage
 from tests.compute.sql.cells import Sheet
 
 # What libraries of mathematics round in different ways in the last digits.

@@ -4,14 +4,14 @@
 """
 
 import textwrap
-from pathlib import Path
 
 import duckdb
 
 from persist.compute.sql.adapt_expression import AGGREGATES, FUNCTIONS, OF_LISTS, WINDOWS
 from persist.compute.sql.by_duckdb import is_definite
+from tests.support.paths import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "views.md"
+PAGE = ROOT / "docs" / "use" / "views.md"
 HEAD = "## Functions\n"
 _INTERNAL = ("__", "collate_", "icu_collate_")
 

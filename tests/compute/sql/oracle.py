@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import duckdb
 import pyarrow as pa
-from persist.dataflow import Program, Stream, col
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.query import add_functions
@@ -18,6 +17,7 @@ from persist.compute.sql.compile import planned
 from persist.compute.sql.lower import Lowering
 from persist.compute.sql.order import NOTHING, Known
 from persist.compute.sql.types import to_arrow, to_duckdb
+from persist.dataflow import Program, Stream, col
 
 Row: TypeAlias = tuple[Any, ...]
 Changes: TypeAlias = dict[str, list[tuple[Row, int]]]

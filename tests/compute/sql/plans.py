@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 import duckdb
-from persist.dataflow import Program, Stream
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.plan.optimise import Statistics
@@ -23,6 +22,7 @@ from persist.compute.sql.compile import key_of, planned
 from persist.compute.sql.definition import to_json
 from persist.compute.sql.lower import Lowering
 from persist.compute.sql.types import to_arrow
+from persist.dataflow import Program, Stream
 from tests.compute.sql.corpus import QUERIES
 from tests.compute.sql.oracle import TABLES, changes, check, schemas
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from persist.errors import InvalidUsage
-
 from tests.compute.sql.grammar import Grammar
 from tests.compute.sql.oracle import Changes, changes, check
 from tests.compute.sql.shrinking import shrunk, shrunk_changes

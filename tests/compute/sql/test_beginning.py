@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from persist.errors import AsOfCompacted, BeforeViewBegan, InvalidUsage
-from persist.sql import InputBehind, Wanted, plan_views
 
 import persist
 from persist.compute.dataflow import running
 from persist.compute.sql.types import to_arrow
+from persist.errors import AsOfCompacted, BeforeViewBegan, InvalidUsage
+from persist.sql import InputBehind, Wanted, plan_views
 from tests.compute.sql.grammar import Grammar
 from tests.compute.sql.oracle import TABLES, Changes, Duck, Row, changes
 from tests.compute.sql.two_ways import QUIET, contents, steps_that_always_pay

@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program, col
 
 from persist.compute.dataflow.operators.join import BoundedJoin
 from persist.compute.dataflow.state.ranked import Ranked
 from persist.compute.dataflow.updates.times import Ints
+from persist.dataflow import Program, col
 from tests.compute.sql.oracle import changes, check
 
 BOUNDED = [

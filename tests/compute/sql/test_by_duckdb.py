@@ -8,10 +8,10 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from persist.errors import InvalidUsage, OperatorFailed
 
 import persist
 from persist.compute.sql.by_duckdb import casts, is_definite
+from persist.errors import InvalidUsage, OperatorFailed
 from tests.compute.sql.two_ways import QUIET, steps_that_always_pay
 
 PLACE = pa.struct([("x", pa.int32()), ("name", pa.string())])

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from persist.errors import InvalidUsage
 
 import persist
 from persist.compute.sql.adapt_expression import FUNCTIONS
+from persist.errors import InvalidUsage
 from tests.compute.sql.answered import ERROR, Accepted, Answers, Oracle, computed, equal, plain
 from tests.compute.sql.cells import OPERATORS, Sheet, sheets
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from persist.errors import UpperMismatch
 
 import persist
 from persist.blob.errors import Unavailable
@@ -16,6 +15,7 @@ from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.stores.file import FileBlob
 from persist.core.settings import Tuning
+from persist.errors import UpperMismatch
 from tests.compute.dataflow.ledger import Bank
 from tests.compute.sql.ledger import VIEWS, check, views_of
 from tests.compute.sql.two_ways import QUIET, steps_that_always_pay

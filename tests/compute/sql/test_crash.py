@@ -8,7 +8,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from persist.sql import open_together
 
 import persist
 from persist.blob.layers.retry import RetryPolicy
@@ -16,6 +15,7 @@ from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.blob.stores.file import FileBlob
 from persist.core.settings import Tuning
+from persist.sql import open_together
 from tests.compute.dataflow.ledger import Bank
 from tests.compute.sql.ledger import VIEWS, check, views_of
 from tests.support.copies import Copies

@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.errors import InvalidUsage
 
 import persist
+from persist.errors import InvalidUsage
 from tests.compute.sql.oracle import Changes, Columns, check
 
 TABLES: dict[str, Columns] = {

@@ -4,8 +4,8 @@ import datetime
 from typing import Any
 
 import pytest
-from persist.errors import PersistError
 
+from persist.errors import PersistError
 from tests.compute.sql.oracle import Changes, Row, check, program_of
 
 TABLES = {

@@ -7,11 +7,11 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from persist.errors import CollectionNeeded, ColumnsNeeded, OperatorFailed
-from persist.sql import Wanted, plan_views
 
 import persist
 from persist.core.names import GROUPS_PREFIX
+from persist.errors import CollectionNeeded, ColumnsNeeded, OperatorFailed
+from persist.sql import Wanted, plan_views
 from persist.tools.reports.surveys import hold_for_people, names_by_id
 from tests.compute.sql.two_ways import QUIET, steps_that_always_pay
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from persist.sql import UnboundedState
 
 import persist
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.sql.compile import planned
 from persist.compute.sql.reasons import unbounded
+from persist.sql import UnboundedState
 from tests.compute.sql.tpch import QUERIES
 
 _TEXT, _NUMBER, _MONEY = pa.string(), pa.int64(), pa.decimal128(15, 2)

@@ -2,10 +2,10 @@
 
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program, col
-from persist.sql import answer
 
 import persist
+from persist.dataflow import Program, col
+from persist.sql import answer
 
 
 def test_a_query_may_be_part_of_a_program() -> None:

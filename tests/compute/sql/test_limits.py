@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 import pytest
-from persist.errors import InvalidUsage, LimitReached
 
 import persist
 from persist import View
+from persist.errors import InvalidUsage, LimitReached
 from tests.compute.sql.test_views import rows
 
 QUERY = "SELECT g, count(*) AS n FROM t GROUP BY g"

@@ -6,9 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program
-from persist.errors import InvalidUsage
-from persist.sql import answer
 
 import persist
 from persist.compute.sql.adapt_expression import Expressions
@@ -20,6 +17,9 @@ from persist.compute.sql.graph import columns_read
 from persist.compute.sql.lower import Lowering
 from persist.compute.sql.rewrite import rewritten
 from persist.core.expression.term import Place
+from persist.dataflow import Program
+from persist.errors import InvalidUsage
+from persist.sql import answer
 from tests.compute.sql.oracle import TABLES, changes, check, schemas
 from tests.compute.sql.test_views import rows
 

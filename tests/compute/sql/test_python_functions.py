@@ -6,11 +6,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from persist.errors import FunctionNotFound, InvalidUsage, OperatorFailed
 
 import persist
 from persist.blob.protocol import MemoryBlob
 from persist.core.expression import python_functions as room
+from persist.errors import FunctionNotFound, InvalidUsage, OperatorFailed
 
 ROWS = [{"id": 1, "name": "ann", "n": 2}, {"id": 2, "name": None, "n": 5}, {"id": 3, "name": "bo", "n": None}]
 

@@ -1,8 +1,8 @@
 """Queries of all kinds against DuckDB, while rows come and go."""
 
 import pytest
-from persist.errors import InvalidUsage
 
+from persist.errors import InvalidUsage
 from tests.compute.sql.corpus import QUERIES, REFUSED
 from tests.compute.sql.oracle import changes, check, program_of
 

@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from persist.sql import open_together
 
 import persist
 from persist import View
 from persist.api.collection import Collection
+from persist.sql import open_together
 from tests.support.tiers import examples
 
 SUMS = "SELECT k, sum(n) AS total FROM facts GROUP BY k"

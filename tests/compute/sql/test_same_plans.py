@@ -30,6 +30,6 @@ def test_queries_of_what_is_rare_have_the_plans_that_were_compared() -> None:
 def test_a_query_has_the_plan_whose_answers_were_compared_with_those_of_duckdb(first: int) -> None:
     others = changed(QUERIES[first::PARTS])
     assert not others, (
-        f"{len(others)} have other plans, such as {others[0]}: `python -m tests.compute.sql.plans` compares their
-        answers with " "DuckDB's, and writes down that they are right"
+        f"{len(others)} have other plans, such as {others[0]}: `python -m tests.compute.sql.plans` compares their "
+        "answers with DuckDB's, and writes down that they are right"
     )

@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.events import InsertIfAbsent
 
 import persist
+from persist.events import InsertIfAbsent
 from tests.support.tiers import examples
 
 Row = tuple[int, datetime.datetime | None, str | None]

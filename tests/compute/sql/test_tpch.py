@@ -5,11 +5,11 @@ from collections import Counter
 import duckdb
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program, Stream
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.sql.compile import planned
 from persist.compute.sql.lower import Lowering
+from persist.dataflow import Program, Stream
 from tests.compute.sql.oracle import Row, comparable, multiset
 from tests.compute.sql.tpch import QUERIES, Refreshes, generated
 from tests.support.tiers import examples

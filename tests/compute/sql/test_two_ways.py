@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
-from persist.errors import InvalidUsage, OperatorFailed, WouldRecompute
-from persist.sql import open_together
 
 import persist
+from persist.errors import InvalidUsage, OperatorFailed, WouldRecompute
+from persist.sql import open_together
 from tests.compute.dataflow.step.emulated import stepped
 from tests.compute.index.always import indexes_that_always_pay
 from tests.compute.sql.grammar import Grammar

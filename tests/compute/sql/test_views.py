@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.errors import BeforeViewBegan
-from persist.sql import InputBehind, open_together
 
 import persist
 from persist.api.collection import Collection
 from persist.compute.sql.draft import Catalog, drafted
+from persist.errors import BeforeViewBegan
+from persist.sql import InputBehind, open_together
 
 TOTALS = "SELECT status, sum(amount) AS total, count(*) AS n FROM orders GROUP BY status"
 

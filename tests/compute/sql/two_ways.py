@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from persist.sql import open_together
 
 import persist
 from persist import View
 from persist.compute.dataflow.step.planning import StepPlan
 from persist.compute.sql.types import to_arrow
+from persist.sql import open_together
 from tests.compute.index.always import indexes_that_always_pay
 from tests.compute.sql.oracle import TABLES, Changes, Duck, Row, comparable
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 import persist
 from persist.compute.tasks.planned_write import writing
-from persist.connect.spark.writing import foreach_batch_writer
+from persist.connect.spark.writing.foreach_batch import foreach_batch_writer
 from persist.core.settings import Settings
 from persist.engine.read.scanning.caches import PartCaches
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
-from persist.errors import SinkMoved, TargetUnavailable
 
 import persist
 from persist.connect.egress.files import FilesConfig, FilesSink
+from persist.errors import SinkMoved, TargetUnavailable
 from persist.tools.cli.main import main
 from persist.tools.reports.health import health_of
 from tests.support.servers.fixtures import make_bucket

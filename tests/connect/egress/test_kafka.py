@@ -11,12 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.errors import TargetUnavailable
 
 import persist
 from persist.connect import Piece
 from persist.connect.egress.kafka import KafkaSink, KafkaSinkConfig
-from persist.connect.envelopes import debezium
+from persist.errors import TargetUnavailable
+from persist.events import debezium
 from tests.connect.ingest.brokers import PARTITIONS, Cluster
 
 pytest.importorskip("confluent_kafka")

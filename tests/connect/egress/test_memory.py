@@ -19,6 +19,7 @@ import pytest
 import persist
 from persist.core.settings import Tuning
 from tests.rules.test_memory import BUDGET, POOL, ROW_BYTES, SLACK, private_bytes
+from tests.support.paths import ROOT
 
 BATCHES = 16
 ROWS = 30 * BUDGET // ROW_BYTES // BATCHES  # Of one batch.
@@ -62,7 +63,7 @@ def work(location: str, folder: str) -> None:
 @pytest.mark.timeout(290)
 def test_sinks_of_files_work_within_the_budget_on_thirty_times_the_budget(tmp_path: Path) -> None:
     code = f"from tests.connect.egress.test_memory import work; work({str(tmp_path / 'location')!r}, {str(tmp_path)!r})"
-    environment = {**os.environ, **POOL, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, **POOL, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     for name in ("lines", "keyed"):

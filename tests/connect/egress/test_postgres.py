@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist.errors import SinkMoved, TargetUnavailable
 
 import persist
 from persist.connect import Piece
 from persist.connect.egress.postgres import PostgresConfig, PostgresSink
+from persist.errors import SinkMoved, TargetUnavailable
 from persist.tools.cli.main import main
 from tests.connect.egress.target import Target
 from tests.connect.ingest.servers import postgres_programs

@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.errors import BadMessage, InvalidUsage
 
 import persist
-from persist.connect.envelopes import canal, maxwell
 from persist.connect.envelopes.binlog import arrow_type
+from persist.errors import BadMessage, InvalidUsage
+from persist.events import canal, maxwell
 
 HEAD = {"database": "test", "table": "e", "ts": 1477053217, "xid": 23396, "commit": True, "server_id": 23042}
 ROW = {"id": 1, "m": 4.2341, "c": "2016-10-21 05:33:37.523000", "comment": "I am a creature of light."}

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from persist.errors import BadMessage, InvalidUsage
 
-from persist.connect.envelopes import Unreadable, debezium, plain
+from persist.connect.envelopes import Unreadable
 from persist.connect.envelopes.messages import _named, _within_a_day, to_decimals
+from persist.errors import BadMessage, InvalidUsage
+from persist.events import debezium, plain
 
 ANNE = {"id": 1004, "first_name": "Anne", "last_name": "Kretchmar", "email": "annek@noanswer.org"}
 MARIE = {**ANNE, "first_name": "Anne Marie"}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.errors import BadMessage, InvalidUsage
 
 from persist.connect.envelopes import plain
 from persist.connect.envelopes.json_rows import pieces
+from persist.errors import BadMessage, InvalidUsage
 
 SCHEMA = {"a": pa.int64(), "b": pa.string(), "v": pa.int64()}
 NOTHING, NO_KEY = "it has neither a value nor a key", "it is empty, and rows without a key cannot be deleted"

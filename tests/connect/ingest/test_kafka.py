@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from persist.errors import UpperMismatch
 
 import persist
 from persist.blob.protocol import MemoryBlob
 from persist.connect.ingest.driver import source_of
+from persist.errors import UpperMismatch
 from tests.connect.ingest.brokers import PARTITIONS, Cluster, FragileCluster
 from tests.core.keyed.test_crash import SETTINGS, Died, MortalBlob
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist.errors import AsOfNotSealed
 
 import persist
 from persist.connect import Batch, Change, Run, Target
+from persist.errors import AsOfNotSealed
 from persist.tools.reports.health import health_of
 from tests.support.tiers import examples
 

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from persist.errors import AsOfCompacted
 
 import persist
 from persist.blob.protocol import MemoryBlob
+from persist.errors import AsOfCompacted
 from tests.connect.ingest.servers import postgres_programs
 from tests.connect.ingest.test_postgres import Database, database, server
 from tests.core.keyed.test_crash import SETTINGS, Died, MortalBlob

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from persist.errors import AsOfNotSealed
 
 import persist
+from persist.errors import AsOfNotSealed
 from tests.connect.ingest import servers
 from tests.connect.ingest.servers import Server, postgres_programs, running
 

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 
 import pyspark
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.paths import ROOT
+
 DRIVER = Path(__file__).parent / "cluster_driver.py"
 # Spark speculates on another host only; all of 127.0.0.0/8 is loopback.
 HOSTS = {"127.0.0.1", "127.0.0.2"}

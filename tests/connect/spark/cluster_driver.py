@@ -14,9 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
-from persist.dataflow import Program, col
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -24,7 +22,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceWriter, Writ
 from pyspark.sql.types import StructType
 
 import persist
-from persist.connect.spark.data_source import PersistDataSource
+import persist.spark
+from persist.connect.spark.data_source.source import PersistDataSource
+from persist.dataflow import Program, col
 
 Storage = dict[str, str]
 UPDATES = "k long, v string, _time long, _diff long"

@@ -4,12 +4,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import persist
+import persist.spark
 from tests.connect.spark.cluster import environment
 
 

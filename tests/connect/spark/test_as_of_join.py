@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
@@ -13,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import persist
+import persist.spark
 
 QUIET = persist.Settings(background=False)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import persist
+import persist.spark
 from persist.blob.errors import MissingBlob
 from persist.blob.layers.retry import RetryPolicy
 from persist.blob.protocol import MemoryBlob

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pytest
 from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 import persist
+import persist.spark
 from tests.connect.spark.sessions import KEPT, conf, records
 
 REFUSED = (persist.PersistError, PythonException)

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import persist
+import persist.spark
 from persist.connect.spark.types import quoted
 from tests.connect.spark.sessions import KEPT, NAMES, conf
 

@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import persist
+import persist.spark
 
 
 @pytest.fixture

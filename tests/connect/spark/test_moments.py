@@ -4,7 +4,6 @@ import datetime as dt
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
@@ -13,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
 import persist
+import persist.spark
 
 NOON = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
 NOON_MS = 1795262400_000

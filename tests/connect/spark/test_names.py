@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import persist
+import persist.spark
 from persist.connect.spark.frames import match_names
 from tests.connect.spark.sessions import NAMES, conf, records
 

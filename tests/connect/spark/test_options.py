@@ -1,7 +1,6 @@
 """The table of options: docs/use/spark.md shows it as it is, and every check and error comes from it."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +13,7 @@ from persist.connect.spark.options import (
     WriteOptions,
     given_options,
 )
+from tests.support.paths import ROOT
 
 PLACE = {"path": "/a", "collection": "c"}
 
@@ -27,7 +27,7 @@ def rows() -> list[str]:
 
 
 def test_the_page_about_spark_has_the_table_of_options() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "use" / "spark.md").read_text(encoding="utf-8")
     table = re.search(r"\| option \| for \| takes \| default \| .*\n\|[-| ]+\|\n((?:\|.*\n)+)", page)
     assert table is not None
     assert table[1].splitlines() == rows()

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import persist
+import persist.spark
 
 
 def test_a_statement_changes_a_collection_that_the_session_then_reads(spark: SparkSession, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
@@ -17,6 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
 import persist
+import persist.spark
 
 QUIET = persist.Settings(background=False, grace_s=0, orphan_grace_s=0)
 VALUE = {

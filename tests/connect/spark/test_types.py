@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.errors import InvalidUpdate, SchemaMismatch
 from pyspark.sql import datasource as ds
 
 from persist import InvalidUsage
@@ -15,7 +14,8 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.connect.spark.data_source.reader import expression
 from persist.connect.spark.types import as_spark_expects, spark_schema
 from persist.connect.spark.uploads import Rows
-from persist.connect.spark.writing import foreach_batch_writer
+from persist.connect.spark.writing.foreach_batch import foreach_batch_writer
+from persist.errors import InvalidUpdate, SchemaMismatch
 
 
 def stored(kind: pa.DataType, given: pa.Array) -> Any:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.events import InsertIfAbsent
 
 import persist
 from persist.core.keyed.events import lifted_events
 from persist.core.keyed.intake import to_events, watermark_below
+from persist.events import InsertIfAbsent
 
 KEY, VALUE = {"k": pa.int64()}, {"at": pa.int64(), "v": pa.string(), "gone": pa.bool_()}
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.errors import BeforeDiffers
-from persist.events import Checked, History
 
 import persist
-from persist.connect.envelopes import debezium
+from persist.errors import BeforeDiffers
+from persist.events import Checked, History, debezium
 
 SCHEMA = {"id": pa.int64(), "name": pa.string(), "lsn": pa.int64()}
 ANNE, MARIE = {"id": 1, "name": "Anne"}, {"id": 1, "name": "Anne Marie"}

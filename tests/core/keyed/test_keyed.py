@@ -10,10 +10,10 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from persist.events import InsertIfAbsent, PerKey
 
 import persist
 from persist.core.log import kinds
+from persist.events import InsertIfAbsent, PerKey
 from tests.support.reads import rows_with
 from tests.support.watched import WatchedBlob
 

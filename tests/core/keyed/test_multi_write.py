@@ -5,10 +5,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.events import InsertIfAbsent
 
 import persist
 from persist.blob.protocol import MemoryBlob
+from persist.events import InsertIfAbsent
 from tests.support.stepped import Stepped
 
 KEY, VALUE = {"k": int}, {"v": str}

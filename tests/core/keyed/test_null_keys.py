@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.events import AppendDistinct, InsertIfAbsent
 
 import persist
+from persist.events import AppendDistinct, InsertIfAbsent
 from tests.support.reads import rows_with
 
 Key = tuple[Any, ...]

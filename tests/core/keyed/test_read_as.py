@@ -5,12 +5,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.errors import InvalidUpdate
 
 import persist
 from persist.connect.envelopes import rows
 from persist.connect.envelopes.messages import Messages
 from persist.core.keyed.form import Behind, Keyed, _distance
+from persist.errors import InvalidUpdate
 
 
 @pytest.mark.parametrize(

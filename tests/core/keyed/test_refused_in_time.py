@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.events import AppendDistinct, Checked, Event, History, InsertIfAbsent, PerKey, Sessions
 
 import persist
+from persist.events import AppendDistinct, Checked, Event, History, InsertIfAbsent, PerKey, Sessions
 
 KEY = {"k": pa.int64()}
 SPANS = {"start": pa.int64(), "end": pa.int64(), "events": pa.int64()}

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from persist.events import AppendDistinct, InsertIfAbsent, PerKey
 
 import persist
 from persist.blob.protocol import MemoryBlob
+from persist.events import AppendDistinct, InsertIfAbsent, PerKey
 from tests.support.reads import rows_with
 from tests.support.resolving import resolve_events
 from tests.support.tiers import examples

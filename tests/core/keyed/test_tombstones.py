@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from persist.errors import InvalidUsage
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.connect.envelopes import Unreadable, suspects
@@ -17,6 +16,7 @@ from persist.core.keyed.events import dead_filter, is_tombstone, live_filter, ma
 from persist.core.keyed.form import _distance
 from persist.core.keyed.machine import _stands
 from persist.core.log.fields import KeyedForm, MachineForm
+from persist.errors import InvalidUsage
 
 # The type of the column, the value that says it, values, and which of them do.
 KINDS: list[tuple[pa.DataType, str | None, list[Any], list[bool]]] = [

@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.events import AppendDistinct
 
 import persist
 from persist.engine.read.keyed import resolution as resolving
+from persist.events import AppendDistinct
 from tests.support.reads import rows_with
 from tests.support.resolving import resolve_events
 

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import xxhash
@@ -17,8 +16,7 @@ from persist.core.log.records import PartList, Record
 from persist.engine.follow.checkpoint import Checkpoint
 from persist.engine.follow.directory import DirectoryObject
 from persist.engine.follow.state_objects import StateObject
-
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 RECORD = Record(
     location="0" * 32,

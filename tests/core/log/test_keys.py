@@ -14,8 +14,8 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
 from persist.core.log import keys, kinds
 from persist.core.log.framing import BlobRef
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 ID = "0123456789abcdef" * 2
 INTS = CollectionSchema.of({"k": pa.int64()}, None)
 SEQNOS = [0, 1, 15, 10**6, 2**63 - 1, 10**20 - 1]

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage
 
 from persist.codecs.evolution import evolved
 from persist.codecs.part.part import Part
@@ -25,6 +24,7 @@ from persist.core.state.location import LOCATION_RULES, LocationState
 from persist.core.state.publications import OtherUnused, published, unpublished
 from persist.core.state.schemas import newest_like
 from persist.core.state.state import State, apply
+from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage
 from tests.core.state.test_refusals import CREATED, ID, OTHER, SCHEMA, contents_after, part, record
 
 THIRD, TABLE = "7" * 32, "8" * 32

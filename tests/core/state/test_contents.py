@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from persist.errors import Locked, WriterFenced
 
 from persist.core.errors import Superseded
 from persist.core.log import kinds
@@ -13,6 +12,7 @@ from persist.core.log.keys import part_key
 from persist.core.state.contents import CollectionState, check_runs, with_replaced
 from persist.core.state.location import ExclusiveWriter, check_writer
 from persist.core.state.publications import check_published, published
+from persist.errors import Locked, WriterFenced
 from tests.core.state.test_refusals import ID, contents_after, part
 
 

@@ -2,13 +2,13 @@
 
 import pyarrow as pa
 import pytest
-from persist.errors import UpdateNotBeyondUpper
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.log import kinds
 from persist.core.state.collection_rules import PlannedAppend
 from persist.core.state.draft import Draft
 from persist.core.state.state import State
+from persist.errors import UpdateNotBeyondUpper
 
 ID = "0" * 32
 SCHEMA = CollectionSchema.of({"k": pa.int64()}, None)

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from persist.errors import InvalidUsage
 
 from persist.codecs.part.part import Part
 from persist.core.errors import Superseded
@@ -14,6 +13,7 @@ from persist.core.log.fields import KeyedForm, MachineForm
 from persist.core.state.contents import CollectionState
 from persist.core.state.erasures import ERASURES_KEPT, erased, erasure_number, left_by_erasure, with_erased
 from persist.core.state.state import State, apply
+from persist.errors import InvalidUsage
 from tests.core.state.test_refusals import CREATED, ID, contents_after, part, record
 
 KEYED = KeyedForm(MachineForm("upsert", 1), resolve="background")

@@ -4,14 +4,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.errors import (
-    FrontierRegression,
-    KeyedCollection,
-    LateEvents,
-    NotKeyed,
-    PendingEvents,
-    UpdateNotBeyondUpper,
-)
 
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
@@ -21,6 +13,14 @@ from persist.core.log.fields import KeyedForm, MachineForm
 from persist.core.state.collection_rules import CollectionStep, after_step, check_contents
 from persist.core.state.contents import CollectionState
 from persist.core.state.keyed_rules import PlannedPend, due
+from persist.errors import (
+    FrontierRegression,
+    KeyedCollection,
+    LateEvents,
+    NotKeyed,
+    PendingEvents,
+    UpdateNotBeyondUpper,
+)
 
 ID = "c" * 32
 UPSERT = MachineForm("upsert", 1)

@@ -7,17 +7,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from persist.errors import (
-    AsOfNotSealed,
-    CollectionExists,
-    ColumnsNeeded,
-    Conflict,
-    HoldMoved,
-    InvalidUsage,
-    LeaseExpired,
-    UploadExpired,
-    ViewRedefined,
-)
 
 from persist.codecs.evolution import evolved
 from persist.codecs.part.part import Part
@@ -35,6 +24,17 @@ from persist.core.state.contents import CollectionState, check_runs, last_sealed
 from persist.core.state.draft import Draft
 from persist.core.state.location import Dropped, LocationState, check_uploaded
 from persist.core.state.state import State, apply
+from persist.errors import (
+    AsOfNotSealed,
+    CollectionExists,
+    ColumnsNeeded,
+    Conflict,
+    HoldMoved,
+    InvalidUsage,
+    LeaseExpired,
+    UploadExpired,
+    ViewRedefined,
+)
 from tests.support.tiers import examples
 
 ID, OTHER = "0" * 32, "1" * 32

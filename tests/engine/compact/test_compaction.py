@@ -20,6 +20,9 @@ import persist
 from persist.blob.errors import Unavailable
 from persist.blob.protocol import MemoryBlob
 from persist.blob.stores.file import FileBlob
+from persist.codecs.part.key_range import KeyRange
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
@@ -187,7 +190,7 @@ def test_a_large_part_is_cut_between_the_keys_that_change_and_those_that_do_not(
             c.write(rows, seal=at + 1).result()
             return c.compact()
 
-        def parts() -> list[persist.codecs.part.part.Part]:
+        def parts() -> list[Part]:
             contents = state(client, c)
             return [*contents.parts_of(contents.keyframes[-1].parts)]
 
@@ -196,8 +199,8 @@ def test_a_large_part_is_cut_between_the_keys_that_change_and_those_that_do_not(
         [whole] = parts()
         assert changed(2, 9990, "y", "z").parts_shared == 0
         quiet, hot = parts()
-        schema = persist.codecs.types.schema.CollectionSchema.of(KEY, VALUE)
-        before, after = (persist.codecs.part.key_range.KeyRange(*bounds) for bounds in ((None, [9990]), ([9990], None)))
+        schema = CollectionSchema.of(KEY, VALUE)
+        before, after = (KeyRange(*bounds) for bounds in ((None, [9990]), ([9990], None)))
         assert before.covers(quiet, schema)
         assert after.may_overlap(hot, schema)
         assert quiet.rows + hot.rows == whole.rows

@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.errors import UploadExpired
 
 import persist
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
@@ -22,6 +21,7 @@ from persist.engine.compact.planner import Forget, MakeKeyframe, Thin, Work
 from persist.engine.read.scanning.caches import SliceLeftovers
 from persist.engine.read.scanning.reader import PartReader
 from persist.engine.write.part_writer import PartWriter
+from persist.errors import UploadExpired
 from tests.support.clocks import ImpatientClock
 from tests.support.keyframes import add_keyframe
 from tests.support.parts import commit_parts

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from persist.errors import LogReplaced
 
 from persist.blob.errors import CorruptBlob, MissingBlob
 from persist.blob.layers.metered import MeteredBlob
@@ -23,6 +22,7 @@ from persist.engine.follow.directory import EMPTY, DirectoryEntry, DirectoryObje
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.log_identity import fate_of
 from persist.engine.follow.state_objects import StateObject
+from persist.errors import LogReplaced
 from tests.core.state.test_refusals import part
 from tests.engine.follow.test_directory import SCHEMA, Writer
 from tests.support.clocks import ImpatientClock

@@ -7,7 +7,6 @@ from dataclasses import replace
 import msgspec
 import pyarrow as pa
 import pytest
-from persist.errors import LogReplaced
 
 import persist
 from persist.blob.errors import MissingBlob, Unavailable
@@ -22,6 +21,7 @@ from persist.engine.follow import follower
 from persist.engine.follow.checkpoint import INTERVAL, write_checkpoint
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.log_identity import TOPS_MAX, Past
+from persist.errors import LogReplaced
 from tests.engine.follow.test_directory import Writer
 from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import ImpatientClock

@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from persist.errors import InvalidUsage, UpdatesBeyondUpper
 
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
@@ -19,6 +18,7 @@ from persist.core.log.records import read_record, record_bytes
 from persist.engine.follow import log_queries
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.log_queries import last_moved, log_table, say_whose
+from persist.errors import InvalidUsage, UpdatesBeyondUpper
 from tests.core.state.test_refusals import part
 from tests.engine.follow.test_directory import SCHEMA, Writer
 from tests.support.clocks import ImpatientClock

@@ -4,7 +4,6 @@ import logging
 
 import msgspec
 import pytest
-from persist.errors import LogInterrupted, LogReplaced
 
 import persist
 from persist.blob.layers.metered import MeteredBlob
@@ -14,6 +13,7 @@ from persist.core.log.keys import record_key
 from persist.core.log.records import create_record, read_record
 from persist.engine.follow.checkpoint import INTERVAL
 from persist.engine.follow.log_identity import PROVE_AFTER_S, PROVE_READS_AFTER_S
+from persist.errors import LogInterrupted, LogReplaced
 from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.rollback import QUIET, TRUSTING, copied, interrupted, made, opened, restore, rolled_back, write

@@ -9,7 +9,6 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 from hypothesis import given, settings
-from persist.errors import LeaseExpired
 
 import persist
 from persist.blob.protocol import MemoryBlob
@@ -18,6 +17,7 @@ from persist.core.log.framing import encode_framed
 from persist.core.state.collection_rules import CollectionStep, after_step, gathered
 from persist.core.state.contents import CollectionState, Held
 from persist.engine.follow.state_objects import StateObject
+from persist.errors import LeaseExpired
 from tests.engine.hold.test_leases import collection, opened, since
 from tests.support.clocks import ImpatientClock
 from tests.support.tiers import examples

@@ -364,14 +364,14 @@ def test_only_the_columns_that_are_needed_are_read(client: persist.Client, monke
     c.write([((1, ("a", 1)), 1, -1)]).result()
     c.seal(2).result()
     asked: list[tuple[str, ...]] = []
-    reading = persist.engine.read.scanning.reader.PartReader.table
+    reading = PartReader.table
 
     def table(self: Any, part: Any, schema: Any, columns: Any, **how: Any) -> pa.Table:
         asked.append(tuple(columns))
         found: pa.Table = reading(self, part, schema, columns, **how)
         return found
 
-    monkeypatch.setattr(persist.engine.read.scanning.reader.PartReader, "table", table)
+    monkeypatch.setattr(PartReader, "table", table)
     c.snapshot().aggregate(["g"], {"n": (None, "count")})
     assert asked == [("g",), ("g", "_diff")]
     asked.clear()

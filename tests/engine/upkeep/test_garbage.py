@@ -11,16 +11,17 @@ from typing import Any, Literal, cast
 
 import pyarrow as pa
 import pytest
-from persist.errors import LogReplaced
 
 import persist
 from persist.blob.protocol import MemoryBlob
+from persist.codecs.part.part import Part
 from persist.core.log.framing import BlobRef
 from persist.core.log.keys import directory_seqno, record_key, uploaded_seqno
 from persist.engine.follow import checkpoint, directory
 from persist.engine.follow.checkpoint import INTERVAL, read_newest_checkpoint, stored_checkpoints
 from persist.engine.upkeep import names
 from persist.engine.write.part_writer import PartWriter
+from persist.errors import LogReplaced
 from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.parts import commit_parts
@@ -69,7 +70,7 @@ def test_blobs_of_a_destroyed_collection_go_after_the_grace_period_by_the_clock_
         assert other.snapshot(0).count() == 20_000
 
 
-def orphan(blob: DatedBlob, client: persist.Client, handle: persist.Collection) -> list[persist.codecs.part.part.Part]:
+def orphan(blob: DatedBlob, client: persist.Client, handle: persist.Collection) -> list[Part]:
     """Upload what no record names."""
     return list(PartWriter(blob, client.engine.follower.next_seqno).upload(handle.id, handle.schema, table(time=5)))
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from persist.errors import CorruptBlob, TokenForgotten, TokenReused
 
 import persist
 from persist import backup, copy
@@ -14,6 +13,7 @@ from persist.core.log import kinds
 from persist.core.log.records import read_record
 from persist.core.settings import Tuning
 from persist.engine.follow.checkpoint import write_checkpoint
+from persist.errors import CorruptBlob, TokenForgotten, TokenReused
 
 SETTINGS = persist.Settings(background=False, grace_s=0, orphan_grace_s=0, tuning=Tuning(hold_linger_s=0))
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}

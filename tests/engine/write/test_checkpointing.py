@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
-from persist.errors import LogReplaced
 
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import MemoryBlob
@@ -15,6 +14,7 @@ from persist.core.log.keys import record_key
 from persist.core.log.records import read_record
 from persist.engine.follow.follower import Follower
 from persist.engine.write.group_commit import Checkpointing
+from persist.errors import LogReplaced
 from tests.engine.follow.test_directory import Writer
 from tests.support.clocks import ImpatientClock
 from tests.support.stepped import Gate, Stepped

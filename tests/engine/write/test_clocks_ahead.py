@@ -6,12 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.errors import ClockAhead
 
 import persist
 from persist.blob.protocol import MemoryBlob
 from persist.blob.threads import SystemClock
 from persist.core.settings import Tuning
+from persist.errors import ClockAhead
 
 SETTINGS = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
-from persist.errors import ClientClosed, UpdatesBeyondUpper, UploadExpired
 
 from persist.blob.errors import CorruptBlob, InvalidUsage, Unavailable
 from persist.blob.protocol import MemoryBlob
@@ -20,6 +19,7 @@ from persist.engine.write import committer
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.committer import Committer
 from persist.engine.write.part_writer import PartWriter
+from persist.errors import ClientClosed, UpdatesBeyondUpper, UploadExpired
 from tests.core.state.test_refusals import SCHEMA, part
 from tests.engine.follow.test_directory import Writer
 from tests.engine.write.test_left_open import Owner

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from persist.errors import LogInterrupted, LogReplaced
 
 import persist
 from persist.blob.errors import Indeterminate, Unavailable
@@ -19,6 +18,7 @@ from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.stores.file import FileBlob
 from persist.core.log.keys import checkpoint_seqno, record_key, record_seqno
 from persist.engine.follow.checkpoint import INTERVAL
+from persist.errors import LogInterrupted, LogReplaced
 from persist.tools.cli.main import main
 from tests.blob.conftest import place_of
 from tests.support.checkpoints import wait_for_checkpoint

@@ -7,7 +7,6 @@ import msgspec
 import pyarrow as pa
 import pytest
 import xxhash
-from persist.errors import SchemaMismatch
 
 from persist.blob.errors import Conflict, Indeterminate, InvalidUsage, PersistError
 from persist.codecs.part.part import Part
@@ -34,6 +33,7 @@ from persist.engine.write.relay import (
     steps_from,
     submitted,
 )
+from persist.errors import SchemaMismatch
 from tests.core.state.test_refusals import SCHEMA, part
 from tests.engine.write.test_operations import FIELDS, A, B, operation, uploading, write
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import pytest
-from persist.errors import UpdateNotBeyondUpper
 
 from persist.blob.errors import Unavailable
 from persist.core.log import kinds
@@ -12,6 +11,7 @@ from persist.core.log.keys import record_key
 from persist.core.log.records import Submitted, read_record, record_bytes
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import AtCommit, Step, Submission
+from persist.errors import UpdateNotBeyondUpper
 from tests.engine.follow.test_submissions import record
 from tests.engine.write.test_left_open import Owner
 from tests.engine.write.test_operations import FIELDS, A, write

@@ -19,6 +19,7 @@ from persist.core.log.records import Record
 from persist.engine.write.part_writer import PartWriter
 from tests.support.clocks import ImpatientClock
 from tests.support.parts import commit_parts
+from tests.support.paths import ROOT
 
 KEY = {"k": pa.int64()}
 ROW = [((1, None), 5, 1)]
@@ -268,7 +269,7 @@ def test_a_holder_that_died_is_replaced_by_its_successor_or_by_force(tmp_path: P
         "c.create_or_load('c', key=persist.Int64).seal(5).result()\n"
         "os._exit(1)\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=False, cwd=Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", script], check=False, cwd=ROOT)
     with pytest.raises(persist.errors.Locked):
         persist.open(tmp_path, mode="exclusive", reentrance_id="other")
     with persist.open(tmp_path, mode="exclusive", reentrance_id="nightly") as client:
@@ -285,7 +286,7 @@ def test_a_process_that_exits_without_closing_does_not_hang_and_loses_nothing_ac
         "listen = c.listen(0)\n"
         "c.hold(0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], timeout=60, cwd=Path(__file__).parents[2])
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, cwd=ROOT)
     assert done.returncode == 0
     with persist.open(tmp_path, mode="read") as client:
         assert rows(client.load("c")) == 1

@@ -13,8 +13,9 @@ import pytest
 
 import persist
 from persist.tools.cli.main import main
+from tests.support.paths import ROOT
 
-MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
+MANUAL = ROOT / "docs" / "run" / "operations.md"
 SECTION = MANUAL.read_text(encoding="utf-8").partition("\n## Restoring a backup\n")[2].partition("\n## ")[0]
 DAMAGED = MANUAL.read_text(encoding="utf-8").partition("**A backup that is damaged.**")[2].partition("\n## ")[0]
 IN_PLACE, _, INTERRUPTED = SECTION.partition("**To get out of `LogInterrupted`**")

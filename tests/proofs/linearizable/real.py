@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from persist.errors import AsOfNotSealed, FrontierRegression, Indeterminate, UpdateNotBeyondUpper
 
 import persist
 from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.stores.file import FileBlob
+from persist.errors import AsOfNotSealed, FrontierRegression, Indeterminate, UpdateNotBeyondUpper
 from tests.proofs.linearizable.drawn import KEYED, PLAIN, drawn_calls
 from tests.proofs.linearizable.search import Done
 from tests.proofs.linearizable.specification import OK, Answer, Call

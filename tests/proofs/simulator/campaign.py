@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from persist.sql import InputBehind
 
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.stores.file import FileBlob
 from persist.engine.follow import directory
 from persist.engine.follow import directory_pages as pages
+from persist.sql import InputBehind
 from tests.proofs.simulator.history import History
 from tests.proofs.simulator.judge import judge
 from tests.proofs.simulator.judgement import Violation

@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from persist.events import InsertIfAbsent
 
 import persist
 from persist import backup, copy
@@ -22,6 +21,7 @@ from persist.blob.protocol import Blob, MemoryBlob
 from persist.core.log.framing import FORMAT
 from persist.core.settings import Tuning
 from persist.engine.collection.clones import clone
+from persist.events import InsertIfAbsent
 from tests.proofs.simulator.acting import Acting
 from tests.proofs.simulator.assigned import with_assigned_times
 from tests.proofs.simulator.baton import Baton

@@ -17,7 +17,6 @@ atheris: Any = importlib.import_module("atheris")
 with atheris.instrument_imports(include=["persist"]):
     import msgspec
     import xxhash
-    from persist.errors import PersistError
 
     from persist.codecs.types.codec import BUILT_IN
     from persist.codecs.types.schema import CollectionSchema
@@ -26,6 +25,7 @@ with atheris.instrument_imports(include=["persist"]):
     from persist.engine.follow.checkpoint import Checkpoint
     from persist.engine.follow.directory import DirectoryObject
     from persist.engine.follow.state_objects import StateObject
+    from persist.errors import PersistError
 
 KINDS = (Record, Checkpoint, StateObject, PartList, DirectoryObject)
 GOLDEN = Path(__file__).parent.parent / "golden" / f"format-{FORMAT}" / "location"

@@ -8,12 +8,12 @@ import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
-from persist.errors import Corruption, PersistError
 
 from persist.codecs.types.codec import BUILT_IN
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.small import small_updates
 from persist.codecs.updates.updates import to_updates
+from persist.errors import Corruption, PersistError
 from tests.codecs.strategies import arrays
 from tests.support.tiers import examples
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from persist.errors import TokenForgotten
 
 import persist
 from persist.api.client import Client
@@ -33,6 +32,7 @@ from persist.core.state.publications import left_unused
 from persist.engine.collection.commit import Commit
 from persist.engine.follow.checkpoint import stored_checkpoints
 from persist.engine.write.operations import Submission, Write
+from persist.errors import TokenForgotten
 
 POLICY = Tuning(
     keyframe_rows_min=3,

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from persist.errors import Conflict, CorruptBlob, InvalidUsage, LogReplaced
 
 import persist
 from persist import backup, copy, verify
 from persist.blob.errors import Unavailable
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import Blob, MemoryBlob
+from persist.errors import Conflict, CorruptBlob, InvalidUsage, LogReplaced
 from persist.services.backup import Copied
 from persist.services.fsck import fsck
 from tests.support.checkpoints import wait_for_checkpoint

@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from persist.errors import NegativeMultiplicity
 
 import persist
+from persist.errors import NegativeMultiplicity
 from tests.engine.test_clone_model import KEYS, Modelled, Run
 from tests.services.erase.searching import traces_of
 from tests.support.clocks import DatedBlob, ImpatientClock

@@ -538,7 +538,7 @@ def test_a_part_that_breaks_a_promise_of_its_writer_is_found(
 
 
 def test_floats_that_are_not_in_their_one_form_are_found() -> None:
-    schema = persist.codecs.types.schema.CollectionSchema.of({"k": pa.list_(pa.float32())}, {"v": pa.float64()})
+    schema = CollectionSchema.of({"k": pa.list_(pa.float32())}, {"v": pa.float64()})
     good = pa.table([[[1.0, None], [2.0]], [0.0, float("nan")], [0, 0], [1, 1]], schema.arrow)
     assert check_part(*bad_part(good, schema), schema)[0] == ()
     for column, values in ((0, [[-0.0, None], [2.0]]), (1, [-0.0, float("nan")])):
@@ -565,7 +565,7 @@ def oracle(table: pa.Table) -> set[str]:
 
 
 def test_what_is_said_of_a_part_agrees_with_plain_python() -> None:
-    schema = persist.codecs.types.schema.CollectionSchema.of(KEY, VALUE)
+    schema = CollectionSchema.of(KEY, VALUE)
     chance = random.Random(11)
     seen: set[str] = set()
     for _ in range(200):
@@ -592,7 +592,7 @@ def test_what_is_said_of_a_part_agrees_with_plain_python() -> None:
 def test_parts_of_every_type_keep_the_promises() -> None:
     for name, (type_, value) in FIELDS.items():
         for key, other in (({"k": type_}, None), ({"i": pa.int32()}, {"v": type_})):
-            schema = persist.codecs.types.schema.CollectionSchema.of(key, other)
+            schema = CollectionSchema.of(key, other)
             columns = [pa.array([value, None, value, value], type_)]
             if other is not None:
                 columns.insert(0, pa.array([3, 1, 2, 3], pa.int32()))

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from persist.errors import LogInterrupted
 
 import persist
 from persist.blob.errors import InvalidUsage
@@ -15,6 +14,7 @@ from persist.core.log.keys import checkpoint_key, checkpoint_seqno, record_key
 from persist.engine.follow.checkpoint import INTERVAL, checkpoint_state, stored_checkpoint
 from persist.engine.follow.follower import Follower
 from persist.engine.write.part_writer import PartWriter
+from persist.errors import LogInterrupted
 from persist.services.fsck.checkpoint import SettingAside
 from persist.tools.cli.command import OK, PROBLEMS
 from persist.tools.cli.main import main

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import pytest
-from persist.errors import UpdateNotBeyondUpper
 
 import persist
 from persist.blob.protocol import MemoryBlob
@@ -12,6 +11,7 @@ from persist.engine import follow as replica
 from persist.engine.follow.follower import Follower
 from persist.engine.write.commit_future import Committed
 from persist.engine.write.relay import Answer, answers_from, request_bytes
+from persist.errors import UpdateNotBeyondUpper
 from persist.services.serve import commits
 from persist.services.serve import remote_location as asking
 from persist.services.serve.commits import CommitsForOthers

@@ -10,13 +10,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from persist.errors import AsOfNotSealed, CollectionNotFound, Conflict, InvalidUsage, PersistError
 
 from persist.blob.errors import Unavailable
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import LIST_PAGE_ENTRIES, MemoryBlob
 from persist.blob.served import SERVED_DELETE_KEYS, BlobDelete, BlobGet, BlobHead, BlobListPage, BlobPage, BlobPut
 from persist.core.antichain import Antichain
+from persist.errors import AsOfNotSealed, CollectionNotFound, Conflict, InvalidUsage, PersistError
 from persist.services.serve import flight_calls, server
 from persist.services.serve.flight_calls import (
     DATA_BODY,

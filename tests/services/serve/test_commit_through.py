@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 import xxhash
-from persist.events import Sessions
 
 import persist
 from persist.api.client import Client
 from persist.api.multi_write import MultiWrite
 from persist.blob import wire
+from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.core.log import kinds
 from persist.core.log.kinds import KINDS
@@ -24,6 +24,7 @@ from persist.core.log.records import Record, read_record
 from persist.core.state.collection_rules import ExpectDefinition
 from persist.engine.collection.commit import Commit
 from persist.engine.write.relay import Sent
+from persist.events import Sessions
 from persist.services.serve import remote_location as asking
 from persist.services.serve.server import Server
 from tests.services.serve.line import line_to
@@ -247,7 +248,7 @@ def test_a_view_that_is_refreshed_through_a_server_says_how_far(blob: MemoryBlob
 def test_a_lease_that_a_server_has_granted_is_not_over_because_the_store_does_not_answer(
     blob: MemoryBlob, served: Server
 ) -> None:
-    mine = persist.blob.layers.unreliable.UnreliableBlob(blob)
+    mine = UnreliableBlob(blob)
     with persist.open(mine, settings=QUIET, clock=ImpatientClock(), commit_through=served.url) as client:
         orders = client["orders"]
         orders.write(row(1), seal=2).result()
@@ -365,7 +366,7 @@ def test_a_slow_server_is_not_waited_for_and_commits_nothing_twice(
 def test_where_the_store_fails_while_a_commit_is_in_doubt_it_stays_in_doubt(
     blob: MemoryBlob, store: Stepped, served: Server
 ) -> None:
-    gate, mine = Gate(), persist.blob.layers.unreliable.UnreliableBlob(blob)
+    gate, mine = Gate(), UnreliableBlob(blob)
     store.before("create", LOG, gate)
     with line_to(served.url) as line:
         client = persist.open(mine, settings=QUIET, clock=ImpatientClock(), commit_through=line.url)

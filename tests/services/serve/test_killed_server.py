@@ -15,9 +15,9 @@ import pytest
 
 import persist
 from persist.api.client import Client
+from tests.support.paths import ROOT
 from tests.support.stepped import wait_until
 
-ROOT = Path(__file__).parent.parent.parent
 QUIET = persist.Settings(background=False)
 TOKEN = "secret"
 

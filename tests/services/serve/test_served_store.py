@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pyarrow.flight as flight
 import pytest
-from persist.errors import InvalidUsage
 
 import persist
 from persist.api.client import Client
 from persist.blob.errors import Indeterminate, ReadOnlyStore, StoreMisconfigured, Unavailable
 from persist.blob.protocol import MemoryBlob
 from persist.blob.served import ServedBlob
+from persist.errors import InvalidUsage
 from persist.services.serve.flight_calls import CALLS_A_CONNECTION_MAX
 from tests.services.serve.line import Line
 from tests.support.stepped import wait_until

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from persist.errors import InvalidUsage, Unavailable
 
+from persist.errors import InvalidUsage, Unavailable
 from persist.services.serve import flight_sql
 from persist.services.serve.flight_calls import DATA_BODY, DATA_HEADER, batch_messages, schema_message
 from persist.services.serve.flight_sql import FlightSql, command_of, is_sql

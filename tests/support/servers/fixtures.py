@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.servers.starting import KINDS
 from tests.support.stepped import wait_until
 
-ROOT = Path(__file__).parent.parent.parent
 ACCESS_KEY_ID = "AKIDFORTESTSONLY"
 SECRET_ACCESS_KEY = "secret-for-tests-only"
 

@@ -13,8 +13,7 @@ import pytest
 
 import persist
 from persist.tools.cli.main import main
-
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import persist
 from persist.core.metrics import Reading
 from persist.tools.cli import exposition
 from persist.tools.cli.exposition import MetricsServer, text_of
+from tests.support.paths import ROOT
 
 QUIET = persist.Settings(background=False)
 NASTY = 'or"ders {x="'
@@ -146,7 +147,7 @@ def test_numbers_that_are_none_are_written_as_prometheus_does() -> None:
 
 
 def test_the_dashboard_asks_for_what_there_is(client: persist.Client) -> None:
-    board: dict[str, Any] = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text())
+    board: dict[str, Any] = json.loads((ROOT / "docs" / "run" / "grafana.json").read_text())
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked_for = set(re.findall(r"persist_\w+", " ".join(expressions)))
     with MetricsServer(client, "127.0.0.1:0", token=None, insecure=False) as server:

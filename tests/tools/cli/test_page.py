@@ -9,8 +9,9 @@ import typer
 from persist.tools.cli import dispatch
 from persist.tools.cli.command import app
 from tests.support.console import matches, run_page
+from tests.support.paths import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
+PAGE = ROOT / "docs" / "use" / "command-line.md"
 FILES = {
     "orders.csv": "order_id,status,amount\n1,new,9.5\n2,new,3.0\n3,paid,12.0\n",
     "report.sql": "SELECT max(amount) AS most FROM orders;\nSELECT count(*) AS n FROM orders;\n",

@@ -3,10 +3,11 @@
 import tempfile
 from pathlib import Path
 
+from tests.support.paths import ROOT
 from tests.tools.web.browser import browser, find_chromium
 from tests.tools.web.places import add_views, fill, shown
 
-FOLDER = Path(__file__).parents[2] / "docs"
+FOLDER = ROOT / "docs"
 QUERY = "SELECT+status%2C+count(*)+AS+n%2C+sum(amount)+AS+total+FROM+orders+GROUP+BY+status&x=as+of&y=n"
 # The name of a file, what is shown in it, and how high it is.
 PICTURES = (

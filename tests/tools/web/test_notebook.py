@@ -10,11 +10,11 @@ import pytest
 
 import persist
 from persist import slider
+from tests.support.paths import ROOT
 from tests.tools.web.browser import browser, find_chromium
 from tests.tools.web.places import NASTY, fill
 
 pytest.importorskip("anywidget")
-ROOT = Path(__file__).parents[2]
 CHROMIUM = find_chromium()
 
 

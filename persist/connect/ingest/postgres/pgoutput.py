@@ -32,10 +32,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from persist.connect.ingest.source import UNSENT
+
 _I16, _I32, _I64 = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
 _BEGIN = struct.Struct(">qqi")
 EPOCH_US = int(datetime(2000, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
-UNSENT: Any = object()  # A long value that an update left as it was.
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 
 from persist.compute.tasks.planned_write import gathered
 from persist.compute.tasks.stream_source import CollectionAddress
-from persist.connect.spark.data_source import prepared
+from persist.connect.spark.data_source.source import prepared
 from persist.connect.spark.frames import ignores_case, map_in_tasks, match_names
 from persist.connect.spark.options import seen_by_all
 from persist.connect.spark.reading.plans import PlannedChanges, PlannedSnapshot, plan, plan_changes

@@ -30,7 +30,7 @@ from pyspark.sql import functions as F
 from persist.codecs.part.key_range import ordered_keys
 from persist.codecs.part.part import Part
 from persist.compute.tasks.stream_source import CollectionAddress
-from persist.connect.spark.data_source import read_by_source
+from persist.connect.spark.data_source.source import read_by_source
 from persist.connect.spark.reading.store import (
     Tombstoned,
     holds_map,

@@ -19,7 +19,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from persist.compute.query import TimedTable, collection_of, execute, is_statement, with_times, words_of
-from persist.connect.spark.data_source import prepared
+from persist.connect.spark.data_source.source import prepared
 from persist.connect.spark.options import seen_by_all
 from persist.connect.spark.reading.locations import SparkLocation
 from persist.connect.spark.types import quoted

@@ -2,9 +2,3 @@
 
 Promises: all of a write is in one record, or nothing is; tasks that are tried again count once.
 """
-
-from persist.connect.spark.writing.dataframes import delete, write
-from persist.connect.spark.writing.foreach_batch import foreach_batch_writer
-from persist.connect.spark.writing.upserting import upsert
-
-__all__ = ["delete", "foreach_batch_writer", "upsert", "write"]

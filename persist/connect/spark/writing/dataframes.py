@@ -21,7 +21,8 @@ from persist.codecs.order.ordering import canonical
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.tasks.planned_write import PlannedWrite, Target
 from persist.compute.tasks.stream_source import CollectionAddress
-from persist.connect.spark.data_source import DataFrameWrite, commit_difference, prepared, present_time, read_by_source
+from persist.connect.spark.data_source.source import prepared, read_by_source
+from persist.connect.spark.data_source.writers import DataFrameWrite, commit_difference, present_time
 from persist.connect.spark.frames import (
     cast_exactly,
     ignores_case,

@@ -27,7 +27,7 @@ from persist.compute.tasks.keyed_work import (
     seal_done,
 )
 from persist.compute.tasks.planned_write import writing
-from persist.connect.spark.data_source import prepared
+from persist.connect.spark.data_source.source import prepared
 from persist.connect.spark.frames import ignores_case, map_in_tasks, rename, spell
 from persist.connect.spark.options import write_options
 from persist.connect.spark.uploads import RESERVED, Replanning, ascending, is_ranged_by_key, packed, planned, rows_of

@@ -6,7 +6,6 @@ from typing import TypeAlias
 
 import msgspec
 import pyarrow as pa
-from persist.errors import OperatorFailed
 
 from persist import View
 from persist.codecs.part.part import Part
@@ -15,6 +14,7 @@ from persist.compute.dataflow.step.keys import TouchedKeys
 from persist.compute.dataflow.step.planning import StepPlan
 from persist.compute.dataflow.step.tasks import StageTask, StoredParts, block_row
 from persist.compute.dataflow.step.touched import Brought
+from persist.errors import OperatorFailed
 
 Blocks: TypeAlias = dict[tuple[int, int], list[pa.RecordBatch]]
 

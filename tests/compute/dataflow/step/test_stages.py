@@ -8,8 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program, col
-from persist.errors import InvalidUsage, OperatorFailed
 
 import persist
 from persist import View
@@ -20,6 +18,8 @@ from persist.compute.dataflow.step.stages import cut, why_not
 from persist.compute.dataflow.step.touched import Brought, Term, before, known_only, needs_of
 from persist.compute.sql.types import to_arrow
 from persist.core.settings import Tuning
+from persist.dataflow import Program, col
+from persist.errors import InvalidUsage, OperatorFailed
 from tests.compute.dataflow.step.emulated import emulated, stepped
 from tests.compute.sql.corpus import QUERIES
 from tests.compute.sql.grammar import Grammar

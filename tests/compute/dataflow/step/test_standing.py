@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist.errors import OperatorFailed
 
 import persist
 from persist import View
 from persist.api.collection import Collection
 from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.step.planning import StepPlan
+from persist.errors import OperatorFailed
 from tests.compute.dataflow.step.emulated import stepped
 from tests.compute.dataflow.step.test_stages import QUIET, held
 from tests.support.tiers import examples

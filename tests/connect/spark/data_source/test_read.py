@@ -6,7 +6,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -17,6 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 import persist
+import persist.spark
 from persist.compute.index import FoundByIndex
 from persist.connect.spark.data_source.reader import PushingReader, expression
 from persist.connect.spark.options import ReadOptions

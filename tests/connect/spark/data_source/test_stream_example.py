@@ -10,10 +10,9 @@ import pytest
 
 import persist
 from examples.totals import HOUR, check, open_orders, open_totals, place_orders
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.spark
-
-ROOT = Path(__file__).parents[3]
 
 
 def following(location: str, *more: str) -> "subprocess.Popen[str]":

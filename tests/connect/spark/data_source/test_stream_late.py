@@ -4,15 +4,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
-from persist.errors import InvalidUsage, LateEvents, UpdateNotBeyondUpper
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import persist
+import persist.spark
 from persist.connect.spark.writing import foreach_batch
+from persist.errors import InvalidUsage, LateEvents, UpdateNotBeyondUpper
 from tests.connect.spark.data_source.test_stream_upsert import forget
 from tests.connect.spark.data_source.test_stream_write import Feed, run
 

@@ -22,8 +22,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import persist
 from persist.blob.stores.file import FileBlob
 from persist.compute.tasks import stream_source as stream_source
-from persist.connect.spark.data_source import PersistDataSource
 from persist.connect.spark.data_source.reader import PersistStreamReader
+from persist.connect.spark.data_source.source import PersistDataSource
 
 Update = tuple[int, str, int, int]
 CHANGES = {"collection": "orders", "form": "changes"}

@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
-from persist.errors import InvalidUsage
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import persist
+import persist.spark
 from persist.connect.spark.writing import foreach_batch
+from persist.errors import InvalidUsage
 from tests.connect.spark.data_source.test_stream_write import Feed, run
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
@@ -11,8 +10,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 import persist
+import persist.spark
 from persist.blob.stores.file import FileBlob
-from persist.connect.spark.data_source import DataFrameWrite
+from persist.connect.spark.data_source.writers import DataFrameWrite
 from persist.connect.spark.options import WriteOptions
 
 ROWS = "id long, status string, amount double"

@@ -6,14 +6,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import persist
-from persist.connect.spark.data_source import PersistDataSource
+import persist.spark
+from persist.connect.spark.data_source.source import PersistDataSource
 from tests.connect.spark.data_source.test_stream_read import Query
 
 QUIET = persist.Settings(background=False)

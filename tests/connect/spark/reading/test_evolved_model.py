@@ -4,13 +4,13 @@ import tempfile
 from collections import Counter
 from typing import Any
 
-import persist.spark
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from pyspark.sql import DataFrame, SparkSession
 
 import persist
+import persist.spark
 from persist.blob.stores.file import FileBlob
 from tests.engine.test_evolve_model import Evolving
 from tests.support.tiers import examples

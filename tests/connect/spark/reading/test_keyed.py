@@ -5,7 +5,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
@@ -13,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import persist
+import persist.spark
 from tests.connect.spark.reading.test_native import QUIET, bag
 from tests.connect.spark.reading.test_views import check as check_views
 from tests.support.resolving import resolve_events

@@ -6,13 +6,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import persist
+import persist.spark
 from persist.blob.stores.file import FileBlob
 from persist.compute.tasks.planned_write import PlannedWrite, SinkOptions, upload
 from persist.connect.spark.reading.store import LISTING_TASKS

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pytest
 from pyspark.sql import SparkSession, Window
 from pyspark.sql import functions as F
 
 import persist
+import persist.spark
 
 ROWS = [(1, "new", 1.0), (2, "new", None), (3, "new", 3.0), (4, None, 3.0)]
 QUERIES: dict[str, Any] = {

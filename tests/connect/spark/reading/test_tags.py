@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-import persist.spark
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import persist
-from persist.connect.spark.data_source import PersistDataSource
+import persist.spark
+from persist.connect.spark.data_source.source import PersistDataSource
 
 
 @pytest.fixture

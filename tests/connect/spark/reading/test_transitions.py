@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import persist
+import persist.spark
 
 QUIET = persist.Settings(background=False)
 BEGIN = 1_790_000_000_000

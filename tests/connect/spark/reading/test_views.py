@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import persist
+import persist.spark
 from tests.connect.spark.reading.test_native import QUIET, bag, write_history
 
 

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
-from persist.dataflow import Program, col
-from persist.errors import OperatorFailed
 from pyspark.sql import DataFrame, SparkSession
 
 import persist
+import persist.spark
 from persist.api.collection import Collection
+from persist.dataflow import Program, col
+from persist.errors import OperatorFailed
 from tests.compute.sql.oracle import Row, comparable
 from tests.compute.sql.test_tpch import asked, with_diff
 from tests.compute.sql.tpch import QUERIES, Refreshes, generated

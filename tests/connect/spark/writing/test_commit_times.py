@@ -4,12 +4,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import persist
+import persist.spark
 
 QUIET = persist.Settings(background=False)
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import persist
+import persist.spark
 from tests.connect.spark.sessions import records
 
 

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import persist.spark
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import persist
+import persist.spark
 
 ROWS = "id long, status string, amount double"
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.errors import InvalidUpdate
 
 import persist
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import Stamp
 from persist.connect.spark.uploads import EventRows
 from persist.core.keyed.machine import Machine, Touched
+from persist.errors import InvalidUpdate
 
 
 class Latest:

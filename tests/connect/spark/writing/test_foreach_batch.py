@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
@@ -11,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import persist
+import persist.spark
 from persist.blob.stores.file import FileBlob
 from tests.connect.spark.data_source.test_stream_write import Feed
 

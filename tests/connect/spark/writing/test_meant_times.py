@@ -4,13 +4,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import persist
+import persist.spark
 from persist.blob.stores.file import FileBlob
 
 QUIET = persist.Settings(background=False)

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import persist
+import persist.spark
 
 QUIET = persist.Settings(background=False)
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import persist
+import persist.spark
 
 QUIET = persist.Settings(background=False)
 

@@ -5,17 +5,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
-from persist.errors import FrontierRegression, InvalidUpdate, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper
-from persist.events import History, PerKey
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import persist
+import persist.spark
 from persist.blob.stores.file import FileBlob
 from persist.connect.spark.writing.upserting import gathered_rows
+from persist.errors import FrontierRegression, InvalidUpdate, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper
+from persist.events import History, PerKey
 
 WHERE = ["driver", "tasks"]
 EVENTS = "id long, name string, amount double, _time long, _deleted boolean"

@@ -5,7 +5,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import persist.spark
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
@@ -13,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import persist
+import persist.spark
 from persist.blob.stores.file import FileBlob
 from persist.codecs.part.key_range import ordered_keys
 from persist.codecs.part.part import Part

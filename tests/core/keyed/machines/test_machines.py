@@ -6,11 +6,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from persist.errors import BeforeDiffers, InvalidUpdate, InvalidUsage, SchemaMismatch
-from persist.events import AppendDistinct, Checked, History, InsertIfAbsent, PerKey, Sessions
 
 from persist.core.keyed.machine import Machine
 from persist.core.keyed.machines import BOXED
+from persist.errors import BeforeDiffers, InvalidUpdate, InvalidUsage, SchemaMismatch
+from persist.events import AppendDistinct, Checked, History, InsertIfAbsent, PerKey, Sessions
 from tests.core.keyed.machines.models import KeyEvent, by_machine, by_rule, schema_of
 
 KEYS, TIMES = st.integers(0, 3), st.integers(0, 9)

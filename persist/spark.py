@@ -1,0 +1,65 @@
+"""Collections in Spark: a data source, `format("persist")`, and functions for what a data source cannot do.
+
+Spark finds the source by itself, through the package `pyspark_persist`. A JVM that was started by another Python, or
+before this library was installed, cannot. So importing this package registers the source with the session that is
+active, and tells a JVM that is still to be started which Python the driver runs (`PYSPARK_DRIVER_PYTHON`, unless the
+environment names one). The functions here register the source with the session that they are given, and so does
+`register(spark)`.
+
+- `snapshot`, `changes`, `location`, `explain`: DataFrames by Spark's own Parquet scan where it can be used
+- `as_of_join`: rows with the contents of their keys at the times of the rows
+- `create_views`, `register`: names for collections in SQL
+- `columns_used`, `pruned`: the columns that a query needs, because Spark does not tell a Python data source
+- `write`, `foreach_batch_writer`: DataFrames ranged and sorted by key; many collections from one streaming query
+- `sql`: queries whose tables may have times of their own; UPDATE, DELETE, INSERT and MERGE INTO as one commit
+- `delete`, `upsert`: retractions by condition or key; events by key, looked up on the driver or in tasks
+- `refresh`, `explain_refresh`, `run_program`: steps of views and of dataflow programs by tasks
+- `compact`: maintenance by the tasks of a cluster
+
+Promises: what is read and written is exactly what Python reads and writes, and a location that both use needs nothing
+besides the store. Options of the data source are declared in `persist.connect.spark.options`.
+"""
+
+try:
+    import pyspark
+except ImportError as error:
+    raise ModuleNotFoundError(
+        "persist.spark needs PySpark, which is not installed. pip install 'pyspark>=4.3,<5'", name="pyspark"
+    ) from error
+
+from persist.compute.dataflow.step.stepping import Refreshed
+from persist.connect.spark.compacting import compact
+from persist.connect.spark.data_source.pruning import columns_used, pruned
+from persist.connect.spark.data_source.source import PersistDataSource, introduce, register
+from persist.connect.spark.reading.locations import SparkLocation, as_of_join, changes, explain, location, snapshot
+from persist.connect.spark.reading.sql_views import create_views, sql
+from persist.connect.spark.refreshing import explain_refresh, refresh, run_program
+from persist.connect.spark.writing.dataframes import delete, write
+from persist.connect.spark.writing.foreach_batch import foreach_batch_writer
+from persist.connect.spark.writing.upserting import upsert
+
+__all__ = [
+    "PersistDataSource",
+    "Refreshed",
+    "SparkLocation",
+    "as_of_join",
+    "changes",
+    "columns_used",
+    "compact",
+    "create_views",
+    "delete",
+    "explain",
+    "explain_refresh",
+    "foreach_batch_writer",
+    "location",
+    "pruned",
+    "refresh",
+    "register",
+    "run_program",
+    "snapshot",
+    "sql",
+    "upsert",
+    "write",
+]
+
+introduce()  # An import of this module makes format("persist") known to the active session.

@@ -1,0 +1,30 @@
+"""Views: queries whose answers are collections that are kept up to date; see `docs/use/views.md`.
+
+Promise to those above: what a view holds at a time is what its query gives on its inputs at that time, by DuckDB's
+semantics; its definition is stored with it, and needs no DuckDB; views that read each other move in one commit.
+Statements that change collections, and queries that are answered once, are in `Client.sql`.
+"""
+
+from persist.compute.sql import (
+    Change,
+    InputBehind,
+    UnboundedState,
+    ViewsPlan,
+    ViewsTogether,
+    Wanted,
+    answer,
+    open_together,
+    plan_views,
+)
+
+__all__ = [
+    "Change",
+    "InputBehind",
+    "UnboundedState",
+    "ViewsPlan",
+    "ViewsTogether",
+    "Wanted",
+    "answer",
+    "open_together",
+    "plan_views",
+]

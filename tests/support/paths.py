@@ -1,0 +1,7 @@
+"""Folders of the checkout that tests read."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+GOLDEN = ROOT / "tests" / "rules" / "golden"
