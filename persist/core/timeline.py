@@ -139,13 +139,12 @@ class Timeline:
         if not _MEANT_S[0] <= time // self.per_second < _MEANT_S[1]:
             others = (Timeline(unit) for unit in TIME_UNITS)
             likely = next((o for o in others if _MEANT_S[0] <= time // o.per_second < _MEANT_S[1]), None)
-            if likely is None and not is_number:
-                return
-            looks = "" if likely is None else f" It looks like {likely.unit}: that would be {likely.text_of(time)}."
-            raise InvalidUsage(
-                f"{what} {time} is {self.text_of(time)} in a timeline in {self.unit}, and times are taken from 1990 to "
-                f"2199.{looks} Give a moment, or a number of {self.unit} since 1970."
-            )
+            if likely is not None or is_number:
+                looks = "" if likely is None else f" It looks like {likely.unit}: that would be {likely.text_of(time)}."
+                raise InvalidUsage(
+                    f"{what} {time} is {self.text_of(time)} in a timeline in {self.unit}, and times are taken from "
+                    f"1990 to 2199.{looks} Give a moment, or a number of {self.unit} since 1970."
+                )
         if not allow_future and time > self.now(wall_ms) + AHEAD_S * self.per_second:
             raise InvalidUsage(
                 f"{what} {self.text_of(time)} is more than a day ahead of the clock, which says "

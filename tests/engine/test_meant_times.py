@@ -1,7 +1,8 @@
 """Times on a timeline that nobody is likely to mean are refused, with what is likely meant; "now" is one."""
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -61,6 +62,39 @@ def test_an_upsert_ahead_of_the_clock_is_refused_unless_it_is_allowed(client: pe
     with pytest.raises(persist.InvalidUsage, match="2062-11-23T00:00:00Z is more than a day ahead"):
         users.upsert([(1, "a")], time="2062-11-23")
     users.upsert([(1, "a")], time="2062-11-23", allow_future=True).result()
+
+
+def test_events_with_times_of_their_own_ahead_of_the_clock_are_refused_unless_it_is_allowed(
+    client: persist.Client, c: persist.Collection
+) -> None:
+    users = client.create_or_load("users", key={"k": int}, value={"v": str}, timeline="ms", keyed=persist.Keyed())
+
+    def in_block(of: persist.Collection, events: Any, *, allow_future: bool = False, **more: Any) -> None:
+        with client.multi_write(allow_future=allow_future) as multi:
+            multi.upsert(of, events, **more)
+
+    column = pa.table({"k": [1], "v": ["a"], "at": pa.array([FAR], pa.timestamp("ms", "UTC"))})
+    for of in (c, users):
+        for upsert in (of.upsert, partial(in_block, of)):
+            for events, more in (([(1, "a", FAR)], {}), (column, {"time": "at"})):
+                with pytest.raises(persist.InvalidUsage, match="more than a day ahead of the clock"):
+                    upsert(events, **more)
+    with pytest.raises(persist.InvalidUsage, match="more than a day ahead of the clock"):
+        users.seal_to(FAR)
+    assert users.handle.contents().upper.time == 0
+    users.upsert([(1, "a", FAR)], allow_future=True).result()
+    users.seal_to(FAR + timedelta(days=1), allow_future=True).result()
+    c.upsert(column, time="at", allow_future=True).result()
+
+
+@pytest.mark.parametrize("moment", ["2200-01-01", "2999-01-01T00:00:00Z", "9999-12-31", date(2500, 1, 1)])
+@pytest.mark.parametrize("call", ["write", "overwrite", "delete", "seal", "block"])
+def test_a_moment_centuries_ahead_is_refused_unless_it_is_allowed(
+    c: persist.Collection, call: str, moment: Any
+) -> None:
+    with pytest.raises(persist.InvalidUsage, match=r"more than a day ahead of the clock.*allow_future=True"):
+        CALLS[call](c, moment)
+    CALLS[call](c, moment, allow_future=True)
 
 
 @pytest.mark.parametrize(

@@ -142,13 +142,10 @@ class KeyedCalls(CollectionBase):
     ) -> CommitFuture:
         keyed_form(self.handle)
         end = self._end(action, time, seal, token, late, allow_future=allow_future)
-        taken = taken_events(self.handle, events, self.handle.stamp(time, None))
+        handle = self.handle.dating(allow_future=allow_future)
+        taken = taken_events(handle, events, handle.stamp(time, None))
         counts = self._late_counts if late == "collect" else None
-        return submit_keyed(
-            self.handle.dating(allow_future=allow_future),
-            action,
-            AskedEvents(taken, end, token, tuple(notes), late=counts),
-        )
+        return submit_keyed(handle, action, AskedEvents(taken, end, token, tuple(notes), late=counts))
 
     def _upsert_plain(
         self,
@@ -167,13 +164,14 @@ class KeyedCalls(CollectionBase):
                 f'late="collect" is for keyed collections: an upsert of {self.name!r} changes what is there at once, '
                 "so it is at a time that is not sealed yet. Leave time out, and it is never late"
             )
-        taken = plain_events(self.handle, events, self.handle.stamp(time, None))
+        handle = self.handle.dating(allow_future=allow_future)
+        taken = plain_events(handle, events, handle.stamp(time, None))
         if end is not None and taken.at_commit:
             raise InvalidUsage(
                 f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after "
                 "it. Leave seal out, or give time=, too."
             )
-        return upsert_plain(self.handle.dating(allow_future=allow_future), taken, end, token, notes)
+        return upsert_plain(handle, taken, end, token, notes)
 
     def _end(
         self,
@@ -409,13 +407,15 @@ class WritingCalls(KeyedCalls):
         self.handle.check_meant("upper", upper, allow_future=allow_future)
         return seal(self.handle, upper, expected_upper=expected_upper)
 
-    def seal_to(self, upper: int | Moment | Antichain) -> CommitFuture:
+    def seal_to(self, upper: int | Moment | Antichain, *, allow_future: bool = False) -> CommitFuture:
         """Seal a keyed collection as far as upper, if it is not sealed that far: `seal_to(max_time - lateness)`.
 
-        How many events came after that is in `late_counts`. Returns a future as `seal` does.
+        How many events came after that is in `late_counts`. allow_future is as for `write`. Returns a future as `seal`.
         """
         keyed_form(self.handle)
         if isinstance(upper, int) and upper < 0:
             upper = 0  # Lateness is greater than any time that there was.
+        elif upper != 0:
+            self.handle.check_meant("upper", upper, allow_future=allow_future)
         asked = AskedEvents(None, self.handle.frontier("upper", upper), is_least=True)
         return submit_keyed(self.handle, "seal", asked)

@@ -257,13 +257,12 @@ def _commit_keyed(
             if taken_over(engine, mark, work, contents, times):
                 return
             time = _upper_of(contents) if times.is_plain else None
-            if latest is not None and not times.is_plain:
-                handle_of(work, engine).check_times([latest], allow_future=times.allow_future)
             end = None if is_empty else times.end_after(time if times.is_plain else latest)
             end = end if end is not None and contents.upper < end else None
             planned = plan(None if time is None else Stamp(time), end, contents)
             try:
-                late = commit(engine, replace(planned, collects=times.late != "error"))
+                takes_all = times.is_plain or times.allow_future  # The time of plain rows is the upper.
+                late = commit(engine, replace(planned, collects=times.late != "error", allow_future=takes_all))
                 _report(work, mark, late, times)
                 return
             except (UpdateNotBeyondUpper, FrontierRegression, LateEvents) as error:

@@ -23,7 +23,7 @@ from persist.codecs.order.digest import DIGEST_MODULUS, digest_of
 from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
 from persist.compute.tasks.batch_times import LATE_BYTES_MAX, late_steps
-from persist.compute.tasks.planned_write import Target, digests_added, upload
+from persist.compute.tasks.planned_write import Target, check_times, digests_added, upload
 from persist.core.antichain import Antichain
 from persist.core.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
 from persist.core.keyed.events import event_fields, events_schema
@@ -36,7 +36,7 @@ from persist.core.state.collection_rules import ExpectErasures
 from persist.core.state.contents import CollectionState
 from persist.core.state.erasures import erasure_number
 from persist.core.state.keyed_rules import PlannedPend, due, form_in
-from persist.engine.collection.keyed_events import AskedEvents, seal
+from persist.engine.collection.keyed_events import AskedEvents, check_event_times, seal
 from persist.engine.collection.keyed_events import submit as submit_keyed
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -60,6 +60,7 @@ class KeyedWork:
         token: names the batch; None for no name.
         collects: late events are left out and given back, instead of refused with all others.
         is_done: the collection remembers the token: the batch was committed before.
+        allow_future: as of `Collection.write`.
     """
 
     target: Target
@@ -70,6 +71,7 @@ class KeyedWork:
     token: str | None = None
     collects: bool = False
     is_done: bool = False
+    allow_future: bool = False
 
     @property
     def form(self) -> KeyedForm:
@@ -186,7 +188,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
 
 def handle_of(work: KeyedWork, engine: Engine) -> CollectionHandle:
     """Return the collection as a handle of an engine, with its machine."""
-    return replace(work.target.at(engine), machine=work.machine)
+    return replace(work.target.at(engine), machine=work.machine, allow_future=work.allow_future)
 
 
 def commit_events(
@@ -209,8 +211,10 @@ def commit_events(
     """
     late = Counter[str]() if work.collects else None
     also = None if late_to is None else late_steps(engine, work.target.schema, work.form, late_to)
-    asked = AskedEvents(work.to_events(rows), work.end, work.token, more, late=late, late_steps=also)
-    future = submit_keyed(handle_of(work, engine), "upsert", asked)
+    handle, events = handle_of(work, engine), work.to_events(rows)
+    check_event_times(handle, events)
+    asked = AskedEvents(events, work.end, work.token, more, late=late, late_steps=also)
+    future = submit_keyed(handle, "upsert", asked)
     future.result()
     return future.late
 
@@ -285,6 +289,7 @@ def _committed(engine: Engine, work: KeyedWork, stored: Stored, steps: list[Any]
         first = stored.first
         if first is not None and not work.contents.upper.has_beyond(first):
             raise UpdateNotBeyondUpper(first, work.contents.upper)
+        check_times(handle_of(work, engine), stored.everything, allow_future=work.allow_future)
         if late_to is not None and (late := stored.late_events) is not None:
             more, named = late_steps(engine, work.target.schema, work.form, late_to)(late)
             steps, names = [*steps, *more], {**names, **named}

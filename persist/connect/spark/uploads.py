@@ -358,7 +358,7 @@ def planned(
     needed = machine_needed(machine_of(contents.keyed, machine, name), contents.keyed, name)
     rows = EventRows(target.schema, contents.keyed, stamp, machine, folds)
     rows.check(schema)
-    work = KeyedWork(target, contents, needed, rows, end, options.token, collects, is_done)
+    work = KeyedWork(target, contents, needed, rows, end, options.token, collects, is_done, options.allow_future)
     if not work.is_done:
         _check_times(contents, None if stamp is None or collects else stamp.time, end)
     return work

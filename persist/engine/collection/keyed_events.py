@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from persist.blob.errors import MissingBlob
 from persist.codecs.order.digest import DIGEST_MODULUS, digest_of
 from persist.codecs.part.filters import with_both_zeros
-from persist.codecs.types.schema import TIME_MAX
+from persist.codecs.types.schema import TIME, TIME_MAX
 from persist.codecs.updates.inputs import as_table, opened
 from persist.codecs.updates.updates import Stamp, stamped, to_updates, with_time
 from persist.core.antichain import Antichain
@@ -203,7 +203,15 @@ def keyed_form(handle: CollectionHandle) -> KeyedForm:
 
 def taken_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> EventTable:
     """Return events in any form, checked; see `persist.core.keyed.intake`."""
-    return to_events(data, handle.schema, keyed_form(handle), stamp, handle.timeline, handle.machine)
+    events = to_events(data, handle.schema, keyed_form(handle), stamp, handle.timeline, handle.machine)
+    check_event_times(handle, events)
+    return events
+
+
+def check_event_times(handle: CollectionHandle, events: EventTable) -> None:
+    """Refuse events whose first or last time nobody is likely to mean; see `CollectionHandle.check_times`."""
+    if not events.at_commit and len(events.table):
+        handle.check_times(pc.min_max(events.table[TIME]).as_py().values(), allow_future=handle.allow_future)
 
 
 def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> EventTable:
@@ -213,7 +221,9 @@ def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) ->
     if rows is None or {*rows.column_names} <= {*handle.schema.key_names}:
         rows = wanted_keys(what, handle.schema)
     rows = rows.append_column(DELETED, pa.array(np.ones(len(rows), np.bool_)))
-    return to_events(rows, handle.schema, form, stamp, handle.timeline, handle.machine)
+    events = to_events(rows, handle.schema, form, stamp, handle.timeline, handle.machine)
+    check_event_times(handle, events)
+    return events
 
 
 def check_upserts(handle: CollectionHandle, action: str = "upsert") -> None:

@@ -56,6 +56,7 @@ from persist.engine.collection.keyed_events import (
     PlainChange,
     Rewritten,
     Unchanged,
+    check_event_times,
     check_upserts,
     deleting_events,
     rows_in,
@@ -414,6 +415,7 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> Ev
             "write() for keys that come, and delete() for those that go"
         )
     events = to_events(data, schema, form_of(Keyed(), schema), stamp, handle.timeline)
+    check_event_times(handle, events)
     names = [*schema.key_names, DELETED, *schema.value_names, TIME]
     once = consolidate(events.table.select([*names, "_diff"]), names)
     order, starts = row_sorter(once, [*schema.key_names, TIME]).sort()

@@ -40,6 +40,8 @@ def test_times_far_ahead_or_in_another_unit_are_refused_unless_they_are_allowed(
         lambda **more: persist.spark.delete(spark, location, "plain", "k = 1", time=FAR, **more),
         lambda **more: persist.spark.upsert(rows, location, "keyed", time=FAR, **more),
         lambda **more: persist.spark.upsert(rows, location, "keyed", time="2026-11-23", seal=FAR, **more),
+        lambda **more: persist.spark.upsert(ahead.drop("_diff"), location, "keyed", where="driver", **more),
+        lambda **more: persist.spark.upsert(ahead.drop("_diff"), location, "keyed", where="tasks", **more),
         lambda **more: rows.write.format("persist").mode("append").options(collection="plain", time=FAR, **more).save(
             location
         ),
@@ -53,7 +55,8 @@ def test_times_far_ahead_or_in_another_unit_are_refused_unless_they_are_allowed(
     assert {entry.key for entry in FileBlob(location).list("")} == before, "and nothing is left behind"
     writes[2](allow_future=True)
     writes[0](allow_future=True)
-    writes[5](allow_future=True)
+    for upsert in writes[5:8]:
+        upsert(allow_future=True)
     with persist.open(location, mode="read") as client:
         assert client.load("plain").upper == persist.Antichain(0), "nothing of it is sealed"
         assert list(client.load("keyed").snapshot("2026-11-23").rows()) == [(1, "a")]
