@@ -25,7 +25,7 @@ from persist.engine.location.engine import Engine
 from persist.engine.location.opening import created_or_loaded, handle_on, loaded, target_of_rows
 from persist.engine.read.scanning.plan import record_count
 from persist.engine.write.commit_future import CommitFuture
-from persist.engine.write.operations import check_token
+from persist.engine.write.operations import check_token, note_steps, with_token
 
 
 class CreatingCalls:
@@ -163,10 +163,13 @@ class CreatingCalls:
         if (
             getattr(columns, "shape", (1,))[0] == 0
             and time is None
+            and seal is None
             and (handle.create is not None or handle.contents().upper == Antichain(0))
         ):
             # There is no row that a commit could seal: but what was created can be read from then on, as others can.
-            future = handle.submit("write", [handle.at_commit()])
+            steps = [handle.dating(allow_future=allow_future).at_commit()]
+            notes = note_steps(message, metadata, [handle.id])
+            future = handle.submit("write", [*with_token(token, [handle.id], steps), *notes])
         else:
             future = Collection(handle).write(rows, **options)
         if handle.create is not None:

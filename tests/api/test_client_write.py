@@ -240,3 +240,15 @@ def test_a_token_names_a_write_that_creates_too(client: persist.Client) -> None:
     for _ in range(2):
         client.write("orders", FRAME, key=["id"], token="load 7").result()
     assert client["orders"].snapshot().count() == 2
+
+
+def test_a_first_write_without_rows_keeps_its_token_its_message_and_its_seal(client: persist.Client) -> None:
+    empty = pa.table({"id": pa.array([], pa.int64())})
+    client.write("orders", empty, key=["id"], token="load 7", message="no orders yet").result()
+    with pytest.raises(persist.errors.TokenReused):
+        client.write("orders", pa.table({"id": [1]}), token="load 7").result()
+    client.write("orders", empty, token="load 7", message="no orders yet").result()
+    assert [row["message"] for row in client.history().to_pylist() if row["message"]] == ["no orders yet"]
+    assert client["orders"].snapshot().count() == 0
+    client.write("sealed", empty, key=["id"], timeline=None, seal=7).result()
+    assert client["sealed"].upper == persist.Antichain(7)
