@@ -204,7 +204,10 @@ class Tables:
     def _batch(self, run: Run, collection: Collection, before: Version | None, version: Version) -> Batch:
         timeline, time = collection.schema.timeline, run.uppers[collection.name]
         if timeline is not None:
-            time = max(time, version.at_ms * Timeline(timeline).per_second // 1000)
+            # A writer of the table whose clock is ahead must not seal the timeline there.
+            run.client.engine.check_clock()
+            at_ms = min(version.at_ms, run.client.engine.clock.wall_ms())
+            time = max(time, at_ms * Timeline(timeline).per_second // 1000)
         batch = Batch((), time + 1)
         schema = pa.schema([collection.schema.arrow.field(name) for name in collection.schema.names])
 

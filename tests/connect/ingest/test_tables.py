@@ -1,6 +1,7 @@
 """Tables of Delta and Iceberg into collections: each version is a time, and the contents at it are its own."""
 
 import contextlib
+import json
 import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -61,6 +62,24 @@ def test_each_version_of_a_delta_table_is_a_time(tmp_path: Path, feed: str) -> N
     for time, version in found:
         there = deltalake.DeltaTable(str(tmp_path / "table"), version=version).to_pyarrow_table().to_pylist()
         assert contents(tmp_path, time) == sorted(there, key=str)
+
+
+def test_a_version_of_a_writer_whose_clock_is_ahead_is_taken_in_now(tmp_path: Path) -> None:
+    source = delta(tmp_path, [{"id": 1}])
+    (entry,) = (tmp_path / "table" / "_delta_log").glob("*.json")
+    said = [json.loads(line) for line in entry.read_text().splitlines()]
+    for action in said:
+        if "commitInfo" in action:
+            action["commitInfo"]["timestamp"] = ahead_ms = int(datetime(2199, 1, 1, tzinfo=UTC).timestamp()) * 1000
+    entry.write_text("\n".join(map(json.dumps, said)))
+    (version,) = deltalake.DeltaTable(str(tmp_path / "table")).history()
+    assert version["timestamp"] == ahead_ms
+    ingested(tmp_path, source)
+    ((time, _),) = times(tmp_path)
+    assert time <= datetime.now(UTC).timestamp() * 1000
+    delta(tmp_path, [{"id": 2}], mode="append")
+    ingested(tmp_path, source)
+    assert contents(tmp_path) == [{"id": 1}, {"id": 2}]
 
 
 def test_the_columns_that_only_paths_tell_come_in_too(tmp_path: Path) -> None:
