@@ -13,8 +13,9 @@ NAMED_TEST = re.compile(r"(@pytest\.mark\.thorough\n(?:@.*\n)*)?def test_rule_(\
 # Spans, keys of metadata, and what Python adds, which look like modules.
 NOT_MODULES = {
     *(f"persist.{span}" for span in ("action", "check", "collect", "commit", "refresh")),
-    *(f"persist.{key}" for key in ("as_of", "collections", "digest", "groups", "seqno", "table")),
+    *(f"persist.{key}" for key in ("as_of", "collections", "derived_from", "digest", "groups", "seqno", "table")),
     "persist.__version__",
+    "persist.upsert",  # Its name before it was `persist.events`.
 }
 DOCUMENTS = re.compile(r"\b(?:DESIGN|FINDINGS|STYLE|DEVELOPERS)\b")
 
@@ -69,8 +70,11 @@ def is_there(dotted: str) -> bool:
     base = ROOT if parts[0] in ("blob", "codecs") else ROOT / "persist"
     for end in range(len(parts), -1, -1):
         path = base.joinpath(*parts[:end])
-        files = [path / "public.py"] if end == 0 else [path.with_suffix(".py"), path / "__init__.py"]
+        files = [path / "__init__.pyi"] if end == 0 else [path.with_suffix(".py"), path / "__init__.py"]
         text = "".join(file.read_text(encoding="utf-8") for file in files if file.exists())
+        starred = re.search(r"^from (persist\.[\w.]+) import \*", text, re.MULTILINE)
+        if starred:
+            return is_there(".".join([starred[1], *parts[end:]]))
         if text:
             return end == len(parts) or re.search(rf"\b{parts[end]}\b", text) is not None
     return False
