@@ -354,7 +354,8 @@ def check_token(token: str | None) -> None:
 def filter_text(where: pc.Expression) -> str:
     """Return the text of a filter for a digest: equal for equal filters, in all processes, and another for others.
 
-    Arrow's own text leaves out what is in the middle of a long list of values.
+    Arrow's own text leaves out what is in the middle of a long list of values. Another release of Arrow may serialise
+    the same filter otherwise. A retry after such an upgrade is refused (`TokenReused`) and never done twice.
     """
     serialised: list[pickle.PickleBuffer] = []
     pickle.dumps(where, protocol=5, buffer_callback=serialised.append)
