@@ -183,27 +183,38 @@ def _database() -> Any:
 _PARTS = ("year", "quarter", "month", "day", "hour", "minute", "second")
 
 
-def compared(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
-    def compare(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+def _compared(function: Callable[..., pa.Array], sign: str) -> Callable[..., pa.Array]:
+    """Return a comparison; lists, structs and maps, which Arrow cannot order, DuckDB compares."""
+
+    def compare(one: pa.Array, other: pa.Array, kind: pa.DataType = BOOLEAN) -> pa.Array:
+        if pat.is_nested(one.type):
+            return computed_by_duckdb(f'"$1" {sign} "$2"', one, other, kind)
         return function(ordered(one), ordered(other))
 
     return compare
 
 
-def _not_distinct_from(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+BOOLEAN = pa.bool_()
+_equal = _compared(pc.equal, "=")
+
+
+def _is_same(one: pa.Array, other: pa.Array) -> pa.Array:
     both = pc.and_(pc.is_null(one), pc.is_null(other))
-    return pc.or_(both, pc.fill_null(pc.equal(ordered(one), ordered(other)), False))
+    return pc.or_(both, pc.fill_null(pc.equal(one, other), False))
+
+
+_not_distinct_from = _compared(_is_same, "IS NOT DISTINCT FROM")
 
 
 def _distinct_from(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
-    return pc.invert(_not_distinct_from(one, other, kind))
+    return pc.invert(_not_distinct_from(one, other))
 
 
 def _in(value: pa.Array, *others: pa.Array) -> pa.Array:
     *candidates, _ = others
-    matches = pc.equal(ordered(value), ordered(candidates[0]))
+    matches = _equal(value, candidates[0])
     for other in candidates[1:]:
-        matches = pc.or_kleene(matches, pc.equal(ordered(value), ordered(other)))
+        matches = pc.or_kleene(matches, _equal(value, other))
     return matches
 
 
@@ -231,7 +242,7 @@ def _coalesce(*arguments: Any) -> pa.Array:
 
 
 def _nullif(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
-    same = pc.fill_null(pc.equal(ordered(one), ordered(other)), False)
+    same = pc.fill_null(_equal(one, other), False)
     return pc.if_else(same, pa.scalar(None, one.type), one).cast(kind)
 
 
@@ -359,12 +370,12 @@ FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
     "joined_limbs": numbers.joined_limbs,
     "mean_of_limbs": lambda lower, upper, count, scale, kind: numbers.mean_of_limbs(lower, upper, count, scale),
     "round_even": lambda value, kind: pc.round(value, round_mode="half_to_even"),
-    "equal": compared(pc.equal),
-    "not_equal": compared(pc.not_equal),
-    "less": compared(pc.less),
-    "less_equal": compared(pc.less_equal),
-    "greater": compared(pc.greater),
-    "greater_equal": compared(pc.greater_equal),
+    "equal": _equal,
+    "not_equal": _compared(pc.not_equal, "<>"),
+    "less": _compared(pc.less, "<"),
+    "less_equal": _compared(pc.less_equal, "<="),
+    "greater": _compared(pc.greater, ">"),
+    "greater_equal": _compared(pc.greater_equal, ">="),
     "distinct_from": _distinct_from,
     "not_distinct_from": _not_distinct_from,
     "in": _in,

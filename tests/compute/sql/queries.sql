@@ -425,6 +425,14 @@ WITH RECURSIVE r(i, n) AS (SELECT INTERVAL 1 DAY, 1 UNION ALL SELECT i + INTERVA
 SELECT i, sum(n) OVER (ORDER BY i) AS q FROM (SELECT to_days(a) AS i, count(*) AS n FROM t GROUP BY i);
 SELECT to_days(a) AS i, sum(b) FILTER (WHERE to_days(b) > INTERVAL 1 DAY) AS q FROM t GROUP BY i HAVING max(to_days(b)) < INTERVAL 100 HOUR;
 
+-- Lists, structs and maps are compared wherever rows meet.
+SELECT t.a, u.b FROM t JOIN u ON t.a = u.a AND [t.b, t.a] <> [u.b, u.a];
+SELECT t.a, u.b FROM t LEFT JOIN u ON t.a = u.a AND [t.s] IS DISTINCT FROM [u.s];
+SELECT t.a, u.b FROM t RIGHT JOIN u ON [t.f, t.b] > [u.b, u.a];
+SELECT t.a, u.b FROM t JOIN u ON row(t.s, t.b) >= row(u.s, u.b) AND t.a = u.a;
+SELECT a, [s] NOT IN (SELECT [u.s] FROM u) AS x, {'a': a} < ANY (SELECT {'a': u.b} FROM u) AS y FROM t;
+SELECT a, (SELECT count(*) FROM u WHERE [u.b] > [t.b, t.a]) AS n FROM t;
+SELECT a FROM t ANTI JOIN u ON [t.b, t.a] < [u.b, u.a];
 -- Aggregates of lists, lists of a fixed length, UUIDs, TRY.
 SELECT round(entropy(a), 9) AS x, a IS NULL AS n FROM t GROUP BY a IS NULL;
 SELECT b, product(a) AS x, count(*) AS n FROM t GROUP BY b;

@@ -14,6 +14,18 @@ def test_a_query_has_the_answer_of_duckdb_after_each_change(sql: str) -> None:
     check(sql, changes(2, steps=6, size=5), is_rewritten=False)
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT t.a, u.b FROM t FULL JOIN u ON t.a = u.a AND {'s': t.s, 'b': t.b} <= {'s': u.s, 'b': u.b}",
+        "SELECT t.a, u.b FROM t JOIN u ON map([t.a], [t.b]) < map([u.a], [u.b])",
+        "SELECT a FROM t WHERE [a, b] = ALL (SELECT [u.a, u.b] FROM u WHERE u.a = t.a)",
+    ],
+)
+def test_lists_structs_and_maps_are_compared_wherever_rows_meet(sql: str) -> None:
+    check(sql, changes(1))
+
+
 def test_what_has_one_answer_and_is_refused_is_refused_when_the_view_is_made() -> None:
     for sql in REFUSED:
         with pytest.raises(InvalidUsage):
