@@ -10,9 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.codecs.types.sql_names import check_sql_names
+from persist.codecs.types.sql_names import check_sql_names, sql_name
 from persist.compute.query.parsing import every_node
-from persist.compute.query.tables import MAIN, TableAt, path_of, quoted, told_apart
+from persist.compute.query.tables import MAIN, path_of, quoted
+from persist.core.errors import InvalidUsage
 from persist.core.state.contents import CollectionState
 from persist.engine.location.engine import Engine
 
@@ -85,7 +86,14 @@ def declare(connection: Any, tables: Sequence[TableAbout], known: Collection[str
     Raises:
         InvalidUsage: SQL would take two of them, or two columns of one, for one.
     """
-    told_apart({(about.schema, about.table): TableAt(about.name) for about in tables})
+    names: dict[tuple[str, str], str] = {}
+    for about in tables:
+        other = names.setdefault((sql_name(about.schema), sql_name(about.table)), about.name)
+        if other != about.name:
+            raise InvalidUsage(
+                f"SQL takes the collections {other!r} and {about.name!r} for one table, so it cannot tell of both: "
+                "rename one with client.rename(), or ask client.collections() what there is"
+            )
     for about in tables:
         if about.name in known:
             continue

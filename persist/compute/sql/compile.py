@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from persist.codecs.types.schema import NAME_CHARS_MAX, CollectionSchema
 from persist.codecs.types.sql_names import check_sql_names, sql_name
-from persist.compute.query import collection_of
+from persist.compute.query import collection_of, quoted
 from persist.compute.sql.adapt import Adapter
 from persist.compute.sql.algebra import Aggregate, Filter, Node, Project, Temporal, TopK, children, terms_of, types_of
 from persist.compute.sql.duck import Columns, bound, names_column, place, tables_of
@@ -37,7 +37,14 @@ def mentioned(sql: str, names: Sequence[str]) -> list[str]:
     collections = []
     with _deep_is_refused():
         tables = tables_of(without_emission(sql)[0])
-    for table, at in tables.items():
+    for path, at in tables.items():
+        dotted = collection_of(path, names) if len(path) > 1 else None
+        if dotted is not None:
+            raise InvalidUsage(
+                f"the query reads {'.'.join(path)}: in a view, write the name of a collection with a dot as one name, "
+                f"{quoted(dotted)}{place(sql, at)}"
+            )
+        table = path[-1]
         collection = collection_of([table], names)
         if collection is None:
             close = get_close_matches(table, names, 3, 0.5)

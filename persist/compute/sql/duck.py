@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from persist.codecs.types.sql_names import sql_name
-from persist.compute.query import add_functions, check_lengths, is_time_window, quoted, windowed_table
+from persist.compute.query import Path, add_functions, check_lengths, is_time_window, quoted, windowed_table
 from persist.compute.sql.definite import check_qualified, forbid_indefinite, indefinite, refused_function, spellings
 from persist.compute.sql.types import Unreadable, is_nested, of_name, to_duckdb
 from persist.core.errors import InvalidUsage
@@ -88,21 +88,20 @@ def _declared(kind: str | Unreadable, connection: Any) -> str:
     return "VARIANT"
 
 
-def tables_of(sql: str) -> dict[str, int]:
-    """Return the tables that a query reads, and where each is in its text.
+def tables_of(sql: str) -> dict[Path, int]:
+    """Return the paths of the tables that a query reads, and where each is in its text.
 
     Raises:
         InvalidUsage: it is not a query that can be parsed.
     """
-    tables: dict[str, int] = {}
-    own: set[str] = set()
+    tables: dict[Path, int] = {}
     statement = parsed(sql)
-    _collect(statement, tables, own, sql)
+    _collect(statement, tables, frozenset(), sql)
     for node in every_part(statement):
         if is_time_window(node):
             with _binder(sql) as connection:
                 check_lengths(connection, sql, node)
-    return {name: at for name, at in sorted(tables.items()) if sql_name(name) not in own}
+    return dict(sorted(tables.items()))
 
 
 def names_column(sql: str, name: str) -> bool:
@@ -144,8 +143,11 @@ def _statement(connection: Any, sql: str) -> Any:
     return answer["statements"][0]
 
 
-def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None:
-    """Find the tables below a node of a parsed query, and the names that the query gives to tables of its own.
+def _collect(node: Any, tables: dict[Path, int], own: frozenset[str], sql: str) -> None:
+    """Find the tables below a node of a parsed query.
+
+    Args:
+        own: the names of the named subqueries that the node can read; each can read those before it.
 
     Raises:
         InvalidUsage: the query has a parameter.
@@ -160,17 +162,23 @@ def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None
             "a view follows what collections hold, and SHOW, DESCRIBE, SUMMARIZE and information_schema tell of "
             "tables as they are when they are asked: ask them with client.sql()"
         )
-    if node.get("type") == "BASE_TABLE":
-        tables.setdefault(str(node.get("table_name")), node.get("query_location", 0))
-    if windowed := windowed_table(node):
-        tables.setdefault(str(windowed[-1]), node.get("query_location", 0))
-    if isinstance(node.get("cte_map"), dict):
-        own.update(sql_name(str(entry["key"])) for entry in node["cte_map"].get("map", ()))
     if node.get("type") == "VALUE_PARAMETER":
         where = place(sql, node.get("query_location", 0))
         raise InvalidUsage(f"the query has a parameter, and nobody gives it a value: write the value instead{where}")
-    for child in node.values():
-        _collect(child, tables, own, sql)
+    path = windowed_table(node)
+    if node.get("type") == "BASE_TABLE":
+        path = tuple(node["qualified_name"]["path"])
+        path = path[1:] if sql_name(path[0]) == "recurring" else path
+    if path and not (len(path) == 1 and sql_name(path[0]) in own):
+        tables.setdefault(path, node.get("query_location", 0))
+    for entry in (node.get("cte_map") or {}).get("map", ()):
+        name, query = frozenset([sql_name(str(entry["key"]))]), entry["value"]
+        is_recursive = (query.get("query_node") or {}).get("type") == "RECURSIVE_CTE_NODE"
+        _collect(query, tables, own | name if is_recursive else own, sql)
+        own |= name
+    for member, child in node.items():
+        if member != "cte_map":
+            _collect(child, tables, own, sql)
 
 
 def _kind(name: str, shown: str, kind: str) -> str:

@@ -94,5 +94,5 @@ def test_a_catalog_with_names_that_sql_takes_for_one_is_refused_with_both() -> N
     with persist.open(persist.MemoryBlob(), settings=persist.Settings(background=False)) as client:
         for name in ("orders", "Orders"):
             client.create_or_load(name, key={"id": int})
-        with pytest.raises(persist.InvalidUsage, match="differ by case only"):
+        with pytest.raises(persist.InvalidUsage, match=r"'Orders' and 'orders' for one table.*client.rename\(\)"):
             client.sql("SHOW TABLES")

@@ -145,3 +145,27 @@ def test_a_statement_reads_what_it_changes_by_any_name_and_at_any_time(shop: per
     assert sorted(shop.load("orders").snapshot().rows()) == [(1, 1), (2, 2)]
     with pytest.raises(persist.InvalidUsage, match="a statement changes what is there now"):
         shop.sql("UPDATE orders VERSION AS OF 0 SET a = 1")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "WITH orders AS (SELECT v FROM orders) SELECT v FROM orders",
+        "WITH orders AS (SELECT 1 AS v) SELECT v FROM main.orders",
+        "SELECT v FROM orders WHERE id IN (WITH orders AS (SELECT 1 AS id) SELECT id FROM orders)",
+    ],
+)
+def test_a_named_subquery_hides_a_collection_only_where_sql_says_so(client: persist.Client, sql: str) -> None:
+    client.drop("Orders").result()
+    view = client.create_view("view", sql)
+    view.refresh()
+    assert client.sql(sql).to_pylist() == view.snapshot().to_arrow().to_pylist() == [{"v": "a"}]
+
+
+def test_a_view_reads_a_collection_with_a_dot_by_one_name(client: persist.Client) -> None:
+    client.write("main.orders", pa.table({"id": [1], "v": ["dot"]}), key=["id"]).result()
+    with pytest.raises(persist.InvalidUsage, match=r'the name of a collection with a dot as one name, "main\.orders"'):
+        client.create_view("view", "SELECT v FROM main.orders")
+    view = client.create_view("view", 'SELECT v FROM "main.orders"')
+    view.refresh()
+    assert view.snapshot().to_arrow().to_pylist() == client.sql("SELECT v FROM main.orders").to_pylist()
