@@ -20,6 +20,6 @@ def test_a_function_that_is_listed_as_refused_is_refused(call: str) -> None:
     assert f"`{call.partition('(')[0]}`" in listed().partition("**Refused aggregates**")[2]
     with (
         persist.open("memory://listing") as client,
-        pytest.raises(persist.InvalidUsage, match="is not supported in a view|gives something else each time"),
+        pytest.raises(persist.InvalidUsage, match=r"is not supported in a view|gives something else each time"),
     ):
         client.create_view("refused", f"SELECT {call} AS x")
