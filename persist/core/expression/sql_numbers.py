@@ -204,7 +204,7 @@ def limb(value: pa.Array, number: int) -> pa.Array:
     if mask is not None:
         high = np.where(mask, 0, high)
     if len(high) and (high.max() >= 2**61 or high.min() < -(2**61)):
-        raise ValueError("a decimal of more than 37 digits is too large for a sum")
+        raise ValueError("a decimal of more than 37 digits is too large for a sum or an average: cast it to DOUBLE")
     return pa.array((high << 2) | ((low >> LIMB) & 3), mask=mask)
 
 
