@@ -382,7 +382,7 @@ def test_an_overflow_stops_the_view_at_its_last_time_and_names_the_row(client: p
 
 def test_a_decimal_that_no_sum_can_take_is_named_with_the_way_out(client: persist.Client) -> None:
     most = Decimal("9" * 38)
-    client.write("wide", pa.table({"d": pa.array([most], pa.decimal128(38, 0))})).result()
+    client.write("wide", pa.table({"d": pa.array([most], pa.decimal128(38, 0))}), key=[]).result()
     view = client.create_view("total", "SELECT sum(d) AS total FROM wide")
     with pytest.raises(persist.errors.OperatorFailed, match=f"{most}.*cast it to DOUBLE"):
         view.refresh()
