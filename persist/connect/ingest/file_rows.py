@@ -1,6 +1,6 @@
 """What rows of a file become when they flow into a collection."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,10 @@ class FileRows:
     def json_types(self, first: dict[str, Any]) -> dict[str, pa.DataType]:
         """Return the fields to read."""
         return self.types
+
+    def columns_needed(self, *, is_deletion: bool) -> Collection[str]:
+        """Return the columns that a line of JSON must have: those of the key, as those of a file."""
+        return self.key
 
     def cast(self, table: pa.Table, *, is_text: bool) -> CastTable:
         """Return a piece of a file with all columns of the collection."""

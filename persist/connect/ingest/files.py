@@ -305,9 +305,13 @@ class Files:
 
     def _rows(self, collection: Collection, file: SourceFile, batch: Batch) -> Iterator[pa.Table]:
         source, misfits = self._row_file(file), Misfits()
-        for piece in pieces_of(source, self._columns(collection, source), misfits):
+        columns = self._columns(collection, source)
+        less = {*collection.schema.names} if source.format == "json" else set()  # A line tells only its own fields.
+        for piece in pieces_of(source, columns, misfits):
             batch.rows += len(piece)
+            less -= {name for name in less if piece[name].null_count < len(piece)}
             yield piece
+        _warn_of_nulls(source, [name for name in columns.types if name in less and batch.rows])
         if misfits.count:
             raise misfit_error(
                 f"{misfits.count:,} of the {batch.rows + misfits.count:,} rows of {file.path} do not fit. {MEND}:\n"
@@ -342,8 +346,8 @@ class Files:
         ignored = [n for n in more if n not in added and (drift != "refuse" or n in empty)]
         if drift == "ignore" and ignored:
             logger.warning("%s has columns that are left out: %s", source.name, ", ".join(ignored))
-        if less := [name for name in collection.schema.names if name not in found]:
-            logger.warning("%s does not have all columns, these are NULL: %s", source.name, ", ".join(less))
+        if source.format != "json":
+            _warn_of_nulls(source, [name for name in collection.schema.names if name not in found])
         return FileRows(collection.name, types, collection.schema.key_names, tuple(ignored))
 
     def _row_file(self, file: SourceFile) -> RowFile:
@@ -364,6 +368,11 @@ class Files:
                 yield raw
         except FileNotFoundError:
             raise SourceMoved(f"{file.path} was deleted before it was read: nothing of it was taken in") from None
+
+
+def _warn_of_nulls(source: RowFile, less: list[str]) -> None:
+    if less:
+        logger.warning("%s does not have all columns, these are NULL: %s", source.name, ", ".join(less))
 
 
 def _known(marks: Collection) -> dict[str, tuple[int, str]]:

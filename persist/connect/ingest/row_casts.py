@@ -1,6 +1,6 @@
 """Columns of a file in the types that are asked for: what casts, row by row where it must be, and what does not."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -56,6 +56,9 @@ class RowCaster(Protocol):
 
     def json_types(self, first: dict[str, Any]) -> dict[str, pa.DataType]:
         """Return the fields to read; the first object of the file tells about times."""
+
+    def columns_needed(self, *, is_deletion: bool) -> Collection[str]:
+        """Return the columns that a line of JSON must have, or one that deletes its key."""
 
     def advice(self, name: str) -> str:
         """Return what to do about a field that is no column."""

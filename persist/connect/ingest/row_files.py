@@ -4,7 +4,8 @@ CSV, JSON lines (both may be compressed: .gz, .bz2 or .zst), Parquet and Arrow I
 by name. All rows are looked at, in pieces of one size, whatever the first reasons are; what does not fit is
 found by halving the piece until the rows are alone, so rows that do fit cost nothing more.
 
-JSON lines hold an object on each line. A field that is not there is NULL; one that is no column makes it a misfit.
+JSON lines hold an object on each line. One without a column that it needs, or with a field that is no column, is a
+misfit. The caster says which columns a line needs; another that is not there is NULL.
 """
 
 import json
@@ -21,6 +22,8 @@ import pyarrow.types as pat
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch, did_you_mean
 from persist.codecs.types.arrow_types import children, is_flat
+from persist.codecs.updates.inputs import DELETED
+from persist.codecs.updates.tuples import lacks_columns
 from persist.connect.envelopes import Unreadable, in_order, parse, sifted, suspects
 from persist.connect.ingest.row_casts import REASONS_MAX, Misfits, RowCaster, wire_type
 from persist.connect.ingest.row_csv import csv_pieces, head_of
@@ -180,10 +183,34 @@ class _Lines:
         table = table.select(self._fields.names)
         if table.schema != self._fields:
             raise Unreadable("it has fields that are no columns")
+        if self._lacking(texts, table).any():
+            raise Unreadable("it lacks a column")
         return table
 
     def suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
-        return suspects(texts, self._fields)
+        return suspects(texts, self._fields) | self._lacking(texts)
+
+    def _lacking(self, texts: pa.Array, table: pa.Table | None = None) -> npt.NDArray[np.bool_]:
+        """Return bool[texts]: which lines lack a column; of a table, only those with NULL in one are looked at."""
+        found = np.ones(len(texts), np.bool_)
+        if table is not None:
+            needed = [
+                table[name] for name in self._caster.columns_needed(is_deletion=False) if name in table.schema.names
+            ]
+            nulls = [column.is_null().to_numpy() for column in needed if column.null_count]
+            found = np.logical_or.reduce([np.zeros_like(found), *nulls])
+        for row in np.flatnonzero(found):
+            found[row] = bool(self._lacks(texts[int(row)].as_py()))
+        return found
+
+    def _lacks(self, line: bytes) -> list[str]:
+        """Return the columns that a line needs and lacks; none if it cannot be read."""
+        try:
+            values = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+        except msgspec.MsgspecError:
+            return []
+        is_deletion = DELETED in self._fields.names and bytes(values.get(DELETED, b"")) == b"true"
+        return [name for name in self._caster.columns_needed(is_deletion=is_deletion) if name not in values]
 
     def reason(self, line: bytes, why: str) -> str:
         """Return what is wrong with a line that cannot be read alone."""
@@ -202,6 +229,8 @@ class _Lines:
         more = [path for path in _unknown(given, pa.struct(list(self._fields))) if path not in self._caster.ignored]
         if more:
             return f"it has the field {more[0]!r}, which the collection has not: {self._caster.advice(more[0])}"
+        if lacking := self._lacks(line):
+            return f"it {lacks_columns(lacking, 'null')}"
         values = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
         for field in self._fields:
             if (value := values.get(field.name)) is not None:

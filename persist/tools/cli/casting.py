@@ -1,6 +1,6 @@
 """Columns of a file as the columns of a collection, with the times that a write takes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,12 @@ class Caster:
             if self.wanted([name]) and (name in first or name == "_deleted"):
                 types[name] = kind
         return types
+
+    def columns_needed(self, *, is_deletion: bool) -> Collection[str]:
+        """Return the columns that a line of JSON must have: all, or the key and the time of what is deleted."""
+        if is_deletion and self.is_events:
+            return [name for name in self.types if name in (*self.schema.key_names, self.time_column)]
+        return self.types
 
     def cast(self, table: pa.Table, *, is_text: bool) -> CastTable:
         """Return a piece of a file with the wanted types.

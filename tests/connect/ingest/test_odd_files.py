@@ -320,3 +320,23 @@ def test_moments_of_json_keep_what_their_texts_say(taken: Taken) -> None:
     texts = '{"id": 1, "a": "2024-01-01", "b": "2024-01-01T14:30:00+02:00", "c": ["2024-01-01 12:30"]}'
     [row] = taken(("jsonl", texts))
     assert row == {"id": 1, "a": NOON.date(), "b": NOON.replace(tzinfo=dt.UTC), "c": [NOON]}
+
+
+def test_a_line_of_json_has_its_key_and_another_column_may_be_null(taken: Taken) -> None:
+    first = ("jsonl", '{"id": 1, "v": 1}\n{"id": 2}\n{"id": null, "v": 3}\n')
+    assert taken(first) == [{"id": 1, "v": 1}, {"id": 2, "v": None}, {"id": None, "v": 3}]
+
+
+def test_a_line_of_json_that_lacks_its_key_is_refused(taken: Taken) -> None:
+    second = ("jsonl", '{"id": 4}\n{"v": 5}\n{"id": null}\n')
+    with pytest.raises(persist.InvalidUsage, match=r"1 of the 3 rows(?s:.*)line 2: it lacks the column 'id'"):
+        taken(("jsonl", '{"id": 1, "v": 1}\n'), second)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_a_column_that_no_row_of_a_file_has_is_a_warning(
+    taken: Taken, ending: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = {"jsonl": ('{"id": 1, "v": 1}\n', '{"id": 2}\n'), "csv": ("id,v\n1,1\n", "id\n2\n")}[ending]
+    taken((ending, files[0]), (ending, files[1]))
+    assert [record.message for record in caplog.records if "these are NULL: v" in record.message]
