@@ -44,6 +44,8 @@ def csv_pieces(file: RowFile, caster: RowCaster, misfits: Misfits) -> Iterator[p
         misfits.count += len(cast.misfits)
         start += batch.num_rows
         yield cast.table
+    if not start:
+        yield pa.schema(caster.types.items()).empty_table()
     misfits.count += wrong_width
     if misfits.count:
         misfits.reasons += located.reasons(wrong_width)

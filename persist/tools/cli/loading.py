@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +23,8 @@ from persist.connect.ingest.row_casts import Misfits
 from persist.connect.ingest.row_files import misfit_error, pieces_of
 from persist.connect.ingest.row_formats import RowFile
 from persist.core.progress import task
+from persist.core.state.contents import CollectionState
+from persist.engine.location.collection_handle import CollectionHandle
 from persist.tools.cli.casting import Caster
 from persist.tools.cli.text import tell
 
@@ -112,30 +114,40 @@ def checked(file: RowFile, caster: Caster, *, skip_bad: bool) -> tuple[int, int]
 
 
 def load(collection: "persist.Collection", file: RowFile, caster: Caster, plan: Plan) -> Loaded:
-    """Write a file; see the module's docstring. Memory: a piece."""
+    """Write a file; see the module's docstring. The first commit creates a collection that is new. Memory: a piece."""
     token = plan.token or _token(collection, file, plan)
-    handle, contents = collection.handle, collection.handle.contents()
+    handle = collection.handle
+    contents = None if handle.create is not None else handle.contents()
     rows, skipped = checked(file, caster, skip_bad=plan.skip_bad)
-    if plan.late is None and caster.time_column is None and plan.time is None:
-        done_before = handle.remembers(contents, f"{token}/0")
+    has_no_times = plan.late is None and caster.time_column is None and plan.time is None
+    if not rows and contents is None:
+        handle.submit("create", [handle.at_commit()] if has_no_times else []).result()
+        collection = persist.Collection(replace(handle, create=None))
+    if has_no_times:
+        done_before = _remembers(handle, contents, f"{token}/0")
         future = collection.write(rows_of(file, caster), diff=plan.diff, token=f"{token}/0")
         return Loaded(
             rows, skipped, int(bool(rows) and not done_before), int(done_before), future.result(), future.time
         )
     pieces = max(1, -(-rows // plan.piece_rows))
     is_ours = plan.token is None  # It says what was written. For other tokens, the library compares that.
-    if is_ours and handle.remembers(contents, f"{token}/{pieces - 1}"):
+    if is_ours and _remembers(handle, contents, f"{token}/{pieces - 1}"):
         return Loaded(rows, skipped, 0, pieces, None)
-    before, seqno = sum(handle.remembers(contents, f"{token}/{n}") for n in range(pieces)), None
+    before, seqno = sum(_remembers(handle, contents, f"{token}/{n}") for n in range(pieces)), None
     with task("write", file.name, total=rows) as done:
         for n, piece in enumerate(_cut(pieces_of(file, caster, Misfits()), plan.piece_rows)):
             seal = plan.seal if n == pieces - 1 else None
-            if not is_ours or not handle.remembers(contents, f"{token}/{n}"):
+            if not is_ours or not _remembers(handle, contents, f"{token}/{n}"):
                 seqno = _write(collection, piece, plan, f"{token}/{n}", seal)
+                collection = persist.Collection(replace(collection.handle, create=None))
             done(len(piece))
     if not rows and plan.seal is not None:
         seqno = collection.seal(plan.seal, allow_future=plan.allow_future).result()
     return Loaded(rows, skipped, (pieces if rows else 0) - before, before, seqno)
+
+
+def _remembers(handle: CollectionHandle, contents: CollectionState | None, token: str) -> bool:
+    return contents is not None and handle.remembers(contents, token)
 
 
 def _write(collection: "persist.Collection", piece: pa.Table, plan: Plan, token: str, seal: int | str | None) -> int:

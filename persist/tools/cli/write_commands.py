@@ -218,9 +218,10 @@ def _load(
 
     is_events = plan.late is not None
     with spooled(file, format) as rows, at.writing(may_be_new=key is not None) as client:
-        if key is not None:
-            _made_like(client, collection, rows, key, plan, ignore, timeline)
-        target = _own(client, collection, None if is_events or key is not None else rows)
+        if key is None:
+            target = _own(client, collection, None if is_events else rows)
+        else:
+            target = _target_like(client, collection, rows, key, plan, ignore, timeline)
         has_times = plan.time is None and time_column is None and "_time" in names_in(rows)
         if plan.seal is not None and plan.time is None and not has_times:
             raise persist.InvalidUsage(
@@ -228,7 +229,8 @@ def _load(
                 "rows one, and seals just after it. Leave --seal out, or give a time"
             )
         source = "_time" if has_times else time_column
-        upper = None if is_events or was_begun(target, rows, plan) else target.upper.time
+        is_new = target.handle.create is not None
+        upper = None if is_events or is_new or was_begun(target, rows, plan) else target.upper.time
         try:
             loaded = load(target, rows, _caster(target, source, ignore, upper, is_events=is_events), plan)
         except KeyboardInterrupt:
@@ -416,7 +418,7 @@ def _own(client: "persist.Client", collection: str, rows: "RowFile | None" = Non
     return loaded
 
 
-def _made_like(
+def _target_like(
     client: "persist.Client",
     collection: str,
     rows: "RowFile",
@@ -424,18 +426,19 @@ def _made_like(
     plan: "Plan",
     ignore: list[str] | None,
     timeline: str | None,
-) -> None:
-    """Create a collection with the columns of a file, if there is none; if there is, check that its key is this one."""
+) -> "persist.Collection":
+    """Return a collection that has this key; if there is none, the first commit creates it with a file's columns."""
     import pyarrow as pa
 
-    from persist.engine.location.opening import create_target_of_rows
+    from persist.engine.location.opening import target_of_rows
     from persist.tools.cli.columns import columns_in
 
     is_new = client.seqno < 0 or collection not in client
     types = columns_in(rows) if is_new else {}
     columns = pa.schema([(name, kind) for name, kind in types.items() if name not in (ignore or ())])
     unit: Any = ... if timeline is None else None if timeline == "none" else timeline
-    create_target_of_rows(client.engine, collection, columns, key=key, timeline=unit, time=plan.time)
+    handle = target_of_rows(client.engine, collection, columns, key=key, timeline=unit, time=plan.time)
+    return _own(client, collection) if handle.create is None else persist.Collection(handle)
 
 
 def _caster(

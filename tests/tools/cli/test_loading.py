@@ -429,6 +429,42 @@ def test_a_write_with_a_key_creates_location_and_collection(tmp_path: Path, caps
         assert orders.snapshot().to_arrow()["id"].to_pylist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("times", [[], ["--time", "3"], ["--time-column", "t"]])
+def test_a_file_that_does_not_fit_creates_no_collection(tmp_path: Path, capsys: Printed, times: list[str]) -> None:
+    location, file = str(tmp_path / "shop"), tmp_path / "orders.csv"
+    file.write_text("id,t\n1,1\n2\n")
+    assert written(location, "orders", str(file), "--key", "id", *times) == 2
+    assert "line 3: it has 1 field" in capsys.readouterr().err
+    assert main(["create", location, "other", "-k", "id:int64"]) == 0
+    assert written(location, "orders", str(file), "--key", "id", *times) == 2
+    with persist.open(location, mode="read") as client:
+        assert client.collections() == ["other"]
+
+
+@pytest.mark.parametrize("times", [[], ["--time", "3", "--seal", "5"]])
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_a_file_without_rows_creates_its_collection(tmp_path: Path, times: list[str], form: str) -> None:
+    location, file = str(tmp_path / "shop"), tmp_path / "orders.csv"
+    file.write_text("id,t\n")
+    assert main(["create", location, "old", "-k", "id:string", "-v", "t:string"]) == 0
+    assert written(location, "orders", str(file), "--key", "id", *times) == 0
+    file.write_text("id,t\n" if form == "csv" else "")
+    assert main(["overwrite", location, "old", str(file), "--format", form]) == 0
+    assert written(location, "old", str(file), "--format", form) == 0
+    with persist.open(location, mode="read") as client:
+        assert [[*client[name].snapshot().rows()] for name in ("orders", "old")] == [[], []]
+
+
+def test_a_file_in_pieces_creates_its_collection_with_the_first(tmp_path: Path) -> None:
+    location, file = str(tmp_path / "shop"), tmp_path / "orders.csv"
+    file.write_text("id,t\n1,1\n2,2\n3,3\n")
+    assert written(location, "orders", str(file), "--key", "id", "--time-column", "t", "--commit-rows", "2") == 0
+    assert written(location, "orders", str(file), "--key", "id", "--time-column", "t", "--commit-rows", "2") == 0
+    with persist.open(location) as client:
+        client["orders"].seal(4).result()
+        assert sorted(client["orders"].snapshot().to_arrow()["id"].to_pylist()) == [1, 2, 3]
+
+
 def test_what_a_write_would_create_has_to_be_asked_for(place: str, tmp_path: Path, capsys: Printed) -> None:
     file = tmp_path / "clicks.csv"
     file.write_text("page,at\na,1\n")
