@@ -1,6 +1,7 @@
 """Files of rows: their format by their name, their bytes, and how Arrow reads those that tell types.
 
-A file that ends too early is refused: a compressed one by its checksum, a stream of Arrow by the mark at its end.
+A file that ends too early is refused: a compressed one by its checksum, a stream of Arrow by the mark at its end, after
+which nothing may follow.
 """
 
 import posixpath
@@ -113,6 +114,10 @@ def _arrow(stream: Any, file: RowFile) -> Iterator[pa.RecordBatch]:
     yield from pa.ipc.open_stream(pa.PythonFile(watched, mode="r"))
     if watched.is_short:
         raise InvalidUsage(f"{file.name} ends without the mark of the end of a stream: it was cut off. {MEND}")
+    if stream.read(1):
+        raise InvalidUsage(
+            f"{file.name} goes on after the mark of the end of a stream: give each stream a file. {MEND}"
+        )
 
 
 class _Watched:

@@ -176,6 +176,7 @@ TEXT = b"id,v\n" + b"1,2.5\n" * 50_000
         ("parquet", parquet(TABLE)[:-9]),
         ("arrows", stream(TABLE)[:-8]),
         ("arrows", stream(TABLE)[:-200]),
+        ("arrows", stream(TABLE) * 2),
         ("csv", "id,v\n1,2.5\n".encode("utf-16")),
         ("csv", "id,é\n1,2.5\n".encode("latin-1")),
     ],
