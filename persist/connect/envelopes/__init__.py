@@ -9,7 +9,7 @@ from persist.connect.envelopes.binlog import canal, maxwell
 from persist.connect.envelopes.debezium import debezium
 from persist.connect.envelopes.json_numbers import NumberGuess, exact_fields
 from persist.connect.envelopes.json_rows import in_order, parse, reason_of, sifted, suspects
-from persist.connect.envelopes.messages import Unreadable
+from persist.connect.envelopes.messages import Unreadable, samples_of, values_at
 from persist.connect.envelopes.plain import plain
 
 __all__ = [
@@ -24,6 +24,8 @@ __all__ = [
     "parse",
     "plain",
     "reason_of",
+    "samples_of",
     "sifted",
     "suspects",
+    "values_at",
 ]

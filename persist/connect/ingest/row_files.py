@@ -226,7 +226,11 @@ class _Lines:
             return "it nests too deeply"
         if not isinstance(given, dict):
             return "it is no JSON object"
-        more = [path for path in _unknown(given, pa.struct(list(self._fields))) if path not in self._caster.ignored]
+        more = [
+            path
+            for path in find_unknown_fields(given, pa.struct(list(self._fields)))
+            if path not in self._caster.ignored
+        ]
         if more:
             return f"it has the field {more[0]!r}, which the collection has not: {self._caster.advice(more[0])}"
         if lacking := self._lacks(line):
@@ -256,17 +260,17 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _unknown(given: Any, wanted: pa.DataType, path: str = "") -> Iterator[str]:
+def find_unknown_fields(given: Any, wanted: pa.DataType, path: str = "") -> Iterator[str]:
     """Yield the paths of fields that a type has not."""
     if isinstance(given, dict) and pat.is_struct(wanted):
         for name, value in given.items():
             if wanted.get_field_index(name) < 0:
                 yield path + name
             else:
-                yield from _unknown(value, wanted.field(name).type, f"{path}{name}.")
+                yield from find_unknown_fields(value, wanted.field(name).type, f"{path}{name}.")
     elif isinstance(given, list) and pat.is_list(wanted):
         for value in given:
-            yield from _unknown(value, wanted.value_type, path)
+            yield from find_unknown_fields(value, wanted.value_type, path)
 
 
 def _check_json_type(name: str, wanted: pa.DataType) -> None:

@@ -320,3 +320,20 @@ def test_messages_that_tell_no_type_ask_for_it(client: Any, cluster: Cluster, to
     cluster.send(topic, (None, {"id": 2, "a": {"b": 1}} if isinstance(message["a"], dict) else {"id": 2, "a": [1]}))
     taken(client, cluster, topic, key=["id"])
     assert len(held(client)) == 2
+
+
+@pytest.mark.parametrize("form", ["json", "debezium"])
+def test_members_that_no_column_takes_and_columns_that_a_row_lacks_are_warned_of_once(
+    client: Any, cluster: Cluster, topic: str, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"id": 1, "at": {"x": 1, "y": 2}, "more": 3}, {"id": 2, "at": None, "name": "a", "more": 4}]
+    for row in rows:
+        cluster.send(topic, ({"id": row["id"]}, row if form == "json" else debezium_message("c", None, row)))
+    columns = {"id": "int32", "name": "string", "at": "struct<x: int64>"}
+    taken(client, cluster, topic, format=form, key=["id"], keyed=True, batch_rows=1, columns=columns)
+    assert held(client) == [{"id": 1, "at": {"x": 1}, "name": None}, {"id": 2, "at": None, "name": "a"}]
+    warned = [record.getMessage().partition(" have ")[2] for record in caplog.records]
+    assert warned == [
+        "members that no column takes: they are left out: at.y, more",
+        "rows without these columns, which are NULL there: name",
+    ]

@@ -23,10 +23,11 @@ from persist.api.collection import Collection
 from persist.blob.threads import Backoff
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.types.python_types import arrow_type
-from persist.connect.envelopes import Events, canal, debezium, maxwell, plain
+from persist.connect.envelopes import Events, canal, debezium, maxwell, plain, samples_of, values_at
 from persist.connect.ingest.kafka.avro import Registry
 from persist.connect.ingest.kafka.config import KafkaConfig, Route, brokers_of
 from persist.connect.ingest.kafka.topics import MESSAGE, Place, Poll, Position, Topics, positions_of, positions_table
+from persist.connect.ingest.row_files import find_unknown_fields
 from persist.connect.ingest.row_types import is_open
 from persist.connect.ingest.source import Batch, Change, Run, Target
 from persist.core.errors import InvalidUsage, Unavailable
@@ -52,6 +53,7 @@ class Kafka:
         self._registry = None if config.registry is None else Registry(config.registry)
         name = self._topics.side_name
         self.moments = f"{name}.transactions"
+        self._warned: set[tuple[str, str]] = set()
         self._offsets, self._rejected = f"{name}.offsets", f"{name}.rejected"
 
     def targets(self, client: Client) -> Sequence[Target]:
@@ -184,9 +186,26 @@ class Kafka:
                 f"{self.name}: {len(messages):,} messages of the topic {route.topic!r}, from offset {first['offset']} "
                 f"of partition {first['partition']} on, cannot be read for {collection.name!r}: {error}"
             ) from None
+        self._warn_of_drift(route, _sample_rows(route, messages), collection)
         rows = events.table if is_keyed else events.table.drop_columns(DELETED)
         at = events.rejected["message"]
         return rows, _rejected_rows(messages.take(at), events.rejected["reason"].to_pylist())
+
+    def _warn_of_drift(self, route: Route, rows: list[dict[str, Any]], collection: Collection) -> None:
+        """Warn once of each member that no column takes, and of each column that a row lacks."""
+        schema = collection.schema
+        used = {*route.metadata, *(path.partition(".")[0] for path in route.metadata.values())}
+        kind = pa.struct([schema.arrow.field(name) for name in schema.names])
+        more = {path for row in rows for path in find_unknown_fields(row, kind) if path.partition(".")[0] not in used}
+        less = {name for name in schema.value_names if name not in used and any(name not in row for row in rows)}
+        what = ("members that no column takes: they are left out", "rows without these columns, which are NULL there")
+        for names, text in ((more, what[0]), (less, what[1])):
+            if new := {(route.collection, name) for name in names} - self._warned:
+                self._warned |= new
+                logger.warning(
+                    "%s: messages for %r have %s: %s", self.name, route.collection, text,
+                    ", ".join(sorted(name for _, name in new)),
+                )  # fmt: skip
 
     def _is_told(self, route: Route) -> bool:
         """Return whether the options say the types of all columns that they name."""
@@ -248,6 +267,19 @@ def _events(
     if route.format in ("maxwell", "canal"):
         return (maxwell if route.format == "maxwell" else canal)(messages, table=route.table, **more)
     return (debezium if route.format == "debezium" else plain)(messages, types=route.types, **more)
+
+
+def _sample_rows(route: Route, messages: pa.Table) -> list[dict[str, Any]]:
+    """Return the rows in some of the messages of a route."""
+    documents = samples_of(messages["value"].combine_chunks().drop_null())
+    documents = [one["payload"] if {"schema", "payload"} == one.keys() else one for one in documents]
+    if route.format in ("maxwell", "canal"):
+        of_table = (one for one in documents if isinstance(one, dict))
+        documents = [one for one in of_table if route.table in (None, f"{one.get('database')}.{one.get('table')}")]
+    places = {"json": (), "debezium": ("after",)}.get(route.format, ("data",))
+    found = values_at(documents, *places)
+    rows = [row for one in found for row in (one if isinstance(one, list) else [one])]
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def _positions(offsets: Collection, upper: int) -> dict[Place, Position]:
