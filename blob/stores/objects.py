@@ -40,10 +40,14 @@ SLOWER = 8  # Eight times the bytes have eight times the time.
 CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 20.0
 NAME_BYTES_MAX = 1024
+NO_KEY = "no-such-key"
 
 
 class ObjectBlob:
     """The keys below a prefix of a bucket or container. A value costs one request per call, a listing one per page.
+
+    Where obstore cannot see that something else answered in place of the store, one more request finds out: after a
+    delete, and after a listing that ends with a full page or has no entry.
 
     A value is one PUT, so at most 5 GB. A store says in `_connect` how its server is reached, and may prepare each
     request in `_prepare`.
@@ -135,7 +139,9 @@ class ObjectBlob:
             page = self._ask(next, pages, None)
         except Exception as error:
             raise self._errors.of_read("list", prefix, error) from self._errors.cause(error)
+        count = 0
         while page is not None:
+            count += len(page)
             for entry in page:
                 name = entry["path"]
                 key = name.removeprefix(self._base)
@@ -153,6 +159,8 @@ class ObjectBlob:
                 page = self._ask(next, pages, None)
             except Exception as error:
                 raise self._errors.of_read("list", prefix, error) from self._errors.cause(error)
+        if count % LIST_PAGE_ENTRIES == 0:
+            self._get(NO_KEY, None)  # obstore takes a page of HTML for the end of a listing, and a get sees it.
 
     def delete(self, key: str) -> None:
         """Remove key; a key that does not exist is no error."""
@@ -162,6 +170,7 @@ class ObjectBlob:
         except Exception as error:
             if not self._errors.is_absent(error):
                 raise self._errors.of_write("delete", key, error) from self._errors.cause(error)
+        self._confirm_deletion(key)
 
     def close(self) -> None:
         """Close the connections."""
@@ -189,6 +198,8 @@ class ObjectBlob:
                 return None
             if self._errors.answer(error).status == 416:
                 return b""  # The range begins at or beyond the end.
+            if options is not None and "NotPartial" in str(error):
+                self._get(key, None)  # A page is no part either, and raises here.
             raise self._errors.of_read("get", key, error) from self._errors.cause(error)
         if kind.startswith("text/html"):
             raise StoreMisconfigured(
@@ -211,6 +222,19 @@ class ObjectBlob:
         except PersistError as error:
             why = str(error)
         raise Indeterminate(f"{action} of {key!r} at {self.url} got an answer without an ETag, and {why}")
+
+    def _confirm_deletion(self, key: str) -> None:
+        """Ask for what was deleted: obstore does not see whether it was the store that answered.
+
+        Raises:
+            Indeterminate: it was a page of something else.
+        """
+        try:
+            self._get(key, {"range": (0, 1)})
+        except StoreMisconfigured as error:
+            raise Indeterminate(f"delete of {key!r} at {self.url} got an answer, and {error}") from None
+        except PersistError:
+            pass  # It tells nothing of the deletion, which had its answer.
 
     def _put(self, key: str, value: bytes, mode: str) -> bool:
         """Send a value; return whether the answer has an ETag, as that of a store has."""

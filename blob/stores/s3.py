@@ -203,6 +203,7 @@ class S3Blob(ObjectBlob):
                 return failed
             except Exception as error:
                 if self._errors.is_success(error):
+                    self._confirm_deletion(keys[0])
                     return failed
                 refused, is_all = self._errors.refusals(error, names)
                 if not refused and not is_all:

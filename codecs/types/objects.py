@@ -58,7 +58,7 @@ def find_unwritable(table: pa.Table | pa.RecordBatch) -> str | None:
             numbers = column.cast(pa.date32()).cast(pa.int32()) if pat.is_date(kind) else column.cast(pa.int64())
             low, high = _ends(numbers)
             if low < -_ARROW_S * unit or high > _ARROW_S * unit:
-                return name
+                return str(name)
     return None
 
 

@@ -158,7 +158,7 @@ class LoginPage(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(page)
 
-    do_PUT = do_DELETE = do_GET
+    do_PUT = do_DELETE = do_POST = do_GET
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Say nothing."""
@@ -173,6 +173,12 @@ def test_a_page_of_a_proxy_is_no_object_and_stores_nothing() -> None:
                 StoreMisconfigured, match=r"page of type text/html.*begins '<html>Sign in.*sign in\. Open"
             ):
                 blob.get("log/1")
+            for read in (lambda: blob.get("log/1", (0, 3)), lambda: [*blob.list("log/")], lambda: [*blob.list("")]):
+                with pytest.raises(StoreMisconfigured, match="page of type text/html"):
+                    read()
+            for delete in (lambda: blob.delete("log/1"), lambda: blob.delete_page(["log/1", "log/2"])):
+                with pytest.raises(Indeterminate, match="delete of 'log/1' at s3://box got"):
+                    delete()
             for write in (lambda: blob.create("log/1", b"value"), lambda: blob.set("log/1", b"value")):
                 with pytest.raises(Indeterminate, match=r"an answer without an ETag, and .* page of type text/html"):
                     write()
