@@ -138,9 +138,14 @@ def sql(
     bare = f"({_END.sub('', text)}\n)"
     if not tables:  # Spark formats a text only with arguments, and so braces stand for themselves.
         return spark.sql(bare)
-    subqueries = [f"{quoted(name)} AS (SELECT * FROM {{t{number}}})" for number, name in enumerate(tables)]
-    around = f"WITH {', '.join(subqueries)} {bare.replace('{', '{{').replace('}', '}}')}"
+    subqueries = [f"{_unformatted(quoted(name))} AS (SELECT * FROM {{t{at}}})" for at, name in enumerate(tables)]
+    around = f"WITH {', '.join(subqueries)} {_unformatted(bare)}"
     return spark.sql(around, **{f"t{number}": frame for number, frame in enumerate(tables.values())})
+
+
+def _unformatted(text: str) -> str:
+    """Return text that `str.format` turns into text."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _spelled(query: str, names: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 import persist
 import persist.spark
+from persist.connect.spark.types import quoted
 
 
 @pytest.mark.thorough
@@ -129,3 +130,13 @@ def test_braces_in_a_query_of_no_collection_stay_as_they_are(spark: SparkSession
         assert persist.spark.sql(spark, path, query).collect() == spark.sql(query).collect()
         found = persist.spark.sql(spark, path, f"{query} FROM c").collect()
         assert found == spark.sql(query).collect()
+
+
+@pytest.mark.parametrize("name", ["a{b}", "{0}", "}{`"])
+def test_a_collection_whose_name_has_braces_is_queried_by_it(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    path = str(tmp_path)
+    with persist.open(path) as client:
+        client.write(name, {"id": [1], "v": ["{x}"]}, key=["id"], time=0, seal=1).result()
+    for table in (quoted(name), f"{quoted(name)} VERSION AS OF 0"):
+        [row] = persist.spark.sql(spark, path, f"SELECT id FROM {table} WHERE v = '{{x}}'").collect()
+        assert row.id == 1
