@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
@@ -34,10 +34,6 @@ from pyspark.sql import SparkSession
 from persist import __version__
 from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.engine.read.scanning.scan import Scan
-
-if TYPE_CHECKING:  # What readers in tasks use of this module needs no Spark.
-    from pyspark.sql import SparkSession
-
 
 _ASKED = "import sys; print(*sys.version_info[:2], sep='.'); from persist import __version__ as v; print(v)"
 _TIMEOUT_S = 60
@@ -163,7 +159,7 @@ def tell(message: str, *arguments: object) -> None:
         logger.info(message, *arguments)
 
 
-def parallelism(spark: "SparkSession") -> int:
+def parallelism(spark: SparkSession) -> int:
     """Return how many tasks can run at a time, as far as is known."""
     context: Any = None
     try:
@@ -173,11 +169,11 @@ def parallelism(spark: "SparkSession") -> int:
     return max(1, int(context.defaultParallelism))
 
 
-def task_count(spark: "SparkSession", scan: Scan) -> int:
+def task_count(spark: SparkSession, scan: Scan) -> int:
     """Return in how many slices to read a scan."""
     return scan.task_count(parallelism(spark))
 
 
-def slices_for(spark: "SparkSession", scan: Scan) -> list[Scan]:
+def slices_for(spark: SparkSession, scan: Scan) -> list[Scan]:
     """Return a scan cut into slices of about equal size, in key order."""
     return scan.slices(task_count(spark, scan))
