@@ -76,6 +76,8 @@ ROUNDED = (
     "local = current_timestamp()",
     f"v = {BIG + 1}",
     f"coalesce(id, 0D) = {BIG}D",
+    f"EXISTS (SELECT 1 FROM VALUES ({BIG}D) AS t(big) WHERE big = id)",
+    "id IN (SELECT x FROM VALUES ('7.5') AS t(x))",
 )
 EXACT = {
     "id = 7": 7,
@@ -88,6 +90,8 @@ EXACT = {
     "wide = 13": 13,
     "local = '2026-01-14 00:00:00'": 14,
     "k || id = 'a15' AND id / 5 = 3": 15,
+    "EXISTS (SELECT 1 FROM VALUES (16) AS t(x) WHERE x = id)": 16,
+    "id IN (SELECT max(x) FROM VALUES (17L) AS t(x))": 17,
 }
 
 
@@ -95,7 +99,7 @@ EXACT = {
 @pytest.mark.parametrize("ansi", ["false", "true"])
 def test_a_condition_finds_nothing_that_it_does_not_name(spark: SparkSession, tmp_path: Path, ansi: str) -> None:
     path = str(tmp_path)
-    ids = [*range(7, 16), BIG, BIG + 1]
+    ids = [*range(7, 18), BIG, BIG + 1]
     day = "date_add(DATE'2025-12-31', CAST(id % 1000 AS INT))"
     frame = spark.createDataFrame([(id,) for id in ids], "id long").selectExpr(
         "id",
@@ -192,3 +196,22 @@ def test_a_type_that_would_be_another_one_when_it_is_read_is_refused(spark: Spar
             with pytest.raises(persist.errors.SchemaMismatch):
                 persist.spark.write(frames[kind], path, "c")
     assert records(path, "c") == [(1, None), (2, None)]
+
+
+@pytest.mark.parametrize(
+    "far",
+    [
+        "DATE'+10000-01-01'",
+        "TIMESTAMP'9999-12-31 23:59:59'",
+        "CAST('9999-12-31 23:59:59' AS TIMESTAMP)",
+        "TIMESTAMP_NTZ'-0001-01-01 00:00:00'",
+    ],
+)
+def test_a_condition_may_name_a_moment_that_python_has_not(spark: SparkSession, tmp_path: Path, far: str) -> None:
+    path = str(tmp_path)
+    with conf(spark, session_timeZone="America/New_York"):
+        frame = spark.sql(f"SELECT 1L AS id, {far} AS until UNION ALL SELECT 2L, {far} - INTERVAL 1 YEAR")
+        persist.spark.write(frame, path, "c", key=["id"])
+        persist.spark.delete(spark, path, "c", f"until = {far}")
+        left = spark.read.format("persist").option("collection", "c").load(path)
+        assert [row.id for row in left.select("id").collect()] == [2]

@@ -35,9 +35,17 @@ from persist.connect.spark.frames import (
 from persist.connect.spark.options import write_options
 from persist.connect.spark.reading.store import holds_map, unused
 from persist.connect.spark.types import as_collection_expects, quoted, to_stored_schema
-from persist.connect.spark.uploads import RESERVED, Rows, UploadTask, is_ranged_by_key, ranged, upload_by_tasks
+from persist.connect.spark.uploads import (
+    RESERVED,
+    Rows,
+    Uploaded,
+    UploadTask,
+    is_ranged_by_key,
+    ranged,
+    upload_by_tasks,
+)
 from persist.connect.spark.workers import surfaced_errors, writable
-from persist.connect.spark.writing.conditions import Condition
+from persist.connect.spark.writing.conditions import Condition, is_pushed
 from persist.connect.spark.writing.upserting import upsert
 from persist.core.antichain import Antichain
 from persist.core.errors import DuplicateKeys, InvalidUsage, SchemaMismatch
@@ -45,7 +53,7 @@ from persist.core.timeline import Moment
 from persist.engine.location.opening import create_target_of_rows, loaded, open_engine
 
 Mode = Literal["append", "overwrite"]
-PUSHES_FILTERS = ("spark.sql.python.filterPushdown.enabled", "true")  # Spark hands conditions to the data source.
+PUSHES_FILTERS = "spark.sql.python.filterPushdown.enabled"  # Spark hands conditions to the data source.
 
 
 def write(
@@ -170,8 +178,7 @@ def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, con
     rows, by = Rows(schema), planned.digest_by
     task = UploadTask(planned.target, rows, digest_by=by, marker=marker, one_per_key=one_per_key)
     both = _with_present(df, planned, marker, condition).withColumn("_time", F.lit(time).cast("long"))
-    with set_for_now(df.sparkSession, *PUSHES_FILTERS):
-        uploaded = upload_by_tasks(ranged(both, schema, partitions), task)
+    uploaded = _upload_pushing(ranged(both, schema, partitions), task)
     planned.commit(uploaded.parts, uploaded.digest)
 
 
@@ -202,6 +209,12 @@ def _with_present(df: DataFrame, planned: PlannedWrite, marker: str | None, cond
         return new
     present = present if marker is None else present.withColumn(marker, F.lit(False))
     return reduce(DataFrame.unionByName, [new, present])
+
+
+def _upload_pushing(df: DataFrame, task: UploadTask) -> Uploaded:
+    """Upload rows, of which the data source reads only those that may fulfil a condition."""
+    with set_for_now(df.sparkSession, PUSHES_FILTERS, str(is_pushed(df)).lower()):
+        return upload_by_tasks(df, task)
 
 
 def retracted(spark: SparkSession, planned: PlannedWrite, condition: Condition | None = None) -> DataFrame | None:
@@ -283,8 +296,7 @@ def delete(
             present = _with_keys(present, keys, schema)
         rows = present.withColumn("_time", F.lit(planned.time).cast("long"))
         rows = ranged(rows, schema, partitions) if is_ranged_by_key(schema) else rows
-        with set_for_now(spark, *PUSHES_FILTERS):
-            uploaded = upload_by_tasks(rows, UploadTask(planned.target, Rows(schema)))
+        uploaded = _upload_pushing(rows, UploadTask(planned.target, Rows(schema)))
         planned.commit_deletion(uploaded.parts, digest)
 
     planned.until_committed(attempt)
@@ -322,9 +334,9 @@ def _checked(keys: DataFrame, schema: CollectionSchema) -> DataFrame:
 def _with_keys(present: DataFrame, keys: DataFrame, schema: CollectionSchema) -> DataFrame:
     """Return the present records with one of the keys, NULL and NaN among them."""
     # Under other names, because Spark confuses columns of frames that come from the same one.
-    renamed = keys.toDF(*(f"_key_{at}" for at in range(len(schema.key_names))))
-    equal = [F.col(quoted(name)).eqNullSafe(F.col(f"_key_{at}")) for at, name in enumerate(schema.key_names)]
-    return present.join(renamed, reduce(and_, equal), "left_semi")
+    others = [unused(f"_key_{at}", schema.arrow.names) for at in range(len(schema.key_names))]
+    equal = [F.col(quoted(name)).eqNullSafe(F.col(other)) for name, other in zip(schema.key_names, others, strict=True)]
+    return present.join(keys.toDF(*others), reduce(and_, equal), "left_semi")
 
 
 def _digest(keys: DataFrame, schema: CollectionSchema) -> int:

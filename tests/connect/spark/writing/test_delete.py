@@ -1,7 +1,9 @@
 """Plain rows in Spark: what a condition finds is deleted or overwritten, and all else stays as it was."""
 
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -151,3 +153,13 @@ def test_sql_overwrites_what_is_there_and_says_what_it_cannot(spark: SparkSessio
     finally:
         spark.sql("DROP TABLE sql_orders")
     assert contents(location) == {(5, "'new'", "1.0"): 1}
+
+
+@pytest.mark.parametrize("name", ["_key_0", "_KEY_0"])
+def test_keys_are_deleted_whatever_other_columns_are_called(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    path = str(tmp_path)
+    with persist.open(path) as client:
+        client.write("c", pa.table({"id": [1, 2], name: [2, 1]}), key=["id"]).result()
+    persist.spark.delete(spark, path, "c", spark.createDataFrame([(1,)], "id long"))
+    with persist.open(path, mode="read") as client:
+        assert list(client.load("c").snapshot().rows()) == [(2, 1)]
