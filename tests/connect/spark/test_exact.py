@@ -198,6 +198,7 @@ def test_a_type_that_would_be_another_one_when_it_is_read_is_refused(spark: Spar
     assert records(path, "c") == [(1, None), (2, None)]
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize(
     "far",
     [

@@ -132,6 +132,7 @@ def test_braces_in_a_query_of_no_collection_stay_as_they_are(spark: SparkSession
         assert found == spark.sql(query).collect()
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("name", ["a{b}", "{0}", "}{`"])
 def test_a_collection_whose_name_has_braces_is_queried_by_it(spark: SparkSession, tmp_path: Path, name: str) -> None:
     path = str(tmp_path)

@@ -155,6 +155,7 @@ def test_sql_overwrites_what_is_there_and_says_what_it_cannot(spark: SparkSessio
     assert contents(location) == {(5, "'new'", "1.0"): 1}
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("name", ["_key_0", "_KEY_0"])
 def test_keys_are_deleted_whatever_other_columns_are_called(spark: SparkSession, tmp_path: Path, name: str) -> None:
     path = str(tmp_path)
