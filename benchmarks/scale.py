@@ -34,15 +34,15 @@ from persist.core.log.fields import Keyframe
 from persist.core.log.framing import FORMAT, decode_framed, encode_framed, pointer_to, put_framed
 from persist.core.log.keys import checkpoint_key, directory_prefix, state_prefix
 from persist.core.log.records import as_stored
-from persist.core.state.collection_rules import after_step
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.collection_rules import after_step
+from persist.core.state_rules.contents import CollectionState
 from persist.engine.follow import directory
 from persist.engine.follow.checkpoint import STORED_PENDING_MAX, checkpoint_of
 from persist.engine.follow.directory_pages import Writing
 from persist.engine.follow.state_objects import StateLevel, StateObject, new_levels
 from persist.engine.read.lookups.lookup import Lookup
-from persist.engine.read.scanning.merging import snapshot_slices
-from persist.engine.read.scanning.plan import snapshot_scan
+from persist.engine.read.merging import snapshot_slices
+from persist.engine.read.planning.snapshot_plan import snapshot_scan
 
 PARTS = (100, 1_000, 10_000)
 COLLECTIONS = (10, 1_000, 100_000)

@@ -55,7 +55,7 @@ from .core.metrics import Metrics as Metrics
 from .core.progress import Work as Work
 from .core.progress import progress as progress
 from .core.settings import Settings as Settings
-from .core.state.contents import Unsealed as Unsealed
+from .core.state_rules.contents import Unsealed as Unsealed
 from .core.timeline import Timeline as Timeline
 from .engine.collection.descriptions import About as About
 from .engine.collection.descriptions import Retained as Retained
@@ -76,8 +76,8 @@ from .engine.read.following.listen import (
 from .engine.read.following.listen import (
     Progress as Progress,
 )
+from .engine.read.planning.snapshot_plan import Explanation as Explanation
 from .engine.read.results.snapshot import Snapshot as Snapshot
-from .engine.read.scanning.plan import Explanation as Explanation
 from .engine.upkeep.garbage import GarbageReport as GarbageReport
 from .engine.write.commit_future import CommitFuture as CommitFuture
 from .services.backup.copying import Copied as Copied

@@ -31,12 +31,19 @@ from persist.compute.dataflow.step.stepping import Refreshed
 from persist.connect.spark.compacting import compact
 from persist.connect.spark.data_source.pruning import columns_used, pruned
 from persist.connect.spark.data_source.source import PersistDataSource, introduce, register
-from persist.connect.spark.reading.locations import SparkLocation, as_of_join, changes, explain, location, snapshot
-from persist.connect.spark.reading.sql_views import create_views, sql
+from persist.connect.spark.read_functions.locations import (
+    SparkLocation,
+    as_of_join,
+    changes,
+    explain,
+    location,
+    snapshot,
+)
+from persist.connect.spark.read_functions.sql_views import create_views, sql
 from persist.connect.spark.refreshing import explain_refresh, refresh, run_program
-from persist.connect.spark.writing.dataframes import delete, write
-from persist.connect.spark.writing.foreach_batch import foreach_batch_writer
-from persist.connect.spark.writing.upserting import upsert
+from persist.connect.spark.write_functions.dataframes import delete, write
+from persist.connect.spark.write_functions.foreach_batch import foreach_batch_writer
+from persist.connect.spark.write_functions.upserting import upsert
 
 __all__ = [
     "PersistDataSource",

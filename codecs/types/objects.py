@@ -51,7 +51,8 @@ def to_dicts(table: pa.Table | pa.RecordBatch, separator: str = "T") -> list[dic
 
 def find_unwritable(table: pa.Table | pa.RecordBatch) -> str | None:
     """Return the first column with a date or a moment so far away that Arrow does not write it as text."""
-    for name, column in zip(table.schema.names, table.columns, strict=True):
+    names: list[str] = table.schema.names
+    for name, column in zip(names, table.columns, strict=True):
         kind = column.type
         if pat.is_date(kind) or pat.is_timestamp(kind):
             unit = 1 / _DAY_S if pat.is_date(kind) else _PER_SECOND[kind.unit]

@@ -19,11 +19,11 @@ from persist.core.expression.python_functions import add_function
 from persist.core.keyed.form import Keyed, form_of
 from persist.core.names import check_free_name
 from persist.core.rendering import aligned, html_rows, plain
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import Moment, Retention, retention_times, time_text, timeline_of
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import created_or_loaded, handle_on, loaded, target_of_rows
-from persist.engine.read.scanning.plan import record_count
+from persist.engine.read.planning.snapshot_plan import record_count
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import check_token, note_steps, with_token
 

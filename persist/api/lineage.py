@@ -36,7 +36,7 @@ from persist.blob.protocol import Blob
 from persist.core.errors import CollectionNotFound
 from persist.core.log import kinds
 from persist.core.log.records import Record, read_record
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 from persist.engine.follow.follower import Follower
 from persist.engine.location.engine import Engine
 

@@ -10,7 +10,7 @@ from persist.api.follow import Following, ack_step
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage
 from persist.core.log import kinds
-from persist.core.state.collection_rules import ExpectNothingBeyondUpper, ExpectUpper
+from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper, ExpectUpper
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.descriptions import describe_step

@@ -1,5 +1,5 @@
-"""What is true: the vocabulary, the format of the log, the state and its rules, keyed rules, and expressions.
+"""The truth about a location: vocabulary, the log's format, state and its rules, keyed rules, and expressions.
 
-Promises: nothing here does I/O but `core.log`, whose callers pass the store. Everything above agrees on these words.
-Each module that lies here is a room of its own.
+Promises: only `core.log` does I/O, on a store that its caller passes. All floors above use these words with these
+meanings. Each module of this folder is a room of its own.
 """

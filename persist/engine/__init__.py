@@ -1,4 +1,4 @@
-"""One client of one location: it follows the log, writes, holds, reads, compacts and looks after what is stored.
+"""One client of one location: it follows the log, writes, holds, reads, compacts and collects garbage.
 
-`engine.location` and `engine.collection` are the seam on which everything above stands.
+`engine.location` and `engine.collection` are the seam between this floor and all floors above.
 """

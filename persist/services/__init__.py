@@ -1,1 +1,1 @@
-"""What looks after whole locations: fsck, backup, erase, publish and serve."""
+"""Work on whole locations: fsck, backup, erase, publish and serve."""

@@ -1,1 +1,4 @@
-"""What people look with: reports, the page, and the command line."""
+"""Tools for people: reports, the page, and the command line.
+
+Promises: they display stored values, and never interpret them.
+"""

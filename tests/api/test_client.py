@@ -29,7 +29,7 @@ import persist
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import MemoryBlob
-from persist.engine.read.scanning.merging import read_snapshot
+from persist.engine.read.merging import read_snapshot
 from tests.support.clocks import ImpatientClock
 from tests.support.paths import ROOT
 from tests.support.tiers import examples

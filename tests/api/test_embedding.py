@@ -13,8 +13,8 @@ import pytest
 
 import persist
 from persist.blob.protocol import MemoryBlob
-from persist.core.state.contents import CollectionState
-from persist.core.state.frozen_map import FrozenMap
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.frozen_map import FrozenMap
 from tests.support.clocks import ImpatientClock
 from tests.support.paths import ROOT
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import persist
 from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
-from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.parts.reader import PartReader
 
 KEY = {"k": pa.int64()}
 Rows = list[tuple[int, int, int]]

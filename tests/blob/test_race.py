@@ -14,7 +14,7 @@ import pytest
 from persist.blob.protocol import Blob, is_remote
 from tests.blob.places import Place
 from tests.blob.race import is_candidate, race
-from tests.support.servers.fixtures import ROOT
+from tests.support.paths import ROOT
 
 THREADS = 16
 PROCESSES = 4

@@ -18,7 +18,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.core import metrics
 from persist.core.log.keys import is_immutable
 from persist.core.metrics import Metrics, register
-from tests.support.servers.fixtures import ROOT
+from tests.support.paths import ROOT
 
 
 @dataclass

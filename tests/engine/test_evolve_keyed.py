@@ -11,7 +11,7 @@ import pytest
 import persist
 from persist.core.errors import Superseded
 from persist.core.log import kinds
-from persist.core.state.collection_rules import ExpectParts
+from persist.core.state_rules.collection_rules import ExpectParts
 from persist.events import History, InsertIfAbsent
 from tests.support.resolving import resolve_events
 

@@ -13,7 +13,7 @@ import persist
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.codecs.part.decoding import decode_part
 from persist.core.log import kinds
-from persist.core.state.collection_rules import after_step, check_contents
+from persist.core.state_rules.collection_rules import after_step, check_contents
 from tests.support.reads import rows_with
 
 QUIET = persist.Settings(background=False)

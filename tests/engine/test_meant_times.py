@@ -76,7 +76,8 @@ def test_events_with_times_of_their_own_ahead_of_the_clock_are_refused_unless_it
     column = pa.table({"k": [1], "v": ["a"], "at": pa.array([FAR], pa.timestamp("ms", "UTC"))})
     for of in (c, users):
         for upsert in (of.upsert, partial(in_block, of)):
-            for events, more in (([(1, "a", FAR)], {}), (column, {"time": "at"})):
+            forms: list[tuple[Any, dict[str, Any]]] = [([(1, "a", FAR)], {}), (column, {"time": "at"})]
+            for events, more in forms:
                 with pytest.raises(persist.InvalidUsage, match="more than a day ahead of the clock"):
                     upsert(events, **more)
     with pytest.raises(persist.InvalidUsage, match="more than a day ahead of the clock"):

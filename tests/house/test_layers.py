@@ -30,10 +30,13 @@ FOREIGN_PRIVATES = {
     ("persist.services.serve.flight_calls", "_rpc_event"): "gRPC has no other way to end a blocked call with a status",
     ("persist.connect.spark.data_source.source", "_getframe"): "PySpark does not say whether filters are pushed",
     ("persist.connect.spark.data_source.pruning", "_jdf"): "PySpark has no other way to a plan",
-    ("persist.connect.spark.writing.conditions", "_jdf"): "the same",
-    ("persist.connect.spark.writing.conditions", "_jvm"): "the same for the mark of a cast in the condition",
-    ("persist.connect.spark.reading.store", "_jsparkSession"): "PySpark has no other way to the JVM's file systems",
-    ("persist.connect.spark.reading.store", "_jvm"): "the same",
+    ("persist.connect.spark.write_functions.conditions", "_jdf"): "the same",
+    ("persist.connect.spark.write_functions.conditions", "_jvm"): "the same for the mark of a cast in the condition",
+    (
+        "persist.connect.spark.read_functions.store",
+        "_jsparkSession",
+    ): "PySpark has no other way to the JVM's file systems",
+    ("persist.connect.spark.read_functions.store", "_jvm"): "the same",
 }
 
 

@@ -43,8 +43,8 @@ from tests.support.paths import ROOT
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 # What judges a room: the first tier of these. What is slow, or runs in processes of its own, need not be loaded.
 ROOMS = {
-    "core/state": [
-        "tests/core/state",
+    "core/state_rules": [
+        "tests/core/state_rules",
         "tests/engine/hold",
         "tests/engine/write/test_writers.py",
         "tests/rules/test_rules.py",

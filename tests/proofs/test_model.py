@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
+from tests.support.paths import ROOT
+
+TESTS = ROOT / "tests"
 JUDGES = [
-    TESTS / "model.py",
-    *(TESTS / "simulator" / f"{name}.py" for name in ("chain", "history", "physical", "versions")),
-    *(TESTS / "simulator" / f"{name}.py" for name in ("effects", "expectations", "judge", "judgement", "replay")),
+    TESTS / "support" / "model.py",
+    *(TESTS / "proofs" / "simulator" / f"{name}.py" for name in ("chain", "history", "physical", "versions")),
+    *(
+        TESTS / "proofs" / "simulator" / f"{name}.py"
+        for name in ("effects", "expectations", "judge", "judgement", "replay")
+    ),
 ]
 
 

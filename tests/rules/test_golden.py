@@ -19,9 +19,9 @@ from persist.core.log.framing import FORMAT, BlobRef, Framed
 from persist.core.log.kinds import KINDS
 from persist.core.log.records import Record
 from persist.core.log.token_archives import ArchiveObject
-from persist.core.state.annotations import Archives, LastBatch
-from persist.core.state.contents import CollectionState, Held, Publication
-from persist.core.state.location import Dropped, Lease, LocationState, TakenOver
+from persist.core.state_rules.annotations import Archives, LastBatch
+from persist.core.state_rules.contents import CollectionState, Held, Publication
+from persist.core.state_rules.location import Dropped, Lease, LocationState, TakenOver
 from persist.engine.follow import checkpoint, directory
 from persist.engine.follow import directory_pages as pages
 from persist.engine.follow.state_objects import StateObject

@@ -33,7 +33,7 @@ from persist.core.log.keys import checkpoint_key, record_key
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import PartList, Record
 from persist.core.settings import Tuning
-from persist.core.state.location import Dropped
+from persist.core.state_rules.location import Dropped
 from persist.engine.follow.checkpoint import Checkpoint, write_checkpoint
 from persist.engine.follow.state_objects import StateObject
 from persist.engine.write.part_writer import PartWriter

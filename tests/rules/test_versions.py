@@ -24,7 +24,7 @@ from persist.core.log.framing import FORMAT, encode_framed
 from persist.core.log.keys import CHECKPOINTS, DIRECTORIES, LISTS, LOG, STATES, record_key
 from persist.core.log.kinds import KINDS
 from persist.core.log.records import Record
-from persist.core.state.state import State, apply
+from persist.core.state_rules.state import State, apply
 from persist.errors import CorruptBlob, IncompatibleVersion
 from persist.tools.cli.dispatch import run
 from tests.rules.golden.make import HERE

@@ -15,10 +15,10 @@ from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
+from persist.engine.read.merging import Form
+from persist.engine.read.planning.snapshot_plan import _from
 from persist.engine.read.results.snapshot import Snapshot
-from persist.engine.read.scanning.merging import Form
-from persist.engine.read.scanning.plan import _from
 from persist.engine.write.part_writer import PartWriter
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}

@@ -18,7 +18,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import Table
 from persist.core.names import OWN_PREFIX, check_free_name
 from persist.core.rendering import html_table
-from persist.core.state.contents import Unsealed, unsealed
+from persist.core.state_rules.contents import Unsealed, unsealed
 from persist.core.timeline import Moment, Timeline, time_text
 from persist.engine.collection.descriptions import About, about_collection, describe_step
 from persist.engine.collection.evolution import WantedEvolution, evolve

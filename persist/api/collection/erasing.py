@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from persist.api.collection.describing import CollectionBase
 from persist.core.names import OWED_PREFIX
-from persist.core.state.contents import CollectionState, Erasure
+from persist.core.state_rules.contents import CollectionState, Erasure
 from persist.engine.location.engine import Engine
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ from persist.engine.compact import CompactionReport
 from persist.engine.hold import Hold, HoldInfo
 from persist.engine.read.following.changes import Changes, ChangesForm, Upserts
 from persist.engine.read.following.listen import Listen
+from persist.engine.read.merging import Form
 from persist.engine.read.results.snapshot import Snapshot
-from persist.engine.read.scanning.merging import Form
 from persist.engine.write.commit_future import CommitFuture
 
 

@@ -1,5 +1,5 @@
-"""Dataflow: derived collections that keep themselves up to date; see `docs/dataflow.md`.
+"""Dataflow: collections that a program derives and keeps up to date; see `docs/use/dataflow.md`.
 
-Promise to those above: what a program's output holds at a time is what its definition gives on its inputs at that time;
-an output is complete, and sealed, as far as the inputs it depends on are; all outputs of a step are one commit.
+Promises: an output holds at each time the program's result for its inputs at that time. An output is sealed as far as
+its inputs are sealed. All outputs of a step are one commit.
 """

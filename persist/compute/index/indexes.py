@@ -31,7 +31,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds
 from persist.core.names import INDEX_PREFIX, OWN_PREFIX, index_hold, index_name
-from persist.core.state.contents import CollectionState, last_sealed
+from persist.core.state_rules.contents import CollectionState, last_sealed
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.write.commit_future import CommitFuture

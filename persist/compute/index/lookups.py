@@ -22,16 +22,16 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema, Side
 from persist.compute.index.indexes import indexes_of
 from persist.core.names import index_hold
-from persist.core.state.contents import CollectionState
-from persist.core.state.erasures import erasure_number
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.erasures import erasure_number
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import read_changes
 from persist.engine.read.lookups.lookup import Lookup
+from persist.engine.read.merging import Form, read_snapshot, repeated
+from persist.engine.read.parts.reader import PartReader, collected
+from persist.engine.read.planning.scan import Scan, narrowed_scan, negated
+from persist.engine.read.planning.snapshot_plan import changes_scan, snapshot_scan
 from persist.engine.read.results.snapshot import Snapshot
-from persist.engine.read.scanning.merging import Form, read_snapshot, repeated
-from persist.engine.read.scanning.plan import changes_scan, snapshot_scan
-from persist.engine.read.scanning.reader import PartReader, collected
-from persist.engine.read.scanning.scan import Scan, narrowed_scan, negated
 
 PAYS = 2  # An index is used if it reads so many times less.
 LEAST_BYTES = 128 << 10  # Of less, nobody notices that an index was used.

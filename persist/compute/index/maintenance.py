@@ -41,17 +41,17 @@ from persist.core.errors import (
 )
 from persist.core.log import kinds
 from persist.core.names import INDEX_HOLD, index_hold
-from persist.core.state.collection_rules import ExpectDefinition, ExpectErasures, ExpectUpper
-from persist.core.state.contents import CollectionState
-from persist.core.state.erasures import erasure_number
+from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectErasures, ExpectUpper
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.erasures import erasure_number
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import handle_on, loaded_by_id
 from persist.engine.read.following.changes import read_changes
+from persist.engine.read.planning.snapshot_plan import changes_scan
 from persist.engine.read.results.snapshot import Snapshot
-from persist.engine.read.scanning.plan import changes_scan
 from persist.engine.write.operations import Step
 
 LAG_ROWS = 10_000  # Of changes that an index lacks, before a client refreshes it in the background.

@@ -14,7 +14,7 @@ from persist.codecs.types.sql_names import check_sql_names, sql_name
 from persist.compute.query.parsing import every_node
 from persist.compute.query.tables import MAIN, path_of, quoted
 from persist.core.errors import InvalidUsage
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.engine import Engine
 
 _SCHEMAS = ("information_schema", "pg_catalog")

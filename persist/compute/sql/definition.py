@@ -43,7 +43,7 @@ from persist.core.antichain import as_time
 from persist.core.errors import IncompatibleVersion, InvalidUsage
 from persist.core.expression.term import SQL, Call, Lit, Place, Term, sql_call
 from persist.core.log.fields import KeyedForm
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import NOW, Moment, Timeline, is_moment, is_tag, shown_time
 
 VERSION = 1

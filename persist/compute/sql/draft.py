@@ -22,8 +22,8 @@ from persist.compute.sql.types import to_arrow
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds as record_kinds
 from persist.core.names import GROUPS_PREFIX, groups_prefix, view_hold
-from persist.core.state.contents import CollectionState
-from persist.core.state.schemas import version_of
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.schemas import version_of
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, loaded_by_id

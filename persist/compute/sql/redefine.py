@@ -48,8 +48,8 @@ from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds
 from persist.core.log.fields import Words
 from persist.core.names import INDEX_HOLD, PUBLISHED_HOLD, VIEW_HOLD, owner_of_groups, view_hold
-from persist.core.state.contents import CollectionState, Publication
-from persist.core.state.schemas import version_of
+from persist.core.state_rules.contents import CollectionState, Publication
+from persist.core.state_rules.schemas import version_of
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded_by_id

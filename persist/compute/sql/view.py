@@ -40,7 +40,7 @@ from persist.core.errors import (
 )
 from persist.core.names import check_free_name, owner_of_groups
 from persist.core.progress import limited
-from persist.core.state.contents import definition_number
+from persist.core.state_rules.contents import definition_number
 from persist.engine.collection.failures import failures_told
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine

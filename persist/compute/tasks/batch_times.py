@@ -40,7 +40,7 @@ from persist.core.names import check_free_name, check_text
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import created_or_loaded
 from persist.engine.location.resolver import REASON
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.planning.scan import Scan
 from persist.engine.write.operations import Step
 from persist.engine.write.part_writer import group_bytes_max
 

@@ -1,6 +1,7 @@
 """One micro-batch of a streaming query as one commit, once: updates for collections, or events for a keyed one.
 
-The record that adds the batch says so for each collection (`persist.core.state.annotations`), and that makes it happen
+The record that adds the batch says so for each collection (`persist.core.state_rules.annotations`), and that makes it
+happen
 once: a batch is run again if nobody knows whether it was committed, with the same query id and batch number.
 Then nothing is added; what its tasks uploaded is deleted.
 
@@ -42,13 +43,13 @@ from persist.core.errors import (
     UpdateNotBeyondUpper,
 )
 from persist.core.log import kinds
-from persist.core.state.annotations import is_repeated
-from persist.core.state.contents import CollectionState
-from persist.core.state.keyed_rules import due
+from persist.core.state_rules.annotations import is_repeated
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.keyed_rules import due
 from persist.engine.collection.commit import Commit
 from persist.engine.location.engine import Engine
 from persist.engine.location.resolver import REASON
-from persist.engine.read.scanning.caches import PartCaches
+from persist.engine.read.parts.caches import PartCaches
 
 ATTEMPTS = 10
 

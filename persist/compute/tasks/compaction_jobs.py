@@ -23,8 +23,8 @@ from persist.codecs.errors import DiffOverflow
 from persist.codecs.part.part import Part
 from persist.core.settings import Settings, open_storage
 from persist.engine.compact import LocalPartMaker, Rewrite, RunPiece
-from persist.engine.read.scanning.reader import PartReader, memory_within
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.parts.reader import PartReader, memory_within
+from persist.engine.read.planning.scan import Scan
 from persist.engine.write.part_writer import PartWriter
 
 ROOM = 1.1  # A part may become this much larger than the target, rather than leave a small one behind it.

@@ -32,10 +32,10 @@ from persist.core.keyed.intake import EventTable
 from persist.core.keyed.machine import SEQ, Machine
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, TokenMark, Watermarks
-from persist.core.state.collection_rules import ExpectErasures
-from persist.core.state.contents import CollectionState
-from persist.core.state.erasures import erasure_number
-from persist.core.state.keyed_rules import PlannedPend, due, form_in
+from persist.core.state_rules.collection_rules import ExpectErasures
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.keyed_rules import PlannedPend, due, form_in
 from persist.engine.collection.keyed_events import AskedEvents, check_event_times, seal
 from persist.engine.collection.keyed_events import submit as submit_keyed
 from persist.engine.location.collection_handle import CollectionHandle

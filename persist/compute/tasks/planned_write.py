@@ -34,8 +34,8 @@ from persist.core.errors import (
 )
 from persist.core.log.fields import KeyedForm
 from persist.core.settings import Settings, open_storage
-from persist.core.state.collection_rules import ExpectErasures, ExpectNothingBeyondUpper
-from persist.core.state.erasures import erasure_number
+from persist.core.state_rules.collection_rules import ExpectErasures, ExpectNothingBeyondUpper
+from persist.core.state_rules.erasures import erasure_number
 from persist.core.timeline import Moment, begins_with_a_day
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.plain_rows import refused_beside
@@ -43,7 +43,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, open_engine, read_engine
 from persist.engine.location.writer import OpenOptions
-from persist.engine.read.scanning.caches import PartCaches
+from persist.engine.read.parts.caches import PartCaches
 from persist.engine.write.operations import delete_digest, overwrite_digest
 from persist.engine.write.part_writer import PartWriter
 

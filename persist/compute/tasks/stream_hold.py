@@ -24,7 +24,7 @@ from persist.blob.errors import ReadOnlyStore, StoreMisconfigured
 from persist.codecs.types.schema import TIME_MAX
 from persist.core.antichain import Antichain
 from persist.core.errors import HoldMoved, HoldNotFound, InvalidUsage, PersistError
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 from persist.engine.collection.descriptions import take_hold
 from persist.engine.hold import Hold
 from persist.engine.location.collection_handle import CollectionHandle

@@ -28,15 +28,15 @@ from persist.compute.tasks.stream_hold import NO_HOLD, Offset, Position, StreamH
 from persist.core.antichain import Antichain
 from persist.core.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, LeaseExpired
 from persist.core.settings import Storage, open_storage
-from persist.core.state.contents import CollectionState, check_changes_readable, check_readable
-from persist.core.state.keyed_rules import form_in
+from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable
+from persist.core.state_rules.keyed_rules import form_in
 from persist.engine.collection.keyed_events import keyed_form
 from persist.engine.location.opening import loaded, open_engine, read_engine
 from persist.engine.location.writer import Mode, OpenOptions
 from persist.engine.read.following.changes import Transitions, UpsertEvents
-from persist.engine.read.scanning.plan import changes_scan, snapshot_scan
-from persist.engine.read.scanning.reader import ClaimedRead, PartReader, collected
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.parts.reader import ClaimedRead, PartReader, collected
+from persist.engine.read.planning.scan import Scan
+from persist.engine.read.planning.snapshot_plan import changes_scan, snapshot_scan
 
 COUNTS_BYTES_MAX = 32 << 20
 

@@ -26,7 +26,7 @@ from persist.connect.ingest.driver import check_no_options, checked, described
 from persist.core.errors import InvalidUsage, TargetUnavailable
 from persist.core.progress import task
 from persist.core.settings import Location
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 from persist.engine.collection.failures import failures_told, tell_failure, tell_success
 from persist.engine.location.collection_handle import CollectionHandle
 

@@ -38,14 +38,14 @@ from persist.compute.tasks.stream_hold import StreamHold
 from persist.compute.tasks.stream_source import BatchEnds, BatchLimits
 from persist.connect.egress.sink import SINK, Leaving, Piece, Reached, Rows, Standing
 from persist.core.errors import HoldNotFound, InvalidUsage, LeaseExpired
-from persist.core.state.contents import CollectionState, check_changes_readable, last_sealed
+from persist.core.state_rules.contents import CollectionState, check_changes_readable, last_sealed
 from persist.engine.collection.descriptions import describe_step, take_hold
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import Changes, Transitions
-from persist.engine.read.scanning.merging import Form, read_snapshot
-from persist.engine.read.scanning.plan import changes_scan, snapshot_scan
-from persist.engine.read.scanning.reader import ClaimedRead
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.merging import Form, read_snapshot
+from persist.engine.read.parts.reader import ClaimedRead
+from persist.engine.read.planning.scan import Scan
+from persist.engine.read.planning.snapshot_plan import changes_scan, snapshot_scan
 
 HASHES = 1 << 32
 CHUNK_BYTES = 16 << 20

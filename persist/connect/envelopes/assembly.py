@@ -17,8 +17,8 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import did_you_mean
 from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array
 from persist.codecs.types.python_types import field_types
-from persist.connect.envelopes.connect import Described
 from persist.connect.envelopes.json_rows import Bad
+from persist.connect.envelopes.kafka_connect import Described
 from persist.connect.envelopes.messages import KEY, VALUE, Messages, values_at
 from persist.core.errors import BadMessage
 

@@ -35,8 +35,8 @@ from persist.connect.envelopes.assembly import (
     one_of,
     refused,
 )
-from persist.connect.envelopes.connect import Described, Group, unwrapped
 from persist.connect.envelopes.json_rows import Bad, in_order, sifted
+from persist.connect.envelopes.kafka_connect import Described, Group, unwrapped
 from persist.connect.envelopes.messages import Messages, samples_of, values_at
 from persist.connect.envelopes.rows import RowPlan, described_types, doubt, how_described, inferred, merged
 from persist.connect.envelopes.unavailable import refuse_unavailable

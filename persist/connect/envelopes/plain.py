@@ -15,7 +15,6 @@ import pyarrow.types as pat
 
 from persist.codecs.order.arrays import boolean_values, int64_array
 from persist.connect.envelopes.assembly import Changes, Events, OnError, SchemaLike, Wanted, assembled, delivered
-from persist.connect.envelopes.connect import unwrapped
 from persist.connect.envelopes.debezium import (
     check_told,
     keys_of,
@@ -25,6 +24,7 @@ from persist.connect.envelopes.debezium import (
     shown_types,
 )
 from persist.connect.envelopes.json_rows import Bad, sifted
+from persist.connect.envelopes.kafka_connect import unwrapped
 from persist.connect.envelopes.messages import Messages, samples_of
 from persist.connect.envelopes.rows import RowPlan, how_described, merged
 from persist.connect.envelopes.unavailable import refuse_unavailable

@@ -19,9 +19,9 @@ import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.order.arrays import boolean_array
-from persist.connect.envelopes.connect import NAMES, Described, described_reader
 from persist.connect.envelopes.json_numbers import exact_fields
 from persist.connect.envelopes.json_rows import parse, pieces, suspects
+from persist.connect.envelopes.kafka_connect import NAMES, Described, described_reader
 from persist.connect.envelopes.messages import (
     Reader,
     Unreadable,

@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 
 from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array
 from persist.connect.envelopes.assembly import Wanted
-from persist.connect.envelopes.connect import Group
 from persist.connect.envelopes.json_rows import Bad
+from persist.connect.envelopes.kafka_connect import Group
 
 UNAVAILABLE = "__debezium_unavailable_value"
 _BYTES = UNAVAILABLE.encode()

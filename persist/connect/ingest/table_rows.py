@@ -17,9 +17,9 @@ from persist.connect.ingest.source import UNSENT, advise_copy
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.keyed.machine import DELETED, SEQ
+from persist.engine.read.planning.scan import Scan
+from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.read.results.snapshot import Snapshot
-from persist.engine.read.scanning.plan import snapshot_scan
-from persist.engine.read.scanning.scan import Scan
 
 SLICE_ROWS = 100_000
 PIECE = "ingest.piece"  # A property: how much of a transaction that is not sealed yet the collection has.

@@ -42,7 +42,7 @@ from persist.engine.compact import LEVEL_BYTES, CompactionReport, Compactor, Loc
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, open_engine
 from persist.engine.location.writer import OpenOptions
-from persist.engine.read.scanning.scan import SLICES_MAX, Scan
+from persist.engine.read.planning.scan import SLICES_MAX, Scan
 
 HERE_BYTES = 4 << 20
 JOBS_MAX = 1000  # Of one Spark job: their descriptions go to all of its tasks.

@@ -30,7 +30,7 @@ from persist.compute.dataflow.step.tasks import SHAPE, Asked, StageTask, Stored,
 from persist.compute.sql import OnView, live_of
 from persist.connect.spark.options import check_whole, seen_by_all
 from persist.connect.spark.workers import check_workers, parallelism, surfaced_errors
-from persist.connect.spark.writing.upserting import PARTITIONS_MAX
+from persist.connect.spark.write_functions.upserting import PARTITIONS_MAX
 from persist.core.errors import AsOfCompacted, InvalidUsage, OperatorFailed
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.engine import Engine

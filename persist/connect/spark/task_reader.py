@@ -23,10 +23,10 @@ from persist.core.errors import InvalidUsage
 from persist.core.settings import Storage
 from persist.core.timeline import timeline_of
 from persist.engine.read.following.changes import Transitions, UpsertEvents, read_changes, with_moments
+from persist.engine.read.merging import Form, read_snapshot, read_touched, repeated
+from persist.engine.read.parts.reader import PartReader
+from persist.engine.read.planning.scan import Scan
 from persist.engine.read.results.result import BATCH_ROWS_MAX
-from persist.engine.read.scanning.merging import Form, read_snapshot, read_touched, repeated
-from persist.engine.read.scanning.reader import PartReader
-from persist.engine.read.scanning.scan import Scan
 
 What = Literal["all", "touched", "keys", "changes"]
 

@@ -24,7 +24,7 @@ from pyspark.sql.types import DataType, StructType
 
 from persist.codecs.types.arrow_types import children
 from persist.core.errors import InvalidUsage, SchemaMismatch
-from persist.engine.read.scanning.scan import rows_without_columns
+from persist.engine.read.planning.scan import rows_without_columns
 
 _WIDENED = {
     pa.uint8(): pa.int16(),

@@ -52,7 +52,7 @@ from persist.core.keyed.form import machine_of
 from persist.core.keyed.intake import EventTable, to_events
 from persist.core.keyed.machine import DELETED, SEQ, Machine
 from persist.core.log.fields import KeyedForm
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import timeline_of
 from persist.engine.location.opening import loaded, read_engine
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key

@@ -33,7 +33,7 @@ from pyspark.sql import SparkSession
 
 from persist import __version__
 from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.planning.scan import Scan
 
 _ASKED = "import sys; print(*sys.version_info[:2], sep='.'); from persist import __version__ as v; print(v)"
 _TIMEOUT_S = 60

@@ -1,5 +1,5 @@
-"""Expressions: one tree of terms, what is parsed into it, and what computes it.
+"""Expressions: one tree of terms, parsers that build it, and evaluators that compute it.
 
-Promise to those above: a term means the same whoever wrote it, terms that are built alike are equal, and there are two
-evaluators: `evaluate` for columns in memory, and Arrow's own engine for filters of files (`arrow_filter`).
+Promises: a term has one meaning, whichever parser built it. Terms that are built alike are equal. `evaluate` computes
+columns in memory. `arrow_filter` translates a term for Arrow, which filters files.
 """

@@ -19,7 +19,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.keyed.machine import NAME, VERSION, Machine, Replacing
 from persist.core.keyed.machines import BOXED
 from persist.core.log.fields import KeyedForm, MachineForm
-from persist.core.state.keyed_rules import RESERVED
+from persist.core.state_rules.keyed_rules import RESERVED
 
 Policy = Literal["seal", "background"]
 Ties = Literal["last", "greatest"]

@@ -28,7 +28,7 @@ from persist.core.keyed.events import event_fields, events_schema, is_tombstone,
 from persist.core.keyed.form import is_counted, machine_of
 from persist.core.keyed.machine import DELETED, NAME, SEQ, Machine
 from persist.core.log.fields import KeyedForm, Watermarks
-from persist.core.state.keyed_rules import WATERMARK_OF_NULL
+from persist.core.state_rules.keyed_rules import WATERMARK_OF_NULL
 from persist.core.timeline import Timeline
 
 _SHAPE = "an event looks like (key, value, time), where None as the value deletes the key"

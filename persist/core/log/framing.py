@@ -8,8 +8,8 @@ bytes before anything is parsed, and the whole stays one line of JSON that any t
 the version is looked at: damaged bytes are `CorruptBlob` and never mistaken for a newer version. This frame stays
 the same in every format version.
 
-A location has a number, too: that of its newest record (`persist.core.state.state.State.format`). A writer gives all
-objects the number of the location, not that of its own release, so that older clients go on beside newer ones. The
+A location has a number, too: that of its newest record (`persist.core.state_rules.state.State.format`). A writer gives
+all objects the number of the location, not that of its own release, so that older clients go on beside newer ones. The
 number rises by the first record that needs a greater one, which is an `Upgrade` or what `_Kind.came_with` says. From
 there on older clients stop with `IncompatibleVersion`. Rejected: to write `FORMAT` into all objects, as releases
 before did. The first write of a new release then locked out all others.

@@ -14,11 +14,11 @@
     gc/clock                                             written to ask the store what time it is
 
 A seqno has 20 digits, a collection 32 of hexadecimal. The name of an upload begins with the seqno that its writer
-thought was next: garbage collection declares old uploads void by it (`persist.core.state.location`).
+thought was next: garbage collection declares old uploads void by it (`persist.core.state_rules.location`).
 
 A name that is not in the grammar is refused where it comes in, so that no record can make anybody read, write or
 delete a blob outside the folder of the collection it belongs to. A clone has parts in the folders of others, too, which
-the directory of the location names with it (`persist.core.state.state.CollectionEntry.folders`).
+the directory of the location names with it (`persist.core.state_rules.state.CollectionEntry.folders`).
 """
 
 import re

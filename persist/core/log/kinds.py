@@ -105,13 +105,11 @@ class Append(CollectionMutation, frozen=True, tag="append"):
 class Replace(CollectionMutation, frozen=True, tag="replace"):
     """Put merged history, or keyframes, in the place of what they were made of.
 
-    Parts are named by their numbers in the collection (`persist.core.state.contents`); those that come with this record
-    are -1, -2, … in the order of parts. What is removed must still be there: of two that replace the same, the second
-    loses.
+    Parts are named by their numbers in the collection; those that come with this record are -1, -2, … in the order of
+    parts. What is removed must still be there: of two that replace the same, the second loses.
 
     Attributes:
-        removed_runs: the first number of each run of history that goes.
-        runs: the runs that come.
+        removed_runs: the first number of each run of history that goes; runs: those that come.
         removed_keyframes: the time of each keyframe that goes.
         keyframes: those that come.
         history_from: updates before this time are only in keyframes from now on; None leaves that as it is.
@@ -144,8 +142,8 @@ class Replace(CollectionMutation, frozen=True, tag="replace"):
 class Erase(CollectionMutation, frozen=True, tag="erase"):
     """Take some records out of all times: each part that had one makes room for parts without them.
 
-    This is the one mutation after which a sealed time holds something else (`persist.core.state.erasures`). What it
-    erased it does not say.
+    This is the one mutation after which a sealed time holds something else (`persist.core.state_rules.erasures`). What
+    it erased it does not say.
 
     Attributes:
         parts: those that come. The last ones, as many as events says, hold events that are pending.
@@ -190,7 +188,8 @@ class Tokens(CollectionMutation, frozen=True, tag="tokens"):
 
 
 class Batch(CollectionMutation, frozen=True, tag="batch"):
-    """Remember the last batch of a streaming query, and the run of it that this is (`persist.core.state.annotations`).
+    """Remember the last batch of a streaming query, and the run of it that this is
+    (`persist.core.state_rules.annotations`).
 
     With again, it was committed before: only the run is new.
     """
@@ -580,7 +579,7 @@ class Upgrade(LocationMutation, frozen=True, tag="upgrade"):
 Makes = Create | Clone
 BringsParts = Clone | Append | Replace | Erase | Pend | Resolve | Publish
 LeavesUnused = Replace | Erase | Resolve | Publish | Unpublish | Tokens
-# The table of all kinds, by their tags. What each does is among the rules of `persist.core.state`, under its class.
+# All kinds by their tags. `persist.core.state_rules` has the rule of each one.
 KINDS: dict[str, type[Kind]] = {
     str(kind.__struct_config__.tag): kind
     for kind in (*CollectionMutation.__subclasses__(), *LocationMutation.__subclasses__())

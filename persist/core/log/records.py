@@ -26,8 +26,8 @@ A part list too large for its record is kept in an object of its own:
 
 In memory a mutation that brings parts always has its `parts`. On storage, a long list is replaced by `parts_in`, a
 pointer with a checksum. The object is written before the record that points to it. Its name begins like that of an
-upload (`persist.core.state.location.check_uploaded` says why) and goes on with its content, so writing it twice is
-harmless.
+upload (`persist.core.state_rules.location.check_uploaded` says why) and goes on with its content, so writing it twice
+is harmless.
 """
 
 from collections import deque

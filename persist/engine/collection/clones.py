@@ -10,7 +10,7 @@ these ways the one is taken that has to rewrite the fewest bytes. It is mostly n
 merge crosses no keyframe. An old time between keyframes may lie in the middle of a large merged part, though.
 
 The clone is one record, whatever its size, and a part list if it is long. That record holds only if the source still
-names all that is shared (`persist.core.state.state`). If a compaction came first, all is planned again. From the
+names all that is shared (`persist.core.state_rules.state`). If a compaction came first, all is planned again. From the
 record on,
 the two know nothing of each other: each has its own schema, frontiers, events, compaction and end. Blobs go when nobody
 names them any more (`persist.engine.upkeep.garbage`).
@@ -35,16 +35,16 @@ from persist.core.errors import CollectionExists, Superseded, UploadExpired
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe, Numbers, Words
 from persist.core.names import DERIVED_FROM, check_free_name
-from persist.core.state.collection_rules import ExpectErasures
-from persist.core.state.contents import CollectionState, check_readable
-from persist.core.state.erasures import erasure_number
-from persist.core.state.schemas import newest_like
+from persist.core.state_rules.collection_rules import ExpectErasures
+from persist.core.state_rules.contents import CollectionState, check_readable
+from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.schemas import newest_like
 from persist.core.timeline import Moment
 from persist.engine.collection.failures import is_of_failures
 from persist.engine.compact import Rewrite
 from persist.engine.location.collection_handle import LATEST, CollectionHandle
 from persist.engine.location.opening import handle_on
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.planning.scan import Scan
 from persist.engine.write.operations import Step
 
 ATTEMPTS = 8

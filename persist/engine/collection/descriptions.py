@@ -14,9 +14,9 @@ from persist.core.log import kinds
 from persist.core.log.fields import Words
 from persist.core.names import check_hold_name, check_tag_name, is_text
 from persist.core.rendering import Shown
-from persist.core.state.annotations import About as StoredAbout
-from persist.core.state.contents import CollectionState, check_readable
-from persist.core.state.keyed_rules import since_max
+from persist.core.state_rules.annotations import About as StoredAbout
+from persist.core.state_rules.contents import CollectionState, check_readable
+from persist.core.state_rules.keyed_rules import since_max
 from persist.core.timeline import Moment, Retention, Timeline, is_moment, retention_text, retention_times, shown_time
 from persist.engine.hold import Hold, HoldInfo, LeasedHold, NamedHold
 from persist.engine.location.collection_handle import CollectionHandle

@@ -25,14 +25,14 @@ from persist.core.keyed.form import Keyed, form_of, machine_of
 from persist.core.log import kinds as record_kinds
 from persist.core.log.fields import KeyedForm, Words
 from persist.core.names import is_text
-from persist.core.state.collection_rules import ExpectNothingBeyondUpper, ExpectParts, after_step
-from persist.core.state.contents import CollectionState
-from persist.core.state.schemas import among_versions, check_follows, moved
+from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper, ExpectParts, after_step
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.schemas import among_versions, check_follows, moved
 from persist.engine.collection.descriptions import ids_as_seen
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_history import keys_with_less_than_none, keys_with_null, keys_with_several
-from persist.engine.read.scanning.reader import PartReader
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.parts.reader import PartReader
+from persist.engine.read.planning.scan import Scan
 from persist.engine.write.operations import Step
 
 KEYS_NAMED = 10

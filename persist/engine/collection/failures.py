@@ -30,7 +30,7 @@ from persist.core.errors import (
     Unavailable,
 )
 from persist.core.rendering import plain, without_secrets
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 from persist.engine.collection.descriptions import describe_step
 from persist.engine.location.collection_handle import CollectionHandle
 

@@ -2,7 +2,7 @@
 
 With the policy "seal", whoever seals resolves: the events that are pending before the new upper, and those that come
 with the seal, become updates in the one record that advances upper. That record is refused if anything it was made of
-has changed (`persist.core.state.keyed_rules`); the loser deletes its parts and looks again. Nothing is claimed
+has changed (`persist.core.state_rules.keyed_rules`); the loser deletes its parts and looks again. Nothing is claimed
 meanwhile: parts that fall out of use stay for the grace period, and a blob that is missing after that is a race that
 was lost, too.
 
@@ -58,21 +58,21 @@ from persist.core.keyed.intake import EventTable, to_events
 from persist.core.keyed.machine import DELETED, NAME, SEQ
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, TokenMark
-from persist.core.state.collection_rules import ExpectErasures
-from persist.core.state.contents import CollectionState
-from persist.core.state.erasures import erasure_number
-from persist.core.state.keyed_rules import due
-from persist.core.state.schemas import check_written
+from persist.core.state_rules.collection_rules import ExpectErasures
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.keyed_rules import due
+from persist.core.state_rules.schemas import check_written
 from persist.core.timeline import Moment
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.resolver import REASON, split_late
 from persist.engine.read.keyed.key_replacement import KeyReplacement
 from persist.engine.read.lookups.requested_keys import wanted_keys
-from persist.engine.read.scanning.merging import NewRows, differences, read_snapshot
-from persist.engine.read.scanning.plan import snapshot_scan
-from persist.engine.read.scanning.reader import PartReader
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.merging import NewRows, differences, read_snapshot
+from persist.engine.read.parts.reader import PartReader
+from persist.engine.read.planning.scan import Scan
+from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.commit_future import CommitFuture, Committed
 from persist.engine.write.operations import AtCommit, Step, Write, check_token, times_together, with_token
 

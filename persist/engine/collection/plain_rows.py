@@ -46,9 +46,9 @@ from persist.core.keyed.form import Keyed, form_of
 from persist.core.keyed.intake import EventTable, to_events
 from persist.core.keyed.machine import DELETED, SEQ, Replacing
 from persist.core.log import kinds
-from persist.core.state.collection_rules import ExpectErasures, ExpectNothingBeyondUpper, ExpectUpper
-from persist.core.state.contents import CollectionState, unsealed
-from persist.core.state.erasures import erasure_number
+from persist.core.state_rules.collection_rules import ExpectErasures, ExpectNothingBeyondUpper, ExpectUpper
+from persist.core.state_rules.contents import CollectionState, unsealed
+from persist.core.state_rules.erasures import erasure_number
 from persist.core.timeline import Moment
 from persist.engine.collection.keyed_events import (
     AskedEvents,
@@ -68,9 +68,9 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key, repeated_keys
 from persist.engine.read.lookups.lookup import Lookup, Wanted
 from persist.engine.read.lookups.requested_keys import wanted_keys
-from persist.engine.read.scanning.merging import NewRows, differences
-from persist.engine.read.scanning.plan import snapshot_scan
-from persist.engine.read.scanning.scan import Scan, negated
+from persist.engine.read.merging import NewRows, differences
+from persist.engine.read.planning.scan import Scan, negated
+from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import (
     Asked,

@@ -22,9 +22,9 @@ from persist.codecs.types.schema import TIME_MAX
 from persist.codecs.updates.inputs import TableStream, as_table, opened
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, SchemaMismatch
-from persist.core.state.contents import CollectionState, check_changes_readable, check_readable, last_sealed
-from persist.core.state.keyed_rules import form_in
-from persist.core.state.schemas import among_versions
+from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, last_sealed
+from persist.core.state_rules.keyed_rules import form_in
+from persist.core.state_rules.schemas import among_versions
 from persist.core.timeline import Moment, Timeline, Times
 from persist.engine.collection.keyed_events import keyed_form
 from persist.engine.hold import WantedClaim
@@ -43,11 +43,11 @@ from persist.engine.read.following.changes import (
 from persist.engine.read.following.listen import Listen, Piece
 from persist.engine.read.keyed.key_history import joined
 from persist.engine.read.lookups.lookup import Lookup
+from persist.engine.read.merging import Form, snapshot_tables
+from persist.engine.read.parts.reader import ClaimedRead
+from persist.engine.read.planning.scan import Scan
+from persist.engine.read.planning.snapshot_plan import UnreadParts, changes_scan, snapshot_scan
 from persist.engine.read.results.snapshot import Snapshot, checked_filter
-from persist.engine.read.scanning.merging import Form, snapshot_tables
-from persist.engine.read.scanning.plan import UnreadParts, changes_scan, snapshot_scan
-from persist.engine.read.scanning.reader import ClaimedRead
-from persist.engine.read.scanning.scan import Scan
 
 READ_TIMEOUT_S = 0.0  # Who reads what is not sealed hears so at once.
 

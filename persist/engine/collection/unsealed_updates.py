@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 from persist.blob.errors import InvalidUsage
 from persist.codecs.types.schema import TIME_MAX
 from persist.codecs.updates.small import SmallUpdates, gathered
-from persist.core.state.contents import CollectionState
-from persist.core.state.schemas import among_versions
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.schemas import among_versions
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import read_changes
-from persist.engine.read.scanning.plan import UnreadParts
-from persist.engine.read.scanning.scan import Scan, negated
+from persist.engine.read.planning.scan import Scan, negated
+from persist.engine.read.planning.snapshot_plan import UnreadParts
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Write
 

@@ -1,9 +1,9 @@
 """Compaction carried out: a part maker makes new parts out of old ones, and one record puts the result in place.
 
 Nothing is replaced before all of it has been written, and only if what it was made of is still there: the record says
-so, and loses otherwise (`persist.core.state.contents`). Any number of compactors may therefore run; a loser deletes
-what it made. A part found missing or damaged ends the compaction with an error that names it. Before the commit the
-sums of
+so, and loses otherwise (`persist.core.state_rules.contents`). Any number of compactors may therefore run; a loser
+deletes what it made. A part found missing or damaged ends the compaction with an error that names it. Before the
+commit the sums of
 diffs are held against each other: a slice that was lost or read twice would show.
 
 After large work, and after each collection of garbage, memory goes back to the operating system (`give_back`).
@@ -34,14 +34,14 @@ from persist.core.log.fields import Keyframe, Numbers
 from persist.core.progress import task
 from persist.core.rendering import Shown, counted
 from persist.core.settings import Tuning
-from persist.core.state.collection_rules import ExpectErasures, ExpectRuns, after_step
-from persist.core.state.contents import CollectionState, with_replaced
-from persist.core.state.erasures import erasure_number
+from persist.core.state_rules.collection_rules import ExpectErasures, ExpectRuns, after_step
+from persist.core.state_rules.contents import CollectionState, with_replaced
+from persist.core.state_rules.erasures import erasure_number
 from persist.engine.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, Work, next_work
 from persist.engine.compact.rewriter import WHOLE_FRACTION, MadeRun, PartMaker, Rewrite, RunPiece, keyframe_pieces
 from persist.engine.follow.follower import Follower
-from persist.engine.read.scanning.plan import snapshot_scan
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.planning.scan import Scan
+from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.operations import Commit, Step
 
 

@@ -38,11 +38,11 @@ from persist.core.keyed.events import event_fields, events_schema
 from persist.core.keyed.machine import DELETED
 from persist.core.log import kinds
 from persist.core.log.fields import Numbers
-from persist.core.state.contents import CollectionState
-from persist.core.state.erasures import left_by_erasure
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.erasures import left_by_erasure
 from persist.engine.compact.rewriter import LocalPartMaker, Rewrite
-from persist.engine.read.scanning.reader import PartReader
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.parts.reader import PartReader
+from persist.engine.read.planning.scan import Scan
 from persist.engine.write.part_writer import PartWriter
 
 

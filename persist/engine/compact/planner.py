@@ -41,7 +41,7 @@ from persist.codecs.part.part import Part
 from persist.core.antichain import Antichain
 from persist.core.log.fields import Keyframe, Numbers
 from persist.core.settings import Tuning
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 
 LEVEL_BYTES = 64 << 10
 SMALL_RUNS_MAX = 1000  # Merged at a time: of those in the log, or of small blobs.

@@ -36,8 +36,8 @@ from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import with_time
 from persist.core.errors import ClientClosed
-from persist.engine.read.scanning.reader import PartReader
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.parts.reader import PartReader
+from persist.engine.read.planning.scan import Scan
 from persist.engine.write.part_writer import PartWriter, group_bytes_max
 
 

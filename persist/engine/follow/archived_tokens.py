@@ -10,8 +10,8 @@ from collections import OrderedDict
 from persist.blob.protocol import Blob
 from persist.core.log.fields import TokenArchive
 from persist.core.log.token_archives import ArchivedTokens, read_archive
-from persist.core.state.annotations import Remembered
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.annotations import Remembered
+from persist.core.state_rules.contents import CollectionState
 
 ARCHIVED_BYTES_MAX = 128 << 20
 

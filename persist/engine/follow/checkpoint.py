@@ -5,11 +5,11 @@
 
 The first half of a checkpoint's name makes the newest one the first in a listing: opening takes one page however many
 there are. Of each collection, the directory says the pointers to its state objects and the mutations since
-(`persist.core.state.state.CollectionEntry` without its contents). Only when those have grown past `STORED_PENDING_MAX`
-or `STORED_PENDING_BYTES_MAX` is a new state object written. A checkpoint holds that of the collections that changed
-lately, and points to where the rest is said (`persist.engine.follow.directory`), so it costs one PUT and a fraction of
-one per collection changed, however many there are. It can therefore be made every `INTERVAL` records, which bounds the
-GETs of opening.
+(`persist.core.state_rules.state.CollectionEntry` without its contents). Only when those have grown past
+`STORED_PENDING_MAX` or `STORED_PENDING_BYTES_MAX` is a new state object written. A checkpoint holds that of the
+collections that changed lately, and points to where the rest is said (`persist.engine.follow.directory`), so it costs
+one PUT and a fraction of one per collection changed, however many there are. It can therefore be made every `INTERVAL`
+records, which bounds the GETs of opening.
 
 A checkpoint is made of the newest one that `LocationState.taken_over` allows and the records after it, not of what its
 maker has in memory: so all clients refer to the same state and directory objects, and one that the newest checkpoints
@@ -49,10 +49,10 @@ from persist.core.log.keys import (
 from persist.core.log.kinds import BringsParts
 from persist.core.log.records import LogPage, Record, as_read, read_commit_id, read_record
 from persist.core.names import is_id
-from persist.core.state.collection_rules import check_contents
-from persist.core.state.contents import CollectionState
-from persist.core.state.location import LocationState, TakenOver
-from persist.core.state.state import CollectionEntry, DoesNotFollow, State, apply
+from persist.core.state_rules.collection_rules import check_contents
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.location import LocationState, TakenOver
+from persist.core.state_rules.state import CollectionEntry, DoesNotFollow, State, apply
 from persist.engine.follow.directory import (
     EMPTY,
     OBJECT_BYTES_MAX,

@@ -53,10 +53,10 @@ from persist.core.log.keys import (
 from persist.core.log.kinds import AnyCollectionMutation, BringsParts, LeavesUnused
 from persist.core.log.records import as_stored
 from persist.core.names import check_name, is_id
-from persist.core.state.contents import CollectionState
-from persist.core.state.frozen_map import FrozenMap, merged
-from persist.core.state.location import LocationState
-from persist.core.state.state import CollectionEntry, State
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.frozen_map import FrozenMap, merged
+from persist.core.state_rules.location import LocationState
+from persist.core.state_rules.state import CollectionEntry, State
 from persist.engine.follow.directory_pages import Pages, Table, Writing, check_objects, rewritten
 from persist.engine.follow.state_objects import KnownContents
 
@@ -72,7 +72,7 @@ _key = itemgetter(0)
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`persist.core.state.state.CollectionEntry` as it is stored."""
+    """`persist.core.state_rules.state.CollectionEntry` as it is stored."""
 
     id: str
     name: str

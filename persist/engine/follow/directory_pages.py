@@ -35,7 +35,7 @@ from persist.blob.protocol import Blob
 from persist.core.log.framing import MADE_AGAIN
 from persist.core.log.keys import pages_key, pages_seqno
 from persist.core.names import is_id
-from persist.core.state.frozen_map import FrozenMap, merged
+from persist.core.state_rules.frozen_map import FrozenMap, merged
 
 V = TypeVar("V")
 

@@ -25,9 +25,9 @@ from persist.blob.threads import Clock
 from persist.core.errors import ClientClosed, CollectionNotFound, LogInterrupted, LogReplaced, PersistError
 from persist.core.log.keys import CHECKPOINTS, record_key
 from persist.core.log.records import LogPage, Record, RecordReader, begins_as, read_commit_id, read_record
-from persist.core.state.annotations import Remembered
-from persist.core.state.contents import CollectionState
-from persist.core.state.state import PENDING_MAX, CollectionEntry, DoesNotFollow, State, apply
+from persist.core.state_rules.annotations import Remembered
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.state import PENDING_MAX, CollectionEntry, DoesNotFollow, State, apply
 from persist.engine.follow.archived_tokens import TokenMemory
 from persist.engine.follow.checkpoint import load_contents, read_newest_checkpoint, read_newest_control
 from persist.engine.follow.clock_check import ClockCheck

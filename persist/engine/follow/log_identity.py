@@ -27,7 +27,7 @@ from persist.blob.protocol import Blob
 from persist.core.errors import LogInterrupted, LogReplaced
 from persist.core.log.keys import checkpoint_key, listed_records, record_key
 from persist.core.log.records import Record, begins_as, read_commit_id, read_record
-from persist.core.state.state import State
+from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import beyond_the_log, read_newest_control
 
 PROVE_AFTER_S = 10.0

@@ -31,8 +31,8 @@ from persist.blob.protocol import Blob
 from persist.core.errors import UnsealedWrites, UpdatesBeyondUpper
 from persist.core.log import kinds
 from persist.core.log.records import Record, read_record
-from persist.core.state.contents import CollectionState, unsealed
-from persist.core.state.state import State
+from persist.core.state_rules.contents import CollectionState, unsealed
+from persist.core.state_rules.state import State
 
 LAST = 1000
 

@@ -13,8 +13,8 @@ from persist.blob.protocol import Blob
 from persist.blob.threads import Clock
 from persist.core.log.keys import listed_checkpoints, record_key
 from persist.core.log.records import read_record
-from persist.core.state.contents import CollectionState
-from persist.core.state.state import DoesNotFollow, State, apply
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.state import DoesNotFollow, State, apply
 from persist.engine.follow.checkpoint import checkpoint_state, read_checkpoint
 from persist.engine.follow.follower import Follower
 

@@ -36,8 +36,8 @@ from persist.blob.errors import CorruptBlob
 from persist.blob.protocol import Blob
 from persist.core.log.framing import BlobRef, Framed, encoded_object, fetched
 from persist.core.log.keys import state_prefix
-from persist.core.state.contents import CollectionState
-from persist.core.state.state import CollectionEntry
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.state import CollectionEntry
 
 LEVELS = 7  # The number of a location from which on its state objects need not be whole.
 RATIO = 4

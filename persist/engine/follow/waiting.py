@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from persist.blob.threads import Clock
-from persist.core.state.state import State
+from persist.core.state_rules.state import State
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 It stands for that very collection, by id: after its destruction, it does not turn into a new one of the same name.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -32,9 +32,9 @@ from persist.core.keyed.machine import Machine
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
 from persist.core.log.keys import check_parts
-from persist.core.state.collection_rules import ExpectUpper
-from persist.core.state.contents import CollectionState, check_readable, last_sealed, unsealed
-from persist.core.state.schemas import newest_like, version_of
+from persist.core.state_rules.collection_rules import ExpectUpper
+from persist.core.state_rules.contents import CollectionState, check_readable, last_sealed, unsealed
+from persist.core.state_rules.schemas import newest_like, version_of
 from persist.core.timeline import (
     AHEAD_S,
     NOW,
@@ -50,11 +50,11 @@ from persist.core.timeline import (
 from persist.engine.follow.log_queries import last_moved
 from persist.engine.hold import Claim, WantedClaim, no_claim
 from persist.engine.location.engine import Engine
-from persist.engine.location.moments import MOMENTS, MomentMap
+from persist.engine.location.moments import MOMENTS, MomentMap, check_timeout, explain_frontier
 from persist.engine.read.keyed.resolution import machine_needed
-from persist.engine.read.scanning.merging import snapshot_tables
-from persist.engine.read.scanning.plan import snapshot_scan
-from persist.engine.read.scanning.reader import ClaimedRead
+from persist.engine.read.merging import snapshot_tables
+from persist.engine.read.parts.reader import ClaimedRead
+from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Asked, AtCommit, Step, Write
 
@@ -186,7 +186,7 @@ class CollectionHandle:
         self.engine.settle()
         if as_of == LATEST:
             as_of = None
-        _check_timeout(timeout_s)
+        check_timeout(timeout_s)
         if as_of is not None:
             as_of = self._time_when_known(as_of, timeout_s)
 
@@ -279,7 +279,7 @@ class CollectionHandle:
         self, as_of: int | Moment | None, timeout_s: float | None, consumer: str = ""
     ) -> tuple[CollectionState, int, ClaimedRead]:
         """Do what `sealed` does, then `claim` the time it gives. Cost: a commit, or a look where a claim is free."""
-        _check_timeout(timeout_s)
+        check_timeout(timeout_s)
         early = None if consumer else self._claimed_unseen(as_of)
         if early is not None:
             return early
@@ -433,7 +433,7 @@ class CollectionHandle:
             AsOfNotSealed: it is a moment up to which the collection's source was not read yet.
         """
         if isinstance(given, Antichain):
-            raise InvalidUsage(_frontier_for_time(what, given, self.shown))
+            raise InvalidUsage(explain_frontier(what, given, self.shown))
         if given == LATEST:
             return self.sealed(None, 0.0)[1]
         if is_tag(given):
@@ -594,26 +594,3 @@ class CollectionHandle:
                 'timeline by which a moment would be one. Give a number, or create one with timeline="us".'
             )
         return timeline
-
-
-def _check_timeout(timeout_s: float | None) -> None:
-    if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
-        raise InvalidUsage(f"timeout_s={timeout_s!r} is not a number of seconds; give 0 or more, or None for no limit")
-
-
-def _frontier_for_time(what: str, given: Antichain, shown: Callable[[int], str]) -> str:
-    last = f"or leave {what} out, where it may be, for the latest sealed time."
-    if given.time is None:
-        return (
-            f"{what} {given!r} is a frontier: as upper, it says that all times are sealed for ever, so no time is the "
-            f"last one before it. Give a number from 0 to {TIME_MAX}; {last}"
-        )
-    if not given.time:
-        return (
-            f"{what} {given!r} is a frontier: as upper, it says that nothing is sealed yet, so no time is "
-            "before it. Give a number, such as 0 for the first time, once that is sealed."
-        )
-    return (
-        f"{what} {given!r} is a frontier: as upper, it says that times before {shown(given.time)} are sealed, and "
-        f"{given.time} itself is not. Give {shown(given.time - 1)}, the last time before it; {last}"
-    )

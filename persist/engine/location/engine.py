@@ -27,8 +27,8 @@ from persist.engine.follow.pinned_follower import PinnedFollower
 from persist.engine.hold import Claim, WantedClaim, no_claim
 from persist.engine.location.writer import Mode, OpenOptions, Writer
 from persist.engine.read.keyed.resolution import Folds
-from persist.engine.read.scanning.caches import PartCaches, SpilledRows
-from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.parts.caches import PartCaches, SpilledRows
+from persist.engine.read.parts.reader import PartReader
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Renew, Step
 from persist.engine.write.unclosed_clients import Unclosed

@@ -18,6 +18,7 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.codecs.types.schema import TIME_MAX
 from persist.core.antichain import Antichain
 from persist.core.errors import AsOfNotSealed, InvalidUsage
 from persist.core.timeline import Moment, Timeline
@@ -115,3 +116,28 @@ class MomentMap:
 
 def _scalar(at: int) -> pa.Scalar:
     return pa.scalar(at, MOMENT_TYPE)
+
+
+def check_timeout(timeout_s: float | None) -> None:
+    """Raise InvalidUsage unless a timeout is a number of seconds, or None."""
+    if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
+        raise InvalidUsage(f"timeout_s={timeout_s!r} is not a number of seconds; give 0 or more, or None for no limit")
+
+
+def explain_frontier(what: str, given: Antichain, shown: Callable[[int], str]) -> str:
+    """Return why a frontier is not a time, and which time to give in its place."""
+    last = f"or leave {what} out, where it may be, for the latest sealed time."
+    if given.time is None:
+        return (
+            f"{what} {given!r} is a frontier: as upper, it says that all times are sealed for ever, so no time is the "
+            f"last one before it. Give a number from 0 to {TIME_MAX}; {last}"
+        )
+    if not given.time:
+        return (
+            f"{what} {given!r} is a frontier: as upper, it says that nothing is sealed yet, so no time is "
+            "before it. Give a number, such as 0 for the first time, once that is sealed."
+        )
+    return (
+        f"{what} {given!r} is a frontier: as upper, it says that times before {shown(given.time)} are sealed, and "
+        f"{given.time} itself is not. Give {shown(given.time - 1)}, the last time before it; {last}"
+    )

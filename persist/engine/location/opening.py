@@ -28,8 +28,8 @@ from persist.core.log.framing import FORMAT, FORMAT_MIN
 from persist.core.names import check_free_name, check_name, groups_prefix, view_hold
 from persist.core.rendering import Shown
 from persist.core.settings import Location, open_storage
-from persist.core.state.contents import CollectionState
-from persist.core.state.schemas import reconciled
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.schemas import reconciled
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.writer import OpenOptions

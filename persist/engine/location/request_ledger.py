@@ -30,7 +30,7 @@ from persist.blob.threads import Clock
 from persist.core.errors import DescriptionMoved, Indeterminate, PersistError
 from persist.core.log import kinds
 from persist.core.log.fields import Words
-from persist.core.state.annotations import About
+from persist.core.state_rules.annotations import About
 from persist.engine.follow.follower import Follower
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Step

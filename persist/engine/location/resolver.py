@@ -31,13 +31,13 @@ from persist.core.keyed.intake import EventTable, watermark_below, watermarks_of
 from persist.core.keyed.machine import SEQ, Machine
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, Watermarks
-from persist.core.state.collection_rules import ExpectErasures, after_step
-from persist.core.state.contents import CollectionState
-from persist.core.state.erasures import erasure_number
-from persist.core.state.keyed_rules import due, keyed_form, unused_after
+from persist.core.state_rules.collection_rules import ExpectErasures, after_step
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.keyed_rules import due, keyed_form, unused_after
 from persist.engine.follow.follower import Follower
 from persist.engine.read.keyed.resolution import Purging, machine_needed, resolved_updates
-from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.parts.reader import PartReader
 from persist.engine.write.commit_future import CommitFuture, Committed
 from persist.engine.write.operations import Step
 from persist.engine.write.part_writer import PartWriter

@@ -29,8 +29,8 @@ from persist.engine.follow.follower import Follower
 from persist.engine.hold import ConsumerLeases, Leases
 from persist.engine.location.request_ledger import RequestTeller
 from persist.engine.location.resolver import KeyedQueue, Resolver
-from persist.engine.read.scanning.caches import PartCaches
-from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.parts.caches import PartCaches
+from persist.engine.read.parts.reader import PartReader
 from persist.engine.upkeep import CompactionSchedule, Garbage, GarbageReport, Upkeep
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.committer import Committer

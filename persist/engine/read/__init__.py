@@ -1,5 +1,5 @@
-"""From a state and a time to rows: plans, scans, snapshots, changes, point reads and aggregates.
+"""Reads of a state as of a time: plans, scans, snapshots, changes, point reads and aggregates.
 
-Promises: a plan names immutable parts, so reading it later gives the same rows; every blob is verified before one of
-its rows is believed; memory is bounded by slices, not by the collection.
+Promises: a plan names immutable parts, so a later read of it returns the same rows. Every blob is verified before any
+of its rows is used. Slices bound the memory, not the size of the collection.
 """

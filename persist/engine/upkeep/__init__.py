@@ -6,4 +6,4 @@ Promises: a blob is deleted only when the log says that nobody may refer to it a
 from persist.engine.upkeep.ages import void_floor
 from persist.engine.upkeep.background import CompactionSchedule, Upkeep
 from persist.engine.upkeep.garbage import Deleted, Garbage, GarbageReport
-from persist.engine.upkeep.names import OBJECTS, Names, named_in, sharers
+from persist.engine.upkeep.references import OBJECTS, Names, named_in, sharers

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from persist.blob.protocol import Blob
 from persist.core.log.keys import listed_checkpoints, listed_records
 from persist.core.settings import Settings
-from persist.core.state.state import State
+from persist.core.state_rules.state import State
 from persist.engine.follow.follower import STALE_AFTER_S
 
 

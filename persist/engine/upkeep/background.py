@@ -21,9 +21,9 @@ from persist.blob.errors import StoreFull
 from persist.blob.threads import Clock
 from persist.core.errors import ClientClosed, CollectionNotFound, PersistError
 from persist.core.settings import Settings
-from persist.core.state.contents import CollectionState
-from persist.core.state.frozen_map import FrozenMap
-from persist.core.state.state import CollectionEntry, State
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.frozen_map import FrozenMap
+from persist.core.state_rules.state import CollectionEntry, State
 from persist.engine.compact import Compactor, must_destroy
 from persist.engine.follow.follower import Follower
 from persist.engine.hold import ConsumerLeases, Leases

@@ -80,13 +80,13 @@ from persist.core.log.keys import (
 from persist.core.progress import Done, task
 from persist.core.rendering import Shown, counted
 from persist.core.settings import Settings
-from persist.core.state.location import Dropped, is_waited_for
-from persist.core.state.state import State
+from persist.core.state_rules.location import Dropped, is_waited_for
+from persist.core.state_rules.state import State
 from persist.engine.compact import give_back
 from persist.engine.follow.checkpoint import Checkpoint, StoredCheckpoint, write_checkpoint
 from persist.engine.follow.follower import Follower
 from persist.engine.upkeep.ages import Ages
-from persist.engine.upkeep.names import (
+from persist.engine.upkeep.references import (
     OBJECTS,
     CheckedUploads,
     KnownNames,

@@ -1,6 +1,6 @@
-"""From what callers ask to records of the log: operations, groups of them, uploads, and the futures that answer.
+"""The way from a caller's operations to records of the log: groups, uploads, and futures.
 
-Promises: operations of a client are applied in call order; what a future says has happened is durable; a rejected
-operation fails alone, and whatever is uncertain is resolved from the log before anybody is told. What a retry may
-assume is in `persist.core.state.annotations`.
+Promises: the operations of a client are applied in call order. A resolved future is durable. A rejected operation
+fails alone. The log resolves every uncertain outcome before a future resolves; `persist.core.state_rules.annotations`
+describes what a retry may assume.
 """

@@ -9,9 +9,9 @@ from persist.core.log import kinds
 from persist.core.log.fields import Archiving
 from persist.core.log.kinds import Mutation
 from persist.core.log.token_archives import ArchivedTokens, store_archive
-from persist.core.state.annotations import archiving_step, plan_archiving
-from persist.core.state.contents import CollectionState
-from persist.core.state.state import State
+from persist.core.state_rules.annotations import archiving_step, plan_archiving
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.state import State
 from persist.engine.follow.follower import Follower
 
 

@@ -21,7 +21,6 @@ an indeterminate commit they are left, because the record may yet appear.
 
 import itertools
 import logging
-import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -40,7 +39,6 @@ from persist.core.antichain import Antichain
 from persist.core.errors import (
     CollectionNotFound,
     Conflict,
-    CorruptBlob,
     Corruption,
     Indeterminate,
     InvalidUsage,
@@ -51,17 +49,18 @@ from persist.core.errors import (
 )
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT
-from persist.core.log.keys import PARTS, is_upload, record_key, record_seqno
+from persist.core.log.keys import PARTS, is_upload, record_key
 from persist.core.log.kinds import BringsParts, Mutation
 from persist.core.log.records import Record, Submitted, create_record, move_out, read_record
-from persist.core.state.collection_rules import ExpectNothingBeyondUpper
-from persist.core.state.draft import Draft
-from persist.core.state.location import check_uploaded
-from persist.core.state.state import State, apply, format_after
-from persist.engine.follow.checkpoint import checkpoint_due, write_checkpoint
+from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper
+from persist.core.state_rules.draft import Draft
+from persist.core.state_rules.location import check_uploaded
+from persist.core.state_rules.state import State, apply, format_after
+from persist.engine.follow.checkpoint import checkpoint_due
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.log_queries import say_whose
 from persist.engine.write.archiving import with_archiving
+from persist.engine.write.checkpointing import Checkpointing
 from persist.engine.write.commit_future import Committed
 from persist.engine.write.operations import (
     Operation,
@@ -559,48 +558,3 @@ def _moved_out(blob: Blob, state: State, mutations: Sequence[B]) -> list[B]:
 
 
 logger = logging.getLogger(__name__)
-
-
-class Checkpointing:
-    """Makes checkpoints in the pool; every method may be called from any thread."""
-
-    def __init__(self, blob: Blob, follower: Follower, pool: Executor) -> None:
-        self.made = 0
-        self.least_seqno: int | None = None  # Of the checkpoint that is being made, None if there is none.
-        self._blob = blob
-        self._follower = follower
-        self._pool = pool
-        self._is_making = threading.Lock()
-
-    def begin(self, seqno: int) -> None:
-        """Have a checkpoint made at seqno or later, unless one is being made."""
-        if self._is_making.acquire(blocking=False):
-            self.least_seqno = seqno
-            try:
-                self._pool.submit(self._make)
-            except RuntimeError:  # The client was closed by a callback: the next one makes it.
-                self._end()
-
-    def wait(self) -> None:
-        """Wait until none is being made."""
-        with self._is_making:
-            pass
-
-    def _make(self) -> None:
-        """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""
-        state, recent, levels = self._follower.recent()
-        try:
-            self._follower.prove_now()
-            self.made += write_checkpoint(self._blob, state, recent, levels)
-        except PersistError as error:
-            logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
-            seqno = record_seqno(error.key) if isinstance(error, CorruptBlob) else None
-            if seqno is not None:
-                with suppress(PersistError):  # Whoever asks for something next is told.
-                    self._follower.doubt(seqno)
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        self.least_seqno = None
-        self._is_making.release()

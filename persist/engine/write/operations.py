@@ -41,12 +41,12 @@ from persist.core.log import kinds
 from persist.core.log.fields import CollectionMutation, LocationMutation, TokenMark
 from persist.core.log.kinds import Mutation
 from persist.core.names import is_text
-from persist.core.state.annotations import check_note
-from persist.core.state.collection_rules import Condition, PlannedAppend
-from persist.core.state.contents import CollectionState
-from persist.core.state.draft import DraftStep
-from persist.core.state.keyed_rules import PlannedPend
-from persist.core.state.state import State
+from persist.core.state_rules.annotations import check_note
+from persist.core.state_rules.collection_rules import Condition, PlannedAppend
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.draft import DraftStep
+from persist.core.state_rules.keyed_rules import PlannedPend
+from persist.core.state_rules.state import State
 from persist.engine.write.commit_future import CommitFuture
 
 
@@ -205,7 +205,7 @@ class Operation:
         return True
 
     def plan(self, times: Mapping[str, int]) -> Iterable[DraftStep]:
-        """Return what `persist.core.state.draft.Draft` needs to validate this, given the times that are assigned.
+        """Return what `persist.core.state_rules.draft.Draft` needs to validate this, given the times that are assigned.
 
         Where several share a time, their collections are sealed when all of them are valid, and not by each of them.
         """

@@ -4,8 +4,8 @@
 
 Names are drawn anew for every upload, so nothing is ever overwritten and an upload that no record refers to is
 harmless. They begin with the seqno that the uploader thought was next, by which garbage collection can declare old
-uploads void (`persist.core.state.location`). Small batches need no blob of their own: their bytes travel inside the
-record, as long as the collection's inline bytes stay under `INLINE_TOTAL_MAX`.
+uploads void (`persist.core.state_rules.location`). Small batches need no blob of their own: their bytes travel inside
+the record, as long as the collection's inline bytes stay under `INLINE_TOTAL_MAX`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -49,7 +49,7 @@ from functools import reduce
 from importlib import import_module
 from itertools import groupby, pairwise
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -68,10 +68,10 @@ from persist.core.log.fields import Watermarks
 from persist.core.log.framing import FORMAT, decoder_of
 from persist.core.log.kinds import KINDS, Mutation
 from persist.core.log.records import Submitted
-from persist.core.state.collection_rules import Condition
-from persist.core.state.contents import CollectionState
-from persist.core.state.keyed_rules import PlannedPend
-from persist.core.state.schemas import version_of
+from persist.core.state_rules.collection_rules import Condition
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.keyed_rules import PlannedPend
+from persist.core.state_rules.schemas import version_of
 from persist.engine.write.commit_future import Committed
 from persist.engine.write.operations import Asked, AtCommit, Operation, Step, Write
 
@@ -264,7 +264,7 @@ class _Write(
 
 
 if TYPE_CHECKING:
-    Sent = _Write | Condition | Mutation | AtCommit
+    Sent: TypeAlias = _Write | Condition | Mutation | AtCommit
 else:
     Sent = reduce(
         or_, (_Write, AtCommit, *Condition.__subclasses__(), *(kind for kind in KINDS.values() if kind.is_sent))

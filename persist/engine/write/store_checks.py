@@ -42,7 +42,7 @@ from persist.blob.threads import Backoff, Clock, Pool
 from persist.core.errors import LogReplaced
 from persist.core.log.keys import record_key
 from persist.core.log.records import COMMIT_DEADLINE_S, Record, record_bytes
-from persist.core.state.state import State
+from persist.core.state_rules.state import State
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.log_identity import fate_of
 

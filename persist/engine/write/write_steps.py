@@ -25,7 +25,7 @@ from persist.codecs.updates.inputs import TableStream, opened
 from persist.codecs.updates.small import gathered, small_updates
 from persist.codecs.updates.updates import Stamp, stamped, streamed_updates, to_updates
 from persist.core.keyed.intake import EventTable
-from persist.core.state.keyed_rules import PlannedPend
+from persist.core.state_rules.keyed_rules import PlannedPend
 from persist.core.timeline import timeline_of
 from persist.engine.write.operations import Write
 from persist.engine.write.part_writer import PartWriter

@@ -77,8 +77,8 @@ from persist.core.names import is_id
 from persist.core.progress import Done, task
 from persist.core.rendering import Shown, counted
 from persist.core.settings import Location, Settings, open_storage
-from persist.core.state.contents import CollectionState
-from persist.core.state.state import CollectionEntry, State
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.state import CollectionEntry, State
 from persist.engine.follow.checkpoint import StoredCheckpoint, load_contents
 from persist.engine.follow.follower import Follower
 from persist.engine.upkeep import OBJECTS, Names, named_in, sharers

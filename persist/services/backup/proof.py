@@ -12,7 +12,7 @@ from persist.core.names import OWN_PREFIX
 from persist.core.progress import task
 from persist.core.rendering import Shown, counted
 from persist.core.settings import Location, Settings
-from persist.core.state.contents import last_sealed
+from persist.core.state_rules.contents import last_sealed
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine

@@ -50,10 +50,10 @@ from persist.core.log import kinds
 from persist.core.names import OWN_PREFIX, published_hold
 from persist.core.progress import task
 from persist.core.rendering import Shown, counted
-from persist.core.state.collection_rules import ExpectDerived, ExpectErasures, derived_holds
-from persist.core.state.contents import CollectionState, Publication
-from persist.core.state.erasures import check_reason, erasure_number
-from persist.core.state.state import State
+from persist.core.state_rules.collection_rules import ExpectDerived, ExpectErasures, derived_holds
+from persist.core.state_rules.contents import CollectionState, Publication
+from persist.core.state_rules.erasures import check_reason, erasure_number
+from persist.core.state_rules.state import State
 from persist.engine.compact import ErasedRecords, PartEraser
 from persist.engine.follow.checkpoint import write_checkpoint
 from persist.engine.location.collection_handle import CollectionHandle

@@ -23,7 +23,7 @@ from persist.core.errors import CollectionNotFound, NotConverging, OperatorFaile
 from persist.core.log import kinds
 from persist.core.log.fields import Words
 from persist.core.names import OWED_PREFIX
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded_by_id

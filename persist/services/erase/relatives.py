@@ -4,7 +4,7 @@ from collections.abc import Set
 from contextlib import suppress
 
 from persist.core.errors import CollectionNotFound
-from persist.core.state.state import State
+from persist.core.state_rules.state import State
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.opening import loaded_by_id
 

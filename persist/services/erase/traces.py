@@ -55,10 +55,10 @@ from persist.core.log.keys import (
     uploaded_seqno,
 )
 from persist.core.rendering import Shown, aligned, counted, moment_text, plain
-from persist.core.state.contents import CollectionState, Erasure
-from persist.core.state.erasures import erasure_number
-from persist.core.state.location import Dropped, is_waited_for
-from persist.core.state.state import State
+from persist.core.state_rules.contents import CollectionState, Erasure
+from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.location import Dropped, is_waited_for
+from persist.core.state_rules.state import State
 from persist.engine.compact import ErasedRecords, events_of, without_deletions
 from persist.engine.follow.checkpoint import directory_blobs, stored_checkpoints
 from persist.engine.follow.follower import STALE_AFTER_S
@@ -118,7 +118,7 @@ class Traces(Shown):
         return not self.found
 
     def receipt(self) -> dict[str, Any]:
-        """Return a receipt that nothing is left, to be kept as JSON; `check_receipt` tells whether it is unchanged.
+        """Return a receipt that nothing is left, to be kept as JSON; `receipt_digest` shows whether it is unchanged.
 
         Raises:
             InvalidUsage: something is left.

@@ -30,8 +30,8 @@ from persist.core.log.framing import BlobRef, encode_framed, encoded_object, poi
 from persist.core.log.keys import checkpoint_key, checkpoint_seqno, record_key, state_prefix
 from persist.core.log.kinds import BringsParts
 from persist.core.log.records import read_record
-from persist.core.state.contents import CollectionState
-from persist.core.state.state import CollectionEntry, State
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.state import CollectionEntry, State
 from persist.engine.follow.checkpoint import (
     checkpoint_of,
     checkpoint_state,

@@ -54,7 +54,7 @@ from persist.core.names import OWED_PREFIX
 from persist.core.progress import task
 from persist.core.rendering import counted
 from persist.core.settings import Location, Settings, open_storage
-from persist.core.state.state import State
+from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import INTERVAL
 from persist.engine.follow.follower import Follower
 from persist.engine.upkeep import OBJECTS, Deleted, Garbage, void_floor

@@ -26,9 +26,9 @@ from persist.core.log.framing import BlobRef
 from persist.core.log.keys import checkpoint_key, listed_checkpoints, listed_records, record_key
 from persist.core.log.kinds import BringsParts, Mutation
 from persist.core.log.records import as_read, read_record
-from persist.core.state.collection_rules import check_contents
-from persist.core.state.contents import CollectionState
-from persist.core.state.state import CollectionEntry, DoesNotFollow, State, apply
+from persist.core.state_rules.collection_rules import check_contents
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.state import CollectionEntry, DoesNotFollow, State, apply
 from persist.engine.follow.checkpoint import (
     Checkpoint,
     beyond_the_log,

@@ -32,11 +32,11 @@ from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, Keyframe
 from persist.core.log.keys import PARTS
 from persist.core.log.token_archives import read_archive
-from persist.core.state.contents import CollectionState
-from persist.core.state.state import State
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.state import State
 from persist.engine.read.keyed.key_history import keys_with_several
-from persist.engine.read.scanning.reader import PartReader
-from persist.engine.read.scanning.scan import Scan, negated
+from persist.engine.read.parts.reader import PartReader
+from persist.engine.read.planning.scan import Scan, negated
 from persist.services.fsck.log import Loose
 from persist.services.fsck.report import Findings
 

@@ -43,8 +43,8 @@ from persist.core.errors import AsOfCompacted, InvalidUsage
 from persist.core.log import kinds
 from persist.core.log.fields import Deletes, Table
 from persist.core.log.keys import is_shown, part_key, table_root, vectors_key
-from persist.core.state.contents import CollectionState, Publication, PublishedFile
-from persist.core.state.schemas import version_of
+from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
+from persist.core.state_rules.schemas import version_of
 from persist.engine.collection.reads import difference
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import CHANGE, OLD

@@ -34,8 +34,8 @@ from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.log import kinds
 from persist.core.log.fields import Deletes, Table
 from persist.core.log.keys import part_key, table_root
-from persist.core.state.contents import CollectionState, Publication
-from persist.core.state.schemas import version_of
+from persist.core.state_rules.contents import CollectionState, Publication
+from persist.core.state_rules.schemas import version_of
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.results.result import required
 from persist.services.publish.bitmaps import Rows

@@ -20,9 +20,9 @@ from persist.codecs.types.arrow_types import children
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.log import kinds
 from persist.core.log.keys import manifest_key
-from persist.core.state.contents import CollectionState, Publication, PublishedFile
-from persist.core.state.publications import resolved_numbers
-from persist.core.state.schemas import version_of
+from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
+from persist.core.state_rules.publications import resolved_numbers
+from persist.core.state_rules.schemas import version_of
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.services.publish.planning import COMMON_NAMES
 

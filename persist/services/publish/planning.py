@@ -1,7 +1,7 @@
 """Which files a table has for what a collection holds as of a time, and which of their rows it leaves out.
 
     rows of the table  =  rows of parts as they lie       those that stand
-    (`persist.engine.read.scanning.merging.Split`) and others can read
+    (`persist.engine.read.merging.Split`) and others can read
                        -  rows of touched keys            and of tombstones: told by their places in the part
                        +  rows of new parts               what the touched keys hold, and all that lies otherwise
 
@@ -39,16 +39,16 @@ from persist.core.errors import InvalidUsage, Superseded
 from persist.core.keyed.events import dead_filter
 from persist.core.log.fields import Table
 from persist.core.log.keys import table_root
-from persist.core.state.contents import CollectionState, Publication
-from persist.core.state.erasures import erasure_number
-from persist.core.state.keyed_rules import form_in
+from persist.core.state_rules.contents import CollectionState, Publication
+from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.keyed_rules import form_in
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.lookups.part_rows import places_of
-from persist.engine.read.scanning.merging import Split, read_snapshot, read_touched, repeated
-from persist.engine.read.scanning.plan import changes_scan, snapshot_scan
-from persist.engine.read.scanning.reader import PartReader
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.merging import Split, read_snapshot, read_touched, repeated
+from persist.engine.read.parts.reader import PartReader
+from persist.engine.read.planning.scan import Scan
+from persist.engine.read.planning.snapshot_plan import changes_scan, snapshot_scan
 from persist.services.publish.bitmaps import Rows
 
 NONE: Rows = np.zeros(0, np.int64)

@@ -41,9 +41,9 @@ from persist.core.log.fields import Deletes, Table, TableFile
 from persist.core.log.keys import is_shown, table_root
 from persist.core.names import published_hold
 from persist.core.rendering import Shown, counted
-from persist.core.state.collection_rules import ExpectErasures
-from persist.core.state.contents import CollectionState, Publication, last_sealed
-from persist.core.state.publications import left_unused
+from persist.core.state_rules.collection_rules import ExpectErasures
+from persist.core.state_rules.contents import CollectionState, Publication, last_sealed
+from persist.core.state_rules.publications import left_unused
 from persist.core.timeline import Moment
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine

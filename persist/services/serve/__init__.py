@@ -1,5 +1,5 @@
-"""Saying that there is something new, and serving reads over Arrow Flight: always a hint, never a truth (rule 20).
+"""Notification of new records, commits for other clients, and reads over Arrow Flight (rule 20).
 
-Promises: without a server, behind it, or when it lies, answers are the same and only later; a writer never waits for
-one; a client that does not read what it asked for keeps neither history nor others from anything.
+Promises: a notification is a hint. Without a server, or with a wrong one, answers are the same and only later. A writer
+never waits for a notification. A client that does not read its answers holds back neither history nor other clients.
 """

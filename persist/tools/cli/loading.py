@@ -23,7 +23,7 @@ from persist.connect.ingest.row_casts import Misfits
 from persist.connect.ingest.row_files import misfit_error, pieces_of
 from persist.connect.ingest.row_formats import RowFile
 from persist.core.progress import task
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.tools.cli.casting import Caster
 from persist.tools.cli.text import tell

@@ -247,10 +247,10 @@ def _print(updates: "pa.Table", format: str, brief: Callable[[int], str], *, wit
         from persist.connect.egress.files import CsvRows
 
         sys.stdout.flush()
-        lines = CsvRows(updates.schema, sys.stdout.buffer, with_head=with_head)
+        table = CsvRows(updates.schema, sys.stdout.buffer, with_head=with_head)
         for batch in updates.to_batches():
-            lines.write_batch(batch)
-        lines.close()
+            table.write_batch(batch)
+        table.close()
     else:
         from persist.codecs.types.objects import to_dicts
 

@@ -1,4 +1,4 @@
-"""What a location says of itself, for people: the commands and the page ask for the same and show it differently.
+"""Reports on a location, which the commands and the page display.
 
-Promises: no data is read; nothing is printed, and nothing written.
+Promises: a report reads no data, prints nothing and writes nothing.
 """

@@ -28,9 +28,9 @@ from persist.core.log.keys import collection_part, listed_checkpoints, listed_re
 from persist.core.log.records import read_record
 from persist.core.names import release_of
 from persist.core.rendering import moment_text
-from persist.core.state.contents import CollectionState
-from persist.core.state.keyed_rules import due as events_due
-from persist.core.state.location import Dropped, LocationState, is_waited_for
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.keyed_rules import due as events_due
+from persist.core.state_rules.location import Dropped, LocationState, is_waited_for
 from persist.engine.collection.failures import failures_of
 from persist.engine.compact import must_destroy, next_work
 from persist.engine.follow.follower import STALE_AFTER_S

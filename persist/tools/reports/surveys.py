@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import persist
 from persist.blob.errors import MissingBlob
 from persist.core.names import INDEX_HOLD, VIEW_HOLD, owner_of_groups
-from persist.core.state.contents import CollectionState, Unsealed, definition_number, last_sealed, unsealed
-from persist.core.state.state import CollectionEntry, State
+from persist.core.state_rules.contents import CollectionState, Unsealed, definition_number, last_sealed, unsealed
+from persist.core.state_rules.state import CollectionEntry, State
 from persist.core.timeline import Timeline
 from persist.engine.follow.checkpoint import load_contents
-from persist.engine.read.scanning.plan import record_count
+from persist.engine.read.planning.snapshot_plan import record_count
 from persist.tools.reports.costs import GIB, LIST_PRICES
 
 THREADS = 16

@@ -1,5 +1,5 @@
-"""The page of `persist ui`: what a location holds, and held at any readable time, to look at in a browser.
+"""The page of `persist ui`: the contents of a location at any readable time, in a browser.
 
-Promises: it only reads, and reads pages, never a whole collection; nothing that is stored is interpreted as markup;
-nothing is asked of any other server; without the token of its address, it answers nothing.
+Promises: it only reads, page by page, and never a whole collection. It interprets no stored value as markup, and sends
+no request to any other server. It answers only requests with the token of its address.
 """

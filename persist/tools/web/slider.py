@@ -24,7 +24,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.arrow_types import scalar_from_json
 from persist.codecs.types.objects import to_objects
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 from persist.tools.reports.surveys import Facts
 from persist.tools.reports.times import time_of
 

@@ -24,7 +24,7 @@ from persist.blob.stores.file import FileBlob
 from persist.blob.threads import SystemClock
 from persist.core.log.keys import is_immutable
 from tests.support.clocks import ImpatientClock
-from tests.support.servers.fixtures import ROOT
+from tests.support.paths import ROOT
 
 KEY = "part/c/00000000000000000001-0123456789abcdef0123456789abcdef.parquet"
 

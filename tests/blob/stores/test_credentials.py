@@ -15,7 +15,7 @@ from botocore.exceptions import CredentialRetrievalError
 from persist.blob.errors import StoreMisconfigured
 from persist.blob.stores.s3 import RENEW_EVERY_S, Credentials, S3Blob
 from tests.support.iam import Gate
-from tests.support.servers.fixtures import ROOT
+from tests.support.paths import ROOT
 
 LIFE_S = 900.0
 ROLE = "arn:aws:iam::123456789012:role/writer"

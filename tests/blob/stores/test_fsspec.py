@@ -14,7 +14,7 @@ from persist.blob.protocol import Blob
 from persist.blob.stores.fsspec import FsspecBlob
 from persist.blob.url import open_blob
 from tests.blob.conftest import place_of
-from tests.support.servers.fixtures import ROOT
+from tests.support.paths import ROOT
 
 
 def test_a_file_system_without_atomic_create_is_read_only_and_says_why(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ import pytest
 from persist.blob.errors import Indeterminate, InvalidUsage, StoreMisconfigured, Throttled, Unavailable
 from persist.blob.stores.s3 import S3Blob
 from persist.blob.url import open_blob
+from tests.support.paths import ROOT
 from tests.support.servers.fake_s3 import FakeS3, Trouble, fake_s3
-from tests.support.servers.fixtures import ROOT, put_object
+from tests.support.servers.fixtures import put_object
 
 SECRETS = {
     "access_key_id": "AKIDTHATISASECRET",

@@ -6,7 +6,7 @@ from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.tasks.compaction_jobs import Job, cut, grouped
 from persist.engine.compact import Rewrite
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.planning.scan import Scan
 
 
 def test_groups_are_of_neighbours_and_of_about_equal_size() -> None:

@@ -8,9 +8,9 @@ import pyarrow as pa
 
 import persist
 from persist.compute.tasks.planned_write import writing
-from persist.connect.spark.writing.foreach_batch import foreach_batch_writer
+from persist.connect.spark.write_functions.foreach_batch import foreach_batch_writer
 from persist.core.settings import Settings
-from persist.engine.read.scanning.caches import PartCaches
+from persist.engine.read.parts.caches import PartCaches
 
 ROWS, MEMORY = 200_000, Settings().memory_budget
 

@@ -11,7 +11,7 @@ import persist
 from persist.compute.tasks.stream_hold import Offset
 from persist.compute.tasks.stream_source import NO_LIMITS, BatchLimits, SourceOptions, StreamSource
 from persist.engine.read.following.changes import read_changes
-from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.parts.reader import PartReader
 
 ONE_TIME = BatchLimits(times=1)
 Update = tuple[Any, ...]

@@ -326,7 +326,10 @@ def test_messages_that_tell_no_type_ask_for_it(client: Any, cluster: Cluster, to
 def test_members_that_no_column_takes_and_columns_that_a_row_lacks_are_warned_of_once(
     client: Any, cluster: Cluster, topic: str, form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows = [{"id": 1, "at": {"x": 1, "y": 2}, "more": 3}, {"id": 2, "at": None, "name": "a", "more": 4}]
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "at": {"x": 1, "y": 2}, "more": 3},
+        {"id": 2, "at": None, "name": "a", "more": 4},
+    ]
     for row in rows:
         cluster.send(topic, ({"id": row["id"]}, row if form == "json" else debezium_message("c", None, row)))
     columns = {"id": "int32", "name": "string", "at": "struct<x: int64>"}

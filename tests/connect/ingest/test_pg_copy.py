@@ -197,20 +197,6 @@ def test_a_slot_of_somebody_else_is_not_taken(database: Database) -> None:
     assert database.rows("SELECT 1 FROM pg_replication_slots WHERE slot_name = 'theirs'")
 
 
-def test_a_slot_that_was_read_further_than_what_was_taken_in_is_told(database: Database) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY)")
-    database.ingest(slot="further")
-    database.run("INSERT INTO t VALUES (1)")
-    while database.rows("SELECT 1 FROM pg_replication_slots WHERE slot_name = 'further' AND active"):
-        pass
-    database.rows("SELECT pg_replication_slot_advance('further', pg_current_wal_lsn())")
-    with pytest.raises(
-        persist.InvalidUsage, match=r"'further' was read up to .* somebody else read it.*persist rename"
-    ):
-        database.ingest(slot="further")
-    assert database.contents("t") == []
-
-
 def test_a_table_that_cannot_be_followed_is_copied_again_and_keeps_its_history(database: Database) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY, v int)", "INSERT INTO t VALUES (1, 5)")
     database.run("CREATE TABLE u (id int PRIMARY KEY)", "INSERT INTO u VALUES (1)")

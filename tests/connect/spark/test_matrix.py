@@ -1,5 +1,6 @@
 """Each function of Spark with each type, under odd names, with ANSI on and off, and with and without regard to case."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +46,18 @@ def test_each_function_takes_each_type_as_it_is(spark: SparkSession, tmp_path: P
         check("c", [], "delete")
         writer: Any = frame.write.format("persist").option("collection", "c")
         writer.mode("append").save(path)
-        persist.spark.write(frame, path, "c", mode="overwrite", where=f"{quoted(key)} IS NULL OR true")
+        # Spark has no ranges of nested keys, so it cannot replace a part of such a collection, and says so.
+        refusal = pytest.raises(persist.InvalidUsage, match="first key field is nested")
+        with refusal if keys == one and kind.startswith(("ARRAY", "STRUCT")) else nullcontext():
+            persist.spark.write(frame, path, "c", mode="overwrite", where=f"{quoted(key)} IS NULL OR true")
         check("c", rows, "overwrite")
         persist.spark.delete(spark, path, "c", f"{quoted(key)} IS NOT NULL")
         persist.spark.foreach_batch_writer(
             path, {"c": lambda df: df.where(f"{quoted(key)} IS NOT NULL")}, query_id="q"
         )(frame, 0)
         check("c", rows, "batch")
-        assert shown(persist.spark.pruned(spark, path, "c", lambda df: df.select(quoted(value)).distinct())) == shown(
-            frame.select(quoted(value))
-        )
+        alone = persist.spark.pruned(spark, path, "c", lambda df: df.select(quoted(value)))
+        assert shown(alone) == shown(frame.select(quoted(value)))
         with persist.open(path) as client:
             schema = client.load("c").handle.schema
             kinds = {field.name: field.type for field in schema.arrow}

@@ -14,7 +14,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.connect.spark.data_source.reader import expression
 from persist.connect.spark.types import as_spark_expects, spark_schema
 from persist.connect.spark.uploads import Rows
-from persist.connect.spark.writing.foreach_batch import foreach_batch_writer
+from persist.connect.spark.write_functions.foreach_batch import foreach_batch_writer
 from persist.errors import InvalidUpdate, SchemaMismatch
 
 

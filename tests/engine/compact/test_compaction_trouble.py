@@ -16,10 +16,10 @@ from persist.codecs.updates.updates import to_updates
 from persist.core.errors import Superseded
 from persist.core.log import kinds
 from persist.core.settings import Tuning
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 from persist.engine.compact.planner import Forget, MakeKeyframe, Thin, Work
-from persist.engine.read.scanning.caches import SliceLeftovers
-from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.parts.caches import SliceLeftovers
+from persist.engine.read.parts.reader import PartReader
 from persist.engine.write.part_writer import PartWriter
 from persist.errors import UploadExpired
 from tests.support.clocks import ImpatientClock

@@ -14,16 +14,16 @@ from persist.core.log.fields import CollectionMutation
 from persist.core.log.framing import BlobRef, encode_framed, put_framed
 from persist.core.log.keys import checkpoint_key, record_key, state_prefix
 from persist.core.log.records import read_record
-from persist.core.state.contents import CollectionState
-from persist.core.state.location import Dropped, LocationState, TakenOver
-from persist.core.state.state import CollectionEntry
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.location import Dropped, LocationState, TakenOver
+from persist.core.state_rules.state import CollectionEntry
 from persist.engine.follow import checkpoint, directory
 from persist.engine.follow.directory import EMPTY, DirectoryEntry, DirectoryObject, KnownLevels, check_leases
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.log_identity import fate_of
 from persist.engine.follow.state_objects import StateObject
 from persist.errors import LogReplaced
-from tests.core.state.test_refusals import part
+from tests.core.state_rules.test_refusals import part
 from tests.engine.follow.test_directory import SCHEMA, Writer
 from tests.support.clocks import ImpatientClock
 

@@ -20,7 +20,7 @@ from persist.core.log.framing import FORMAT, BlobRef, decode_framed, encode_fram
 from persist.core.log.keys import directory_seqno, pages_seqno
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, create_record, read_record
-from persist.core.state.state import State, apply
+from persist.core.state_rules.state import State, apply
 from persist.engine.follow import checkpoint, directory
 from persist.engine.follow import directory_pages as pages
 from persist.engine.follow.follower import Follower

@@ -16,7 +16,7 @@ from persist.core.log import kinds
 from persist.core.log import records as commits
 from persist.core.log.keys import record_key
 from persist.core.log.records import read_record
-from persist.core.state.state import PENDING_MAX, State, apply
+from persist.core.state_rules.state import PENDING_MAX, State, apply
 from persist.engine.follow import follower
 from persist.engine.follow.checkpoint import INTERVAL, write_checkpoint
 from persist.engine.follow.follower import Follower

@@ -19,7 +19,7 @@ from persist.engine.follow import log_queries
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.log_queries import last_moved, log_table, say_whose
 from persist.errors import InvalidUsage, UpdatesBeyondUpper
-from tests.core.state.test_refusals import part
+from tests.core.state_rules.test_refusals import part
 from tests.engine.follow.test_directory import SCHEMA, Writer
 from tests.support.clocks import ImpatientClock
 

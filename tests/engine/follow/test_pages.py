@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from persist.blob.errors import CorruptBlob
 from persist.blob.protocol import MemoryBlob
-from persist.core.state.frozen_map import FrozenMap, merged
+from persist.core.state_rules.frozen_map import FrozenMap, merged
 from persist.engine.follow import directory_pages as pages
 from persist.engine.follow.directory_pages import Item, Pages, Table, Writing, rewritten
 from tests.support.tiers import examples

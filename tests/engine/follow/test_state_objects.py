@@ -14,13 +14,13 @@ from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
 from persist.core.log.framing import FORMAT, BlobRef, decode_framed, encode_framed, put_framed
 from persist.core.log.keys import state_prefix
-from persist.core.state.contents import CollectionState, Held
-from persist.core.state.state import CollectionEntry
+from persist.core.state_rules.contents import CollectionState, Held
+from persist.core.state_rules.state import CollectionEntry
 from persist.engine.follow import checkpoint, state_objects
 from persist.engine.follow.directory import KnownLevels
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.state_objects import StateLevel, StateObject, new_levels
-from tests.core.state.test_refusals import part
+from tests.core.state_rules.test_refusals import part
 from tests.engine.follow.test_directory import SCHEMA, CountingBlob, Writer, assert_opens_as_the_log_says
 from tests.rules.golden.kinds import write_compacted
 from tests.support.clocks import ImpatientClock

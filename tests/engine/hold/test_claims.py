@@ -10,7 +10,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds as record_kinds
 from persist.core.log.records import read_record
 from persist.core.settings import Tuning
-from persist.core.state.state import State
+from persist.core.state_rules.state import State
 from persist.engine.follow.follower import Follower
 from persist.engine.hold import Leases, WantedClaim
 from tests.support.clocks import ImpatientClock

@@ -14,8 +14,8 @@ import persist
 from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds
 from persist.core.log.framing import encode_framed
-from persist.core.state.collection_rules import CollectionStep, after_step, gathered
-from persist.core.state.contents import CollectionState, Held
+from persist.core.state_rules.collection_rules import CollectionStep, after_step, gathered
+from persist.core.state_rules.contents import CollectionState, Held
 from persist.engine.follow.state_objects import StateObject
 from persist.errors import LeaseExpired
 from tests.engine.hold.test_leases import collection, opened, since

@@ -12,7 +12,7 @@ from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.codecs.types.schema import TIME_MAX
 from persist.core.settings import Tuning
-from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.parts.reader import PartReader
 from persist.engine.write.part_writer import PartWriter
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.parts import commit_parts

@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 import persist
 import persist.engine.read.results.aggregate
 from persist.blob.protocol import MemoryBlob
-from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.parts.reader import PartReader
 from tests.codecs.oracle import sort_key
 from tests.codecs.strategies import python_values
 from tests.support.keyframes import add_keyframe, snapshots

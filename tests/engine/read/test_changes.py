@@ -13,7 +13,7 @@ import persist.engine.read.following.changes
 from persist.blob.protocol import MemoryBlob
 from persist.codecs.order.sums import consolidate
 from persist.engine.collection.reads import begun_listen
-from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.parts.reader import PartReader
 from tests.support.tiers import examples
 
 VALUES = st.tuples(st.sampled_from(["", "a", "ab", None]), st.sampled_from([0.0, -0.0, float("nan"), 1.5, None]))

@@ -7,7 +7,7 @@ import pytest
 
 import persist
 from persist.engine.read.keyed.resolution import Folds
-from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.parts.reader import PartReader
 
 
 def test_what_is_folded_again_and_again_is_made_once_within_its_room(tmp_path: Path) -> None:

@@ -23,15 +23,15 @@ import persist
 import persist.codecs.order.search
 import persist.engine.read.lookups.lookup
 import persist.engine.read.lookups.part_rows
-import persist.engine.read.scanning.reader
+import persist.engine.read.parts.reader
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.protocol import MemoryBlob
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.stream import encode_parts
 from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples, places_of
-from persist.engine.read.scanning.caches import ENTRY_BYTES, decoded_rows
-from persist.engine.read.scanning.merging import Form
-from persist.engine.read.scanning.reader import PartReader
+from persist.engine.read.merging import Form
+from persist.engine.read.parts.caches import ENTRY_BYTES, decoded_rows
+from persist.engine.read.parts.reader import PartReader
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
 from tests.codecs.strategies import python_values
 from tests.support.clocks import ImpatientClock

@@ -16,7 +16,9 @@ from persist.codecs.errors import DiffOverflow
 from persist.codecs.order.search import SortedKeys
 from persist.engine.read.keyed.key_history import keys_with_less_than_none, keys_with_null, keys_with_several
 from persist.engine.read.lookups.part_rows import KeySamples
-from persist.engine.read.scanning.plan import (
+from persist.engine.read.parts.reader import PartReader
+from persist.engine.read.planning.scan import Scan, narrowed_scan
+from persist.engine.read.planning.snapshot_plan import (
     UnreadParts,
     _cost,
     _rows_between,
@@ -24,8 +26,6 @@ from persist.engine.read.scanning.plan import (
     record_count,
     snapshot_scan,
 )
-from persist.engine.read.scanning.reader import PartReader
-from persist.engine.read.scanning.scan import Scan, narrowed_scan
 from tests.support.keyframes import add_keyframe
 
 QUIET = persist.Settings(background=False)

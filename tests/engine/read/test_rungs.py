@@ -15,7 +15,7 @@ import persist.engine.read.lookups.rungs
 from persist.codecs.order.search import SortedKeys
 from persist.engine.read.lookups.lookup import Lookup, Wanted, without_diffs
 from persist.engine.read.lookups.rungs import Aged, Rung, _last, by_age
-from persist.engine.read.scanning.plan import snapshot_scan
+from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from tests.support.tiers import examples
 
 QUIET = persist.Settings(background=False)

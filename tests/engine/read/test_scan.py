@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist
-import persist.engine.read.scanning.scan
+import persist.engine.read.planning.scan
 from persist.blob.protocol import MemoryBlob
-from persist.engine.read.scanning.merging import read_touched
-from persist.engine.read.scanning.plan import _cost, _nearest, changes_scan
-from persist.engine.read.scanning.reader import WHOLE_BYTES_MAX, PartReader
+from persist.engine.read.merging import read_touched
+from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
+from persist.engine.read.planning.snapshot_plan import _cost, _nearest, changes_scan
 from tests.support.keyframes import add_keyframe, contents_of, part_of, snapshots
 from tests.support.tiers import examples
 
@@ -64,8 +64,8 @@ def test_slices_of_a_part_that_is_read_in_pieces_hold_each_row_once() -> None:
 
 
 def test_there_are_whole_rounds_of_tasks_that_are_neither_large_nor_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persist.engine.read.scanning.scan, "TASK_BYTES_MAX", 1000)
-    monkeypatch.setattr(persist.engine.read.scanning.scan, "TASK_BYTES_MIN", 100)
+    monkeypatch.setattr(persist.engine.read.planning.scan, "TASK_BYTES_MAX", 1000)
+    monkeypatch.setattr(persist.engine.read.planning.scan, "TASK_BYTES_MIN", 100)
     with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
         c = client.create_or_load("c", key={"k": pa.int64()})
         c.write([((n, None), 0, 1) for n in range(100)], seal=1).result()

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 
 import persist
 import persist.engine.read.lookups.part_rows
-import persist.engine.read.scanning.caches
+import persist.engine.read.parts.caches
 from persist.blob.protocol import MemoryBlob
 from persist.blob.threads import SystemClock
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.mapped import CHUNK_BYTES, MappedRows, mapped_file
-from persist.engine.read.scanning.caches import SpilledRows
+from persist.engine.read.parts.caches import SpilledRows
 from tests.codecs.strategies import python_values
 from tests.support.reads import rows_with
 from tests.support.tiers import examples
@@ -41,7 +41,7 @@ KEYS: dict[str, Callable[[int], Any]] = {
 def in_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let parts be read by row groups, and small pieces go to files."""
     monkeypatch.setattr(persist.engine.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(persist.engine.read.scanning.caches, "SPILL_BYTES_MIN", 1)
+    monkeypatch.setattr(persist.engine.read.parts.caches, "SPILL_BYTES_MIN", 1)
 
 
 def configured(folder: Path, **others: Any) -> persist.Settings:
@@ -278,8 +278,8 @@ def test_what_was_removed_while_it_is_mapped_can_still_be_read(tmp_path: Path) -
 @pytest.mark.thorough
 def test_two_processes_share_what_one_has_decoded(tmp_path: Path) -> None:
     script = """
-import sys, pyarrow, persist, persist.engine.read.lookups.part_rows, persist.engine.read.scanning.caches
-persist.engine.read.lookups.part_rows.WHOLE_BYTES_MAX, persist.engine.read.scanning.caches.SPILL_BYTES_MIN = 0, 1
+import sys, pyarrow, persist, persist.engine.read.lookups.part_rows, persist.engine.read.parts.caches
+persist.engine.read.lookups.part_rows.WHOLE_BYTES_MAX, persist.engine.read.parts.caches.SPILL_BYTES_MIN = 0, 1
 settings = persist.Settings(background=False, memory_budget=16 << 20, cache_folder=sys.argv[1] + "/cache")
 with persist.open(sys.argv[1] + "/store", mode="read", settings=settings) as client:
     rows = client.load("c").snapshot().get(pyarrow.array([5, 39_000])).to_pylist()
@@ -369,7 +369,7 @@ def test_keys_to_search_in_are_made_once_as_long_as_rows_are_mapped(tmp_path: Pa
 
 
 def test_rows_that_are_few_or_too_many_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persist.engine.read.scanning.caches, "SPILL_BYTES_MIN", 64 << 10)
+    monkeypatch.setattr(persist.engine.read.parts.caches, "SPILL_BYTES_MIN", 64 << 10)
     spilled = SpilledRows(tmp_path, 1 << 20, "memory://x", SystemClock())
     sizes = {rows: spilled.put(f"{rows}", pa.record_batch({"v": np.arange(rows)})) for rows in (1, 10_000, 1 << 18)}
     assert sizes == {1: False, 10_000: True, 1 << 18: False}

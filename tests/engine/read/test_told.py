@@ -7,7 +7,7 @@ import persist
 from persist.blob.errors import MissingBlob
 from persist.blob.protocol import MemoryBlob
 from persist.engine.read.keyed.key_history import keys_with_null
-from persist.engine.read.scanning.plan import Explanation
+from persist.engine.read.planning.snapshot_plan import Explanation
 from tests.support.clocks import ImpatientClock
 from tests.support.tuned import tuned
 

@@ -13,8 +13,8 @@ from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
 from persist.core.log import kinds
-from persist.core.state.contents import CollectionState, appended, with_replaced
-from persist.engine.read.scanning.plan import UnreadParts
+from persist.core.state_rules.contents import CollectionState, appended, with_replaced
+from persist.engine.read.planning.snapshot_plan import UnreadParts
 from tests.support.clocks import ImpatientClock
 
 SCHEMA = CollectionSchema.of({"k": pa.int64()}, None)

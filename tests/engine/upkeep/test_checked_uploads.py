@@ -11,7 +11,7 @@ import persist
 from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
 from persist.engine.follow.checkpoint import write_checkpoint
-from persist.engine.upkeep.names import ALL_AGAIN_S
+from persist.engine.upkeep.references import ALL_AGAIN_S
 from persist.engine.write.part_writer import PartWriter
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.tiers import examples

@@ -19,7 +19,7 @@ from persist.core.log.framing import BlobRef
 from persist.core.log.keys import directory_seqno, record_key, uploaded_seqno
 from persist.engine.follow import checkpoint, directory
 from persist.engine.follow.checkpoint import INTERVAL, read_newest_checkpoint, stored_checkpoints
-from persist.engine.upkeep import names
+from persist.engine.upkeep import references as names
 from persist.engine.write.part_writer import PartWriter
 from persist.errors import LogReplaced
 from tests.support.checkpoints import wait_for_checkpoint

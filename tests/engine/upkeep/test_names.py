@@ -11,8 +11,8 @@ from persist.core.log.keys import checkpoint_key
 from persist.engine.follow import checkpoint, directory
 from persist.engine.follow.checkpoint import stored_checkpoints
 from persist.engine.upkeep import Names
-from persist.engine.upkeep import names as upkeep_names
-from persist.engine.upkeep.names import object_seqno
+from persist.engine.upkeep import references as upkeep_names
+from persist.engine.upkeep.references import object_seqno
 from tests.engine.follow.test_directory import Writer
 from tests.support.stepped import Stepped
 

@@ -8,7 +8,7 @@ import pytest
 
 import persist
 from persist.blob.protocol import MemoryBlob
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 from persist.engine.upkeep import CompactionSchedule, void_floor
 from persist.engine.upkeep.background import COMMITS_MAX
 from tests.support.checkpoints import wait_for_checkpoint

@@ -22,8 +22,8 @@ OTHERS = 40
 
 @pytest.fixture(autouse=True)
 def few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.core.state.annotations.TOKENS_KEPT", 8)
-    monkeypatch.setattr("persist.core.state.annotations.ARCHIVE_MAX", 16)
+    monkeypatch.setattr("persist.core.state_rules.annotations.TOKENS_KEPT", 8)
+    monkeypatch.setattr("persist.core.state_rules.annotations.ARCHIVE_MAX", 16)
 
 
 def opened(blob: MemoryBlob | FileBlob) -> persist.Client:
@@ -166,7 +166,7 @@ def test_a_retry_in_the_record_that_archives_its_token_is_found(blob: MemoryBlob
 def test_a_token_that_may_be_forgotten_is_refused_and_says_what_to_do(
     blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.core.state.annotations.ARCHIVED_MAX", 20)
+    monkeypatch.setattr("persist.core.state_rules.annotations.ARCHIVED_MAX", 20)
     with opened(blob) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         with pytest.raises(TokenForgotten) as first:

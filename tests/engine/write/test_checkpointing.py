@@ -13,7 +13,7 @@ from persist.core.log.framing import encode_framed
 from persist.core.log.keys import record_key
 from persist.core.log.records import read_record
 from persist.engine.follow.follower import Follower
-from persist.engine.write.group_commit import Checkpointing
+from persist.engine.write.checkpointing import Checkpointing
 from persist.errors import LogReplaced
 from tests.engine.follow.test_directory import Writer
 from tests.support.clocks import ImpatientClock

@@ -13,14 +13,14 @@ from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
 from persist.core.log.keys import part_key
 from persist.core.log.records import read_record
-from persist.core.state.collection_rules import ExpectNothingBeyondUpper
+from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper
 from persist.engine.follow.follower import Follower
 from persist.engine.write import committer
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.committer import Committer
 from persist.engine.write.part_writer import PartWriter
 from persist.errors import ClientClosed, UpdatesBeyondUpper, UploadExpired
-from tests.core.state.test_refusals import SCHEMA, part
+from tests.core.state_rules.test_refusals import SCHEMA, part
 from tests.engine.follow.test_directory import Writer
 from tests.engine.write.test_left_open import Owner
 from tests.engine.write.test_operations import FIELDS, A, B, uploading, write

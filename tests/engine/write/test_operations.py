@@ -16,9 +16,9 @@ from persist.codecs.updates.small import small_updates
 from persist.core.antichain import Antichain
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
-from persist.core.state.collection_rules import PlannedAppend
-from persist.core.state.contents import CollectionState
-from persist.core.state.keyed_rules import PlannedPend
+from persist.core.state_rules.collection_rules import PlannedAppend
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.keyed_rules import PlannedPend
 from persist.engine.write.commit_future import CommitFuture, UnobservedErrors
 from persist.engine.write.operations import (
     Asked,
@@ -38,7 +38,7 @@ from persist.engine.write.operations import (
     times_together,
     with_token,
 )
-from tests.core.state.test_refusals import SCHEMA, part
+from tests.core.state_rules.test_refusals import SCHEMA, part
 
 A, B, C = ("abc"[n] * 32 for n in range(3))
 FIELDS = {"key": {"fields": [["k", "int64"]]}, "value": None}

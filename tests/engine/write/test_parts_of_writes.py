@@ -21,12 +21,12 @@ from persist.codecs.updates.small import small_updates
 from persist.codecs.updates.updates import Stamp
 from persist.core.keyed.events import events_schema
 from persist.core.log import kinds
-from persist.core.state.keyed_rules import PlannedPend
+from persist.core.state_rules.keyed_rules import PlannedPend
 from persist.engine.write import part_writer
 from persist.engine.write.operations import Write
 from persist.engine.write.part_writer import INLINE_PART_MAX, INLINE_TOTAL_MAX, PartWriter, group_bytes_max
 from persist.engine.write.write_steps import SMALL_WRITE_BYTES_MAX, WriteSteps, gathered_pieces
-from tests.core.state.test_refusals import SCHEMA, part
+from tests.core.state_rules.test_refusals import SCHEMA, part
 from tests.engine.write.test_operations import A, uploading, write
 
 NEWER = evolved(SCHEMA, add={"v": pa.int64()}, defaults={}, drop=[], rename={}, widen={}, reorder=None)

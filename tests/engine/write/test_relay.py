@@ -14,9 +14,9 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT
 from persist.core.log.records import Submitted
-from persist.core.state.collection_rules import ExpectUpper
-from persist.core.state.contents import CollectionState
-from persist.core.state.keyed_rules import PlannedPend
+from persist.core.state_rules.collection_rules import ExpectUpper
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.keyed_rules import PlannedPend
 from persist.engine.write import relay
 from persist.engine.write.commit_future import Committed
 from persist.engine.write.operations import Asked, AtCommit, Operation, Step, Submission, Write
@@ -34,7 +34,7 @@ from persist.engine.write.relay import (
     submitted,
 )
 from persist.errors import SchemaMismatch
-from tests.core.state.test_refusals import SCHEMA, part
+from tests.core.state_rules.test_refusals import SCHEMA, part
 from tests.engine.write.test_operations import FIELDS, A, B, operation, uploading, write
 
 WHO, OTHER, LOCATION = "1" * 32, "2" * 32, "f" * 32

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from tests.house.docs.test_pages import DOCS, ROOT
+from tests.support.paths import DOCS, ROOT
 
 ROW = re.compile(r"^\| (\d+) \| (.+) \| (.+) \|$", re.MULTILINE)
 

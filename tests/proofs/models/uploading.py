@@ -3,7 +3,8 @@
 A part is stored before the record that names it. Its name begins with the seqno of the record that its writer knew to
 be next. A collector cannot tell a part that will be named from one that was forgotten, so it first declares in the log
 that uploads which began before some seqno are void: `apply` refuses every later record that names one
-(`persist.core.state.location.check_uploaded`). Then it looks once more what is named, and deletes the rest of them.
+(`persist.core.state_rules.location.check_uploaded`). Then it looks once more what is named, and deletes the rest of
+them.
 
     writer      read the log to its end; upload; create a record that names the upload, which is refused if the upload
                 is void by then. What was refused is uploaded anew

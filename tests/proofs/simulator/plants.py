@@ -12,16 +12,16 @@ import pytest
 
 import persist.compute.index.maintenance
 import persist.core.keyed.events
-import persist.core.state.collection_rules
-import persist.core.state.contents
-import persist.core.state.draft
-import persist.core.state.state
+import persist.core.state_rules.collection_rules
+import persist.core.state_rules.contents
+import persist.core.state_rules.draft
+import persist.core.state_rules.state
 import persist.engine.collection.keyed_events
 import persist.engine.compact.rewriter
 import persist.engine.follow.follower
 import persist.engine.upkeep.ages
 import persist.engine.upkeep.garbage
-import persist.engine.upkeep.names
+import persist.engine.upkeep.references
 import persist.engine.write.group_commit
 import persist.services.erase.erasure
 import persist.services.publish.planning
@@ -31,12 +31,13 @@ from persist.core.log import kinds
 from persist.core.log.framing import FORMAT
 from persist.core.log.keys import checkpoint_key, record_key
 from persist.core.log.records import create_record, record_bytes
-from persist.core.state.annotations import with_tokens
-from persist.core.state.state import State
+from persist.core.state_rules.annotations import with_tokens
+from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import read_checkpoint
 from persist.engine.follow.follower import Follower
 from persist.engine.read.lookups.part_rows import places_of
 from persist.engine.write.commit_future import Committed
+from persist.services.erase.relatives import related
 
 Patch = tuple[Any, str, Any]
 
@@ -121,11 +122,11 @@ def what_a_listing_said(self: Any) -> None:
     checkpoints = [read_checkpoint(self._blob, checkpoint_key(mark.seqno)) for mark in self._ages.checkpoints]
     named: set[str] = set().union(*(self._names.named_by(checkpoint) for checkpoint in checkpoints if checkpoint))
     for what in ("directories", "states"):
-        listed = self._blob.list(persist.engine.upkeep.names.OBJECTS[what])
+        listed = self._blob.list(persist.engine.upkeep.references.OBJECTS[what])
         old = (
             e
             for e in listed
-            if (persist.engine.upkeep.names.object_seqno(e.key) or 0) <= self._ages.checkpoints[0].seqno
+            if (persist.engine.upkeep.references.object_seqno(e.key) or 0) <= self._ages.checkpoints[0].seqno
         )
         self._delete(what, [entry for entry in old if self._is_unnamed(entry, named)])
 
@@ -155,21 +156,25 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     ],
     "since passes what readers hold": lambda: [
         (
-            persist.core.state.collection_rules,
+            persist.core.state_rules.collection_rules,
             "_with_since",
-            since_passes_holds(persist.core.state.collection_rules._with_since),
+            since_passes_holds(persist.core.state_rules.collection_rules._with_since),
         )
     ],
     "a token is not remembered": lambda: [
         (
-            persist.core.state.collection_rules,
+            persist.core.state_rules.collection_rules,
             "with_tokens",
             tokens_forgotten(with_tokens),
         )
     ],
     "a write at a sealed time is taken": lambda: [
         (module, "check_beyond_upper", lambda contents, time: None)
-        for module in (persist.core.state.contents, persist.core.state.draft, persist.core.state.collection_rules)
+        for module in (
+            persist.core.state_rules.contents,
+            persist.core.state_rules.draft,
+            persist.core.state_rules.collection_rules,
+        )
         if hasattr(module, "check_beyond_upper")
     ],
     "a collector waits for nobody who reads": lambda: [
@@ -180,7 +185,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     ],
     "a collector asks no clone what it names": lambda: [(persist.engine.upkeep.garbage, "sharers", lambda state: {})],
     "compaction gives up what a published table needs": lambda: [
-        (persist.core.state.contents.Publication, "numbers", property(lambda table: set())),
+        (persist.core.state_rules.contents.Publication, "numbers", property(lambda table: set())),
     ],
     "a published table shows a row that has changed": lambda: [
         (persist.services.publish.planning, "places_of", a_row_left_in(places_of)),
@@ -205,7 +210,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         )
     ],
     "an erasure leaves what the clones of its collection hold": lambda: [
-        (persist.services.erase.erasure, "related", of_one_alone(persist.services.erase.erasure.related)),
+        (persist.services.erase.erasure, "related", of_one_alone(related)),
     ],
     "an index lacks what has changed since": lambda: [
         (persist.compute.index.maintenance, "_written", lambda index, table, names: []),
@@ -218,13 +223,14 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     ],
     "a tag keeps nothing": lambda: [
         (
-            persist.core.state.collection_rules,
+            persist.core.state_rules.collection_rules,
             "_with_since",
-            tags_passed(persist.core.state.collection_rules._with_since),
+            tags_passed(persist.core.state_rules.collection_rules._with_since),
         ),
     ],
     "a fenced writer goes on": lambda: [
-        (module, "check_writer", lambda *args: None) for module in (persist.core.state.state, persist.core.state.draft)
+        (module, "check_writer", lambda *args: None)
+        for module in (persist.core.state_rules.state, persist.core.state_rules.draft)
     ],
     "a read does not look whether there is news": lambda: [
         (persist.engine.follow.follower.Follower, "refresh", lambda self: self.state)

@@ -26,9 +26,9 @@ from persist.core.log.fields import Deletes, KeyedForm, LocationMutation, Machin
 from persist.core.log.keys import manifest_key
 from persist.core.log.kinds import Batch
 from persist.core.settings import Tuning
-from persist.core.state import annotations as remembered
-from persist.core.state.keyed_rules import PlannedPend
-from persist.core.state.publications import left_unused
+from persist.core.state_rules import annotations as remembered
+from persist.core.state_rules.keyed_rules import PlannedPend
+from persist.core.state_rules.publications import left_unused
 from persist.engine.collection.commit import Commit
 from persist.engine.follow.checkpoint import stored_checkpoints
 from persist.engine.write.operations import Submission, Write

@@ -44,6 +44,7 @@ from tests.rules.golden.make import FIELDS
 from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.parts import commit_parts
+from tests.support.paths import GOLDEN
 
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.string()}
@@ -213,7 +214,9 @@ def test_a_healthy_folder_is_clean(tmp_path: Path) -> None:
 
 
 def test_golden_locations_are_clean() -> None:
-    for folder in (Path(__file__).parents[1] / "golden").glob("format-*/location"):
+    folders = [*GOLDEN.glob("format-*/location")]
+    assert folders
+    for folder in folders:
         report = persist.fsck(folder)
         assert report.is_clean, str(report)
         # One of them was left while its log was being truncated, and before what compaction replaced was deleted.

@@ -21,7 +21,7 @@ from persist.blob.protocol import Blob, MemoryBlob
 from persist.core.log import kinds
 from persist.core.log.kinds import KINDS
 from persist.core.log.records import Record, read_record
-from persist.core.state.collection_rules import ExpectDefinition
+from persist.core.state_rules.collection_rules import ExpectDefinition
 from persist.engine.collection.commit import Commit
 from persist.engine.write.relay import Sent
 from persist.events import Sessions

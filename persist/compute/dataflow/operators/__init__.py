@@ -1,5 +1,5 @@
-"""Operators at work: each takes batches of updates, and gives the batches by which its result changes.
+"""Operators of a running program: each turns batches of updates into the batches that change its result.
 
-A join keeps nothing of its own: each of its inputs is an arrangement (`arrange`), whose batches lie in a spine
-(`persist.compute.dataflow.state.spine`), and operators with the same key share it. A reduction keeps what it gave, too.
+A join keeps no state. Each of its inputs is an arrangement (`arrange`) with batches in a spine
+(`persist.compute.dataflow.state.spine`), which all operators with the same key share. A reduction keeps its output.
 """

@@ -64,7 +64,7 @@ from persist.compute.dataflow.plan.stages import (
 from persist.core.errors import CollectionNotFound
 from persist.core.expression.evaluation import may_raise
 from persist.core.expression.term import Col, Lit, Term, columns_of, leaves, replaced_columns
-from persist.core.state.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded

@@ -1,5 +1,5 @@
-"""Where updates enter a program and leave it: inputs in memory, persisted sources, and persisted outputs.
+"""Inputs and outputs of a program: inputs in memory, stored sources, and stored outputs.
 
-Promise: a source gives each update of its collection once; all outputs of a step are one commit; an output whose
-collection holds something else than the program gave is refused.
+Promises: a source returns each update of its collection once. All outputs of a step are one commit. An output raises
+an error if its collection differs from what the program wrote.
 """

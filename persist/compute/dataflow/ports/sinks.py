@@ -32,7 +32,7 @@ from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain
 from persist.core.errors import CollectionNotFound, HoldMoved, OutputConflict, UpdatesBeyondUpper, UpperMismatch
 from persist.core.log import kinds
-from persist.core.state.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper
+from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper
 from persist.engine.collection.commit import Commit
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine

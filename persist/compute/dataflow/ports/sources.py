@@ -26,8 +26,8 @@ from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain
 from persist.core.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, LeaseExpired, SourceLost
-from persist.core.state.contents import CollectionState
-from persist.core.state.schemas import version_of
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.schemas import version_of
 from persist.engine.collection.descriptions import hold_with_schema, list_holds, take_hold
 from persist.engine.collection.reads import begun_listen, snapshot
 from persist.engine.collection.unsealed_updates import UnsealedUpdates

@@ -1,5 +1,5 @@
-"""Steps that keep no state: they read of the past what touched keys hold, here or by tasks elsewhere.
+"""Steps without state: they read only the past of touched keys, in this process or in tasks elsewhere.
 
-Promise: what a step writes is what a running program writes, all outputs of it in one record. A plan without a form for
-a step is left to a running program, and the reason is given.
+Promises: a step writes what a running program writes, all outputs in one record. If a plan has no step, a running
+program computes it, and the reason is reported.
 """

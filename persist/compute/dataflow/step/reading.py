@@ -26,7 +26,7 @@ from persist.compute.tasks.stream_source import CollectionAddress
 from persist.engine.collection.reads import changes, snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.lookups.lookup import Lookup, Wanted
-from persist.engine.read.scanning.scan import Scan, narrowed_scan
+from persist.engine.read.planning.scan import Scan, narrowed_scan
 
 LOOKED_UP_KEYS = 50_000  # For each task that looks up, at least.
 INDEXED_ROWS = 40_000  # That are read for each key that is looked up in an index, at most.

@@ -41,9 +41,9 @@ from persist.core.errors import OperatorFailed
 from persist.core.progress import check_limits
 from persist.engine.read.following.changes import read_changes
 from persist.engine.read.lookups.lookup import Lookup
-from persist.engine.read.scanning.merging import read_snapshot
-from persist.engine.read.scanning.reader import PartReader
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.merging import read_snapshot
+from persist.engine.read.parts.reader import PartReader
+from persist.engine.read.planning.scan import Scan
 
 SHAPE = "exchange int, partition int, rows binary"
 Asked: TypeAlias = list[tuple[int, pa.Table]]  # With their exchanges.

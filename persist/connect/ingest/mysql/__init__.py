@@ -1,1 +1,1 @@
-"""MySQL and MariaDB as sources, by the log of the server."""
+"""MySQL and MariaDB as sources, by the server's binary log."""

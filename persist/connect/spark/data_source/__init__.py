@@ -1,5 +1,5 @@
-"""`format("persist")`: what Spark reads, writes and streams by a Python data source, with its options as strings.
+"""`format("persist")`: reads, writes and streams of Spark by a Python data source, with its options as strings.
 
-Promises: the rows are those that Python reads; all of a write is in one record, or nothing is; tasks that are tried
-again count once; every micro-batch is one commit, exactly once.
+Promises: Spark reads the rows that Python reads. A write is one record or none. A retried task counts once. Every
+micro-batch is one commit, exactly once.
 """

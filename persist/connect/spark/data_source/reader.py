@@ -49,9 +49,9 @@ from persist.engine.collection.reads import upserts as engine_upserts
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.opening import loaded, read_engine
 from persist.engine.read.following.changes import Changes, ChangesForm, Transitions, UpsertEvents, Upserts
+from persist.engine.read.merging import Form
+from persist.engine.read.planning.scan import Scan
 from persist.engine.read.results.snapshot import Snapshot
-from persist.engine.read.scanning.merging import Form
-from persist.engine.read.scanning.scan import Scan
 
 
 @dataclass

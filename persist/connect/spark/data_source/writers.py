@@ -51,8 +51,8 @@ from persist.core.expression.filters import parse_where
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.opening import loaded, read_engine
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key
-from persist.engine.read.scanning.merging import differences
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.merging import differences
+from persist.engine.read.planning.scan import Scan
 from persist.engine.write.part_writer import group_bytes_max
 
 TASK_BYTES_MAX, ROWS_BYTES_MAX = 64 << 20, 256 << 20

@@ -1,4 +1,4 @@
-"""What changed: the updates of an interval of times, the same as upserts, and listens, which wait for more.
+"""Updates of an interval of times, the same as upserts, and listens, which wait for more.
 
-Promises: each update is given out exactly once, and an upper says how far what was given out is complete.
+Promises: each update is returned exactly once, with an `upper` up to which the updates are complete.
 """

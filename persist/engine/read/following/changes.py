@@ -38,9 +38,9 @@ from persist.core.keyed.events import is_tombstone
 from persist.core.keyed.machine import DELETED
 from persist.core.log.fields import KeyedForm
 from persist.core.timeline import Timeline, shown_time, timeline_of
+from persist.engine.read.parts.reader import ClaimedRead, PartReader
+from persist.engine.read.planning.scan import Scan, narrowed_scan
 from persist.engine.read.results.result import ArrowResult
-from persist.engine.read.scanning.reader import ClaimedRead, PartReader
-from persist.engine.read.scanning.scan import Scan, narrowed_scan
 
 
 def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = False) -> pa.Table:

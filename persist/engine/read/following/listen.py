@@ -30,9 +30,9 @@ from persist.blob.errors import InvalidUsage
 from persist.core.antichain import Antichain
 from persist.core.closing import Closes
 from persist.core.rendering import ShownByRepr
-from persist.core.state.contents import CollectionState, check_changes_readable
+from persist.core.state_rules.contents import CollectionState, check_changes_readable
 from persist.engine.follow.follower import Follower
-from persist.engine.read.scanning.reader import ClaimedRead
+from persist.engine.read.parts.reader import ClaimedRead
 
 if TYPE_CHECKING:
     import asyncio

@@ -1,4 +1,4 @@
-"""What keys hold: waiting events worked out, tombstones that nothing needs, and what keys held at which time.
+"""Reads of keys: resolution of pending events, unneeded tombstones, and the history of keys.
 
-Promises: resolving and reading give the same; memory is bounded by slices of the key space.
+Promises: resolving and reading return the same rows. Slices of the key space bound the memory.
 """

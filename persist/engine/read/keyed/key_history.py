@@ -29,9 +29,9 @@ from persist.codecs.order.sums import consolidate
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import NegativeMultiplicity
-from persist.core.state.contents import CollectionState
-from persist.engine.read.scanning.reader import PartReader
-from persist.engine.read.scanning.scan import Scan
+from persist.core.state_rules.contents import CollectionState
+from persist.engine.read.parts.reader import PartReader
+from persist.engine.read.planning.scan import Scan
 
 Int64s = npt.NDArray[np.int64]
 

@@ -25,7 +25,7 @@ from persist.core.errors import DuplicateKeys, InvalidUsage
 from persist.core.keyed.events import is_tombstone, marked
 from persist.core.keyed.machine import SEQ
 from persist.core.log.fields import KeyedForm
-from persist.engine.read.scanning.scan import negated
+from persist.engine.read.planning.scan import negated
 
 KEYS_NAMED = 10
 

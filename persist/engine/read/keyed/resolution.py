@@ -36,14 +36,14 @@ from persist.core.keyed.events import Prepared, dead_filter, event_fields, event
 from persist.core.keyed.form import described
 from persist.core.keyed.machine import NAME, Machine
 from persist.core.log.fields import KeyedForm
-from persist.core.state.contents import CollectionState, appended
-from persist.core.state.keyed_rules import due, form_in, pending_after
-from persist.core.state.schemas import among_versions
+from persist.core.state_rules.contents import CollectionState, appended
+from persist.core.state_rules.keyed_rules import due, form_in, pending_after
+from persist.core.state_rules.schemas import among_versions
 from persist.engine.read.lookups.lookup import Lookup, Wanted, without_diffs
-from persist.engine.read.scanning.merging import read_snapshot, snapshot_slices
-from persist.engine.read.scanning.plan import snapshot_scan
-from persist.engine.read.scanning.reader import PartReader
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.merging import read_snapshot, snapshot_slices
+from persist.engine.read.parts.reader import PartReader
+from persist.engine.read.planning.scan import Scan
+from persist.engine.read.planning.snapshot_plan import snapshot_scan
 
 SLICE_SHARE = 16  # One slice of events takes this fraction of the memory budget: what they touch is read, too.
 LEFTOVER_SHARE = 2  # And this one what has been decoded of waiting parts for the slices that come after it.

@@ -1,4 +1,4 @@
-"""Look-ups by key: what they are asked for, where they look, what they read, and what they keep for the next one.
+"""Look-ups by key: requested keys, the parts that may hold them, and a cache for the next look-up.
 
-Promises: the same rows as a snapshot filtered by the keys has; only row groups that may hold a wanted key are read.
+Promises: a look-up returns the rows of a snapshot with the same keys. It reads only row groups that may hold one.
 """

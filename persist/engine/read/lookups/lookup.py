@@ -36,9 +36,9 @@ from persist.codecs.updates.small import small_keys
 from persist.engine.read.lookups.part_rows import Hits, KeySamples, PartRows
 from persist.engine.read.lookups.requested_keys import keys_alone, wanted_keys
 from persist.engine.read.lookups.rungs import Aged, Rungs, by_age, newest
-from persist.engine.read.scanning.merging import repeated
-from persist.engine.read.scanning.reader import PartReader
-from persist.engine.read.scanning.scan import Scan, cheap_first, negated
+from persist.engine.read.merging import repeated
+from persist.engine.read.parts.reader import PartReader
+from persist.engine.read.planning.scan import Scan, cheap_first, negated
 
 PART_BYTES_MAX = 64 << 10  # Decoded; a larger part is worth a search of its own.
 PARTS_MAX = 64

@@ -30,7 +30,7 @@ from persist.codecs.part.key_range import ordered_keys
 from persist.codecs.part.part import Part, sample_rows
 from persist.codecs.types.arrow_types import is_text, scalar_from_json
 from persist.codecs.types.schema import CollectionSchema
-from persist.engine.read.scanning.reader import WHOLE_BYTES_MAX, PartReader
+from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
 
 BLOCK_BYTES = 32 << 20  # Of consecutive row groups, decoded: they are fetched, kept and searched as one.
 

@@ -33,8 +33,8 @@ from persist.codecs.order.ordering import combined, order_keys, row_sorter
 from persist.codecs.order.search import SortedKeys, empty_batch
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.part import Part
-from persist.engine.read.scanning.reader import PartReader
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.parts.reader import PartReader
+from persist.engine.read.planning.scan import Scan
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 

@@ -1,4 +1,4 @@
-"""What users hold of a read, and the ways to take it away: Arrow, pandas, Polars, DuckDB, sums, exports.
+"""Results of a read as users get them: Arrow, pandas, Polars, DuckDB, sums and exports.
 
-Promises: nothing is read before a method asks for it; no value changes on its way into another library.
+Promises: nothing is read before a method needs it. No value changes on its way into another library.
 """

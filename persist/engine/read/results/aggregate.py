@@ -50,8 +50,8 @@ from persist.codecs.order.sums import (
 from persist.codecs.part.part import Part
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
-from persist.engine.read.scanning.reader import PartReader
-from persist.engine.read.scanning.scan import Scan
+from persist.engine.read.parts.reader import PartReader
+from persist.engine.read.planning.scan import Scan
 
 KINDS = ("sum", "count")
 CANCELLED_MAX = 2.0**12  # A float sum that is smaller than its terms by more than this may be mostly rounding errors.

@@ -17,7 +17,7 @@ from pyarrow.fs import LocalFileSystem
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch, did_you_mean
 from persist.codecs.part.lending import under_way, until_the_end
-from persist.engine.read.scanning.scan import refuse_positions
+from persist.engine.read.planning.scan import refuse_positions
 
 # Yields the batches of some columns (None: all) in which only rows are that pass a filter, if there is one.
 Narrowed = Callable[[Sequence[str] | None, pc.Expression | None], Iterator[pa.RecordBatch]]

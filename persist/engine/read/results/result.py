@@ -15,9 +15,9 @@ from persist.codecs.types.values import python_type
 from persist.core.closing import Closes
 from persist.core.progress import task
 from persist.core.rendering import ShownByRepr
+from persist.engine.read.parts.reader import ClaimedRead
+from persist.engine.read.planning.scan import rows_without_columns
 from persist.engine.read.results.frames import DtypeBackend, in_milliseconds, to_frame
-from persist.engine.read.scanning.reader import ClaimedRead
-from persist.engine.read.scanning.scan import rows_without_columns
 
 BATCH_ROWS_MAX = 128 * 1024
 WHOLE_NUMBERS = pa.decimal128(38, 0)  # The type of a sum of integers: exact, however many there are.

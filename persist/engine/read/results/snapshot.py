@@ -1,4 +1,4 @@
-"""The contents of a collection as of a time, as users read them; `persist.engine.read.scanning.merging` makes them.
+"""The contents of a collection as of a time, as users read them; `persist.engine.read.merging` makes them.
 
 A `Snapshot` is a plan over immutable parts, taken at one point of the log: reading it twice, or later, gives the same
 contents whatever has been written since.
@@ -27,19 +27,19 @@ from persist.codecs.updates.tuples import to_rows, to_tuples
 from persist.core.errors import LeaseExpired
 from persist.core.expression.filters import parse_where
 from persist.core.rendering import html_rows, plain
-from persist.core.state.contents import CollectionState
-from persist.core.state.erasures import erasure_number
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.erasures import erasure_number
 from persist.core.timeline import shown_time, timeline_of
 from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.lookups.requested_keys import arrow_keys
+from persist.engine.read.merging import Form, read_snapshot, repeated, snapshot_slices, snapshot_tables
+from persist.engine.read.parts.reader import ClaimedRead, PartReader
+from persist.engine.read.planning.scan import Scan, narrowed_scan, refuse_positions, rows_without_columns
+from persist.engine.read.planning.snapshot_plan import Explanation, explained
 from persist.engine.read.results.aggregate import Request, aggregate
 from persist.engine.read.results.export import export_parquet
 from persist.engine.read.results.frames import in_milliseconds, to_frame
 from persist.engine.read.results.result import ArrowResult, python_dicts, required, whole_as_int64
-from persist.engine.read.scanning.merging import Form, read_snapshot, repeated, snapshot_slices, snapshot_tables
-from persist.engine.read.scanning.plan import Explanation, explained
-from persist.engine.read.scanning.reader import ClaimedRead, PartReader
-from persist.engine.read.scanning.scan import Scan, narrowed_scan, refuse_positions, rows_without_columns
 
 UNSUMMED_SHARE = 2  # Of the rows that are left: up to so many rows are read as they are, without being merged.
 ROWS_SHOWN = 10

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 import persist
 import persist.spark
-from persist.connect.spark.writing import foreach_batch
+from persist.connect.spark.write_functions import foreach_batch
 from persist.errors import InvalidUsage
 from tests.connect.spark.data_source.test_stream_write import Feed, run
 

@@ -1,0 +1,391 @@
+"""A location for a Spark session: snapshots and changes as DataFrames, each by the fastest way there is.
+
+    with persist.spark.location(spark, "s3://bucket/prefix") as here:
+        with here.at() as now:                     # one point of the log
+            now.snapshot("orders").join(now.snapshot("customers"), "customer_id")
+
+What DataFrames of an open location read is kept in the store, by the lease of its engine, until the location is closed.
+A DataFrame of `persist.spark.snapshot` has no lease: what it reads is kept for the grace period after it fell out of
+use (`Settings.grace_s`), and an action after that fails.
+
+`at` pins a point of the log: from there on "latest" is what was sealed then, in every collection, so that DataFrames of
+several collections belong together. What they read is the same whenever they are made, for contents as of a sealed time
+do not change.
+
+`as_of_join` ranges rows by key over tasks, and each task looks its keys up in history by itself, as
+`Collection.as_of_join` does: no history goes through a shuffle, and of keys that no row names only what shares row
+groups with others is read. Contents as of sealed times do not change, so tasks that run later, or again, find the same.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict, Unpack
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from persist.compute.tasks.planned_write import gathered
+from persist.compute.tasks.stream_source import CollectionAddress
+from persist.connect.spark.data_source.source import prepared
+from persist.connect.spark.frames import ignores_case, map_in_tasks, match_names
+from persist.connect.spark.options import seen_by_all
+from persist.connect.spark.read_functions.plans import PlannedChanges, PlannedSnapshot, plan, plan_changes
+from persist.connect.spark.read_functions.store import Tombstoned
+from persist.connect.spark.types import as_spark_expects, quoted, spark_schema, utc_arrow_schema
+from persist.connect.spark.workers import surfaced_errors
+from persist.core.closing import Closes
+from persist.core.errors import CollectionNotFound, InvalidUsage
+from persist.core.settings import Settings, Tuning
+from persist.core.timeline import Times
+from persist.engine.collection.reads import READ_TIMEOUT_S
+from persist.engine.collection.reads import as_of_join as engine_as_of_join
+from persist.engine.collection.reads import changes as engine_changes
+from persist.engine.collection.reads import snapshot as engine_snapshot
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded, open_engine, read_engine
+from persist.engine.location.writer import OpenOptions
+from persist.engine.read.following.changes import Changes, ChangesForm
+from persist.engine.read.merging import Form
+from persist.engine.read.results.result import BATCH_ROWS_MAX
+from persist.engine.read.results.snapshot import Snapshot
+
+NEVER_S = 1e9
+# An engine that renews its lease, and leaves maintenance to those who write.
+LEASING = Settings(gc_interval_s=NEVER_S, tuning=Tuning(compaction_interval_s=NEVER_S))
+
+
+class SnapshotReading(TypedDict, total=False):
+    """The arguments of `SparkLocation.plan`, for functions that pass them on."""
+
+    as_of: Any
+    columns: Sequence[str] | None
+    form: Form
+    schema: int | None
+    native: bool | None
+    timeout_s: float
+
+
+class ChangesReading(TypedDict, total=False):
+    """The arguments of `SparkLocation.plan_changes`, for functions that pass them on."""
+
+    columns: Sequence[str] | None
+    form: ChangesForm
+    times: Times
+    schema: int | None
+    native: bool | None
+    timeout_s: float
+
+
+class SparkLocation(Closes):
+    """The collections of one location as DataFrames; make it with `persist.spark.location`, use it in a `with`.
+
+    Attributes:
+        spark: the session.
+        seqno: the point of the log that is pinned, None if none is.
+    """
+
+    def __init__(
+        self, spark: SparkSession, engine: Engine, storage: Mapping[str, Any], pinned: Engine | None = None
+    ) -> None:
+        self.spark = spark
+        self.seqno = None if pinned is None else pinned.seqno
+        self._engine = engine
+        self._storage = dict(storage)
+        self._pinned = pinned
+        self._reading: list[Snapshot | Changes] = []
+
+    @property
+    def url(self) -> str:
+        """Where the location is; absolute."""
+        return self._engine.url
+
+    def collections(self) -> list[str]:
+        """Return the names of all collections, sorted."""
+        return (self._pinned or self._engine).names()
+
+    @contextmanager
+    def at(self, seqno: int | None = None) -> "Iterator[SparkLocation]":
+        """Return this location as it was after one record of the log, the last there is if seqno is None.
+
+        Raises:
+            InvalidUsage: there is no such record yet, or that part of the log is not kept any more.
+        """
+        if seqno is not None and (isinstance(seqno, bool) or not isinstance(seqno, int) or seqno < 0):
+            raise InvalidUsage(
+                f"seqno={seqno!r} is not a whole number of at least 0: give a seqno, or None for the last"
+            )
+        seqno = self._engine.seqno if seqno is None else seqno
+        if seqno < 0:
+            raise InvalidUsage(f"there is nothing at {self.url}: is the path right?")
+        with read_engine(self.url, self._storage, seqno) as pinned:
+            here = SparkLocation(self.spark, self._engine, self._storage, pinned)
+            try:
+                yield here
+            finally:
+                here._release()
+
+    def snapshot(self, collection: str, **reading: Unpack[SnapshotReading]) -> DataFrame:
+        """Return the contents of a collection as of a time, as a DataFrame; arguments and errors as of `plan`."""
+        return self.plan(collection, **reading).frame(self.spark)
+
+    def plan(
+        self,
+        collection: str,
+        *,
+        as_of: Any = None,
+        columns: Sequence[str] | None = None,
+        form: Form = "rows",
+        schema: int | None = None,
+        native: bool | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> PlannedSnapshot:
+        """Return what `snapshot` would read, and how: print it.
+
+        Args:
+            as_of: as in `Collection.snapshot`; None or "latest" is the last time that is (or, pinned, was) sealed.
+            columns: those wanted; None for all. Only in what touched keys hold does it matter for speed.
+            form: "rows", or "diff" for each record once with its multiplicity `_diff`.
+            schema: the version of the schema to read with; None is the newest.
+            native: True to insist on Spark's own Parquet scan, False on the data source; None for what is faster.
+            timeout_s: how long to wait for the time to be sealed.
+
+        Raises:
+            what `Collection.snapshot` raises; InvalidUsage: native=True is not possible.
+        """
+        rows, then = self._load(collection)
+        as_of = None if as_of == "latest" else as_of
+        columns = self._spelled(rows, columns, schema)
+        if then is not None:  # What can be read there can be read anywhere later, for it does not change.
+            as_of = engine_snapshot(then, as_of, timeout_s=0).as_of
+        snapshot = engine_snapshot(rows, as_of, columns=columns, form=form, schema=schema, timeout_s=timeout_s)
+        return plan(self.spark, snapshot, *self._read(rows, snapshot), native)
+
+    def changes(self, collection: str, start: Any, until: Any, **reading: Unpack[ChangesReading]) -> DataFrame:
+        """Return the updates with `start <= time < until`, or what became of keys (`form="transitions"`).
+
+        Other arguments and errors as of `Collection.changes`.
+        """
+        return self.plan_changes(collection, start, until, **reading).frame(self.spark)
+
+    def plan_changes(
+        self,
+        collection: str,
+        start: Any,
+        until: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        form: ChangesForm = "updates",
+        times: Times = "int",
+        schema: int | None = None,
+        native: bool | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> PlannedChanges:
+        """Return what `changes` would read, and how: print it; arguments and errors as of `plan`.
+
+        Args:
+            form: "updates", or "transitions" for what became of keys, paired in tasks; as in `Collection.changes`.
+        """
+        rows, then = self._load(collection)
+        if then is not None:
+            engine_changes(then, start, until, timeout_s=0)
+        columns = self._spelled(rows, columns, schema)
+        changes = engine_changes(
+            rows, start, until, columns=columns, form=form, schema=schema, times=times, timeout_s=timeout_s
+        )
+        return plan_changes(self.spark, changes, *self._read(rows, changes), native)
+
+    def _spelled(
+        self, rows: CollectionHandle, columns: Sequence[str] | None, schema: int | None
+    ) -> Sequence[str] | None:
+        """Return columns with the spelling of the collection, as the session resolves them."""
+        if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
+            return columns  # Whatever else it is, whoever reads says what is wrong.
+        return match_names(columns, rows.reading_schema(schema).names, folds=ignores_case(self.spark))
+
+    def _read(self, rows: CollectionHandle, reading: Snapshot | Changes) -> tuple[CollectionAddress, Tombstoned]:
+        """Keep what a DataFrame reads until this is closed; return where it is, and which rows are tombstones."""
+        self._reading.append(reading)
+        address = CollectionAddress(self.url, self._storage, rows.name)
+        return address, Tombstoned.of(rows.known(), reading.scan.schema)
+
+    def close(self) -> None:
+        """Let go of what DataFrames of this location read; idempotent."""
+        self._release()
+        self._engine.close()
+
+    def _release(self) -> None:
+        for reading in self._reading:
+            reading.close()
+        self._reading.clear()
+
+    def _load(self, name: str) -> tuple[CollectionHandle, CollectionHandle | None]:
+        """Return a collection as it is now, and as it was at the pinned point if there is one."""
+        then = None if self._pinned is None else loaded(self._pinned, name)
+        rows = loaded(self._engine, name)
+        if then is not None and rows.id != then.id:
+            raise CollectionNotFound(name, self.url, tuple(self._engine.names()))
+        return rows, then
+
+    def __repr__(self) -> str:
+        pinned = "" if self.seqno is None else f" at seqno {self.seqno}"
+        return f"<SparkLocation {self.url}{pinned}>"
+
+
+def location(spark: SparkSession, location: str, *, storage_options: Mapping[str, Any] | None = None) -> SparkLocation:
+    """Open a location for a Spark session. Close it, or use it in a `with`.
+
+    Args:
+        location: a folder or URL that the driver and all executors can reach.
+        storage_options: as in `persist.open`; they travel to the tasks.
+
+    Raises:
+        what `persist.open` raises.
+    """
+    _check_session(spark)
+    storage = dict(storage_options or {})
+    return SparkLocation(spark, open_engine(location, storage, OpenOptions(settings=LEASING)), storage)
+
+
+def snapshot(
+    spark: SparkSession,
+    location: str,
+    collection: str,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    **reading: Unpack[SnapshotReading],
+) -> DataFrame:
+    """Return the contents of a collection as of a time; other arguments and errors as of `SparkLocation.plan`.
+
+    No lease keeps what it reads: it is there for `Settings.grace_s` after it fell out of use. For DataFrames that are
+    to live longer, open a `location`.
+    """
+    with _reading(spark, location, storage_options) as here:
+        return here.snapshot(collection, **reading)
+
+
+def explain(
+    spark: SparkSession,
+    location: str,
+    collection: str,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    **reading: Unpack[SnapshotReading],
+) -> str:
+    """Return, as text, what `snapshot` would read, by which way, and why."""
+    with _reading(spark, location, storage_options) as here:
+        return str(here.plan(collection, **reading))
+
+
+def changes(
+    spark: SparkSession,
+    location: str,
+    collection: str,
+    start: Any,
+    until: Any,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    **reading: Unpack[ChangesReading],
+) -> DataFrame:
+    """Return the updates with `start <= time < until`; see `SparkLocation.changes`, and `snapshot` for leases."""
+    with _reading(spark, location, storage_options) as here:
+        return here.changes(collection, start, until, **reading)
+
+
+@contextmanager
+def _reading(spark: SparkSession, location: str, storage_options: Mapping[str, Any] | None) -> Iterator[SparkLocation]:
+    _check_session(spark)
+    storage = dict(storage_options or {})
+    with read_engine(location, storage) as engine:
+        yield SparkLocation(spark, engine, storage)
+
+
+def _check_session(spark: SparkSession) -> None:
+    if not hasattr(spark, "read") or not hasattr(spark, "range"):
+        raise InvalidUsage(f"{spark!r} is not a SparkSession: give the session first, then the location")
+    prepared(spark)
+
+
+@dataclass(frozen=True)
+class _Join:
+    """A join as it was planned: what each task does with its rows, for `map_in_tasks`."""
+
+    location: str
+    storage: Mapping[str, Any]
+    collection: str
+    time: str
+    on: tuple[str, ...] | None
+    columns: tuple[str, ...] | None
+    timeout_s: float | None
+    id: str = ""
+    schema: StructType | None = None
+
+    def opened(self) -> Engine:
+        return read_engine(self.location, self.storage)
+
+    def joined(self, handle: CollectionHandle, rows: pa.Table) -> pa.Table:
+        """Return some rows with what was found for them."""
+        return engine_as_of_join(handle.newest(), rows, self.time, self.on, self.columns, self.timeout_s)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        assert self.schema is not None
+        with surfaced_errors(), self.opened() as engine:
+            handle = loaded(engine, self.collection)
+            if handle.id != self.id:  # Another has got its name meanwhile.
+                raise CollectionNotFound(self.collection, engine.url, ())
+            for rows in gathered(batches):
+                joined = as_spark_expects(self.joined(handle, rows), self.schema)
+                yield from joined.to_batches(max_chunksize=BATCH_ROWS_MAX)
+
+
+def as_of_join(
+    df: DataFrame,
+    location: str,
+    collection: str,
+    *,
+    time: str = "at",
+    on: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    partitions: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    timeout_s: float | None = READ_TIMEOUT_S,
+) -> DataFrame:
+    """Return a DataFrame with the value that the key of each row had at the time of that row.
+
+    A row whose key had nothing then has NULLs, and one whose key had several records comes once for each. Nothing is
+    read before an action. Memory of a task: 64 MiB of rows, and the history of their keys.
+
+    Args:
+        time: the column of times: integers or, if the collection has a timeline, TIMESTAMP.
+        on: the columns that stand for the key fields, in their order; None for those of the same names.
+        columns: the value columns wanted; None for all.
+        partitions: how many tasks look up; None lets Spark choose by the size of the data.
+        storage_options: as for `persist.open`.
+        timeout_s: how long a task waits for the last of its times to be sealed.
+
+    Raises:
+        CollectionNotFound, SchemaMismatch, InvalidUsage: a column is missing, of another type, or in both.
+        What tasks find (`AsOfNotSealed`, `AsOfCompacted`, `NegativeMultiplicity`) comes as Spark's errors, with ours in
+        their message.
+    """
+    prepared(df.sparkSession)
+    names = None if on is None else (on,) if isinstance(on, str) else tuple(on)
+    wanted = None if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
+    plan = _Join(seen_by_all(location), dict(storage_options or {}), collection, time, names, wanted, timeout_s)
+    folds = ignores_case(df.sparkSession)
+    with plan.opened() as engine:
+        handle = loaded(engine, collection)
+        time, *on = match_names([time, *(names or handle.schema.key_names)], df.columns, folds=folds)
+        if wanted is not None:
+            wanted = tuple(match_names(wanted, handle.schema.value_names, folds=folds))
+        plan = replace(plan, time=time, on=tuple(on), columns=wanted)
+        empty = plan.joined(handle, utc_arrow_schema(df.schema).empty_table())
+        added = pa.schema([empty.schema.field(name) for name in empty.column_names[len(df.columns) :]])
+        schema = StructType([*df.schema.fields, *spark_schema(added).fields])
+        keys = [quoted(name) for name in on]
+        plan = replace(plan, id=handle.id, schema=schema)
+    if keys:
+        df = df.repartitionByRange(*keys) if partitions is None else df.repartitionByRange(partitions, *keys)
+    return map_in_tasks(df, plan.__call__, schema)

@@ -1,0 +1,298 @@
+"""What Spark's own Parquet scan can read of a collection, and how: parts, schema versions, and rows without tombstones.
+
+Each check has an answer in words, None for yes: `explain` shows it where the answer is no.
+
+Tombstones are left out one by one, whatever their diffs: so it makes no difference whether they are before or after
+others are summed up, and a key of which there is nothing but tombstones is touched by nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+import pyarrow.types as pt
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
+from persist.connect.spark.frames import set_for_now
+from persist.connect.spark.types import as_spark_expects, quoted, spark_schema
+from persist.connect.spark.workers import parallelism
+from persist.core.keyed.events import live_filter
+from persist.core.log.fields import KeyedForm
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.keyed_rules import form_in
+from persist.engine.read.planning.scan import Scan
+
+# Spark looks for many paths in a job, which has by default a task for each.
+LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+_DAY_US = 86_400 * 10**6
+
+# Whatever the session is set to: what is missing or damaged is not silently left out, names are taken as they are, and
+# pages are held against their checksums.
+READ_OPTIONS = {
+    "__globPaths__": "false",
+    "recursiveFileLookup": "true",
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+    "mergeSchema": "false",
+    "datetimeRebaseMode": "CORRECTED",
+    "parquet.page.verify-checksum.enabled": "true",
+}
+
+
+def native_root(url: str) -> str | None:
+    """Return the URL by which Hadoop knows the location at url, None if there is none."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return f"file://{url}"  # Hadoop takes a path as it is, without escapes.
+    scheme = scheme.removeprefix("fsspec+")
+    if scheme in ("s3", "s3a"):
+        return f"s3a://{rest}"
+    return f"{scheme}://{rest}" if scheme in ("gs", "abfs", "abfss", "hdfs") else None
+
+
+def why_not_stored(spark: SparkSession, url: str, parts: Sequence[Part]) -> str | None:
+    """Say why the JVM cannot read these parts. Cost: a request of the JVM's for one of them."""
+    root = native_root(url)
+    if root is None:
+        return f"the JVM knows no store of the kind of {url}"
+    blob = next((part.blob for part in parts if part.blob), None)
+    if blob is None:
+        return None
+    path = f"{root}/{blob}"
+    jvm: Any = getattr(spark, "_jvm", None)
+    try:
+        if jvm is None:  # A remote session: the server looks.
+            spark.read.options(**READ_OPTIONS).parquet(path).schema  # noqa: B018
+        else:
+            where = jvm.org.apache.hadoop.fs.Path(path)
+            where.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).getFileStatus(where)
+    except Exception as error:  # Whatever it is, Java's or Connect's: then it does not work.
+        return f"the JVM cannot read {path}: {_first_line(error)}"
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    java = getattr(error, "java_exception", None)
+    text = str(java.toString() if java is not None else error) or type(error).__name__
+    return text.splitlines()[0][:300] if not isinstance(error, PySparkException) else text.splitlines()[0]
+
+
+def why_not_typed(schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part] = ()) -> str | None:
+    """Say which column Spark's Parquet scan would read otherwise than the data source does, in any of some parts."""
+    for version in sorted({part.schema for part in parts} - {schema.version}):
+        lifted = next(part for part in parts if part.schema == version).lift(schema)
+        if lifted is not None and (reason := why_not_typed(lifted.stored, lifted.names(names))) is not None:
+            return f"{reason} of version {version} of the schema"
+    wrong = [name for name in names if not _is_native(schema.arrow.field(name).type)]
+    if not wrong:
+        return None
+    kinds = ", ".join(f"{name!r} ({schema.arrow.field(name).type})" for name in wrong)
+    return f"Spark's Parquet scan cannot read the column {kinds}"
+
+
+def why_not_narrowed(scan: Scan, names: Sequence[str], *, is_merged: bool) -> str | None:
+    """Say which column Spark's plan cannot give out with the narrower type of an earlier version of the schema."""
+    if scan.narrow is None:
+        return None
+    if (reason := why_not_typed(scan.narrow, names)) is not None:
+        return reason
+    for name in names:
+        wide, narrow = (schema.arrow.field(name) for schema in (scan.schema, scan.narrow))
+        if wide.type == narrow.type:
+            continue
+        # A join may be put after what a filter on the narrower column asks, and so after the check of its values.
+        is_blurred = pt.is_temporal(wide.type) and spark_schema(pa.schema([wide])) == spark_schema(pa.schema([narrow]))
+        if is_merged or is_blurred:
+            return f"the column {name!r} is of type {wide.type} by now, and must fit {narrow.type}"
+    return None
+
+
+def narrowed(rows: DataFrame, scan: Scan) -> DataFrame:
+    """Return rows, of which columns of the scan get the types that it gives out; a value that does not fit is an error.
+
+    To be done after all that leaves rows out.
+    """
+    if scan.narrow is None:
+        return rows
+    columns = []
+    for name, now in ((field.name, field.dataType) for field in rows.schema.fields):
+        column = F.col(quoted(name))
+        field = scan.narrow.arrow.field(name)
+        kind = spark_schema(pa.schema([field])).fields[0].dataType if name in scan.columns else now
+        if kind != now:
+            fits = column.try_cast(kind)
+            words = (
+                f"column {name!r} holds values that its type {field.type} of schema version {scan.narrow.version} "
+                "cannot hold. Read with the newest schema."
+            )
+            is_same = fits.cast(now).eqNullSafe(column)
+            column = F.when(is_same, fits).otherwise(F.raise_error(F.lit(words)).cast(kind)).alias(name)
+        columns.append(column)
+    return rows.select(*columns)
+
+
+def holds_map(kind: Any) -> bool:
+    """Tell whether values of a type are maps, or hold some."""
+    if pt.is_struct(kind):
+        return any(holds_map(field.type) for field in kind)
+    return pt.is_map(kind) or (pt.is_nested(kind) and holds_map(kind.value_type))
+
+
+def _is_native(kind: Any) -> bool:
+    if pt.is_nested(kind):
+        if pt.is_struct(kind):
+            return all(_is_native(field.type) for field in kind)
+        if pt.is_map(kind):
+            return _is_native(kind.key_type) and _is_native(kind.item_type)
+        return not pt.is_fixed_size_list(kind) and _is_native(kind.value_type)
+    if pt.is_timestamp(kind):
+        return kind.unit in ("ms", "us")
+    # Parquet has no duration, so it is stored as a number; Spark cannot read 16-bit floats, nor all times of day.
+    return not (pt.is_duration(kind) or pt.is_float16(kind) or pt.is_time(kind) or pt.is_dictionary(kind))
+
+
+def part_frame(
+    spark: SparkSession, url: str, schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part]
+) -> DataFrame:
+    """Return those columns of all rows of parts that are blobs, by Spark's own scan.
+
+    Parts of other versions of the schema are projected to this one: each version is a scan of its own. So are stamped
+    parts, if times are wanted, which only their descriptors have.
+    """
+    alike: dict[tuple[int, bool], list[Part]] = {}
+    for part in parts:
+        alike.setdefault((part.schema, part.stamped and TIME in names), []).append(part)
+    frames = [_version_frame(spark, url, schema, names, some) for some in alike.values()]
+    return reduce(DataFrame.union, frames)
+
+
+def _version_frame(
+    spark: SparkSession,
+    url: str,
+    schema: CollectionSchema,
+    names: Sequence[str],
+    parts: Sequence[Part],
+    file: str | None = None,
+) -> DataFrame:
+    """Return the same of parts of one version, with names and types of the schema; perhaps with that of the file."""
+    if parts[0].stamped and TIME in names:
+        return _stamped_frame(spark, url, schema, names, parts)
+    root, lifted = native_root(url), parts[0].lift(schema)
+    wanted = spark_schema(pa.schema([schema.arrow.field(name) for name in names]))
+    stored = [*names] if lifted is None else lifted.names(names) or [DIFF]
+    of_parts = schema if lifted is None else lifted.stored
+    types = spark_schema(pa.schema([of_parts.arrow.field(name) for name in stored]))
+    reader = spark.read.options(**READ_OPTIONS).schema(types)
+    with set_for_now(spark, LISTING_TASKS, str(4 * parallelism(spark))):
+        read = reader.parquet(*(f"{root}/{part.blob}" for part in parts))
+    if lifted is None and file is None:
+        return read
+    columns = [] if file is None else [F.element_at(F.split(F.input_file_name(), "/"), -1).alias(file)]
+    for field in wanted.fields:
+        source = field.name if lifted is None else lifted.source(field.name)
+        if source is None:
+            assert lifted is not None, "a part of the same version has all columns"
+            column = _literal(lifted.default(field.name), field)
+        else:
+            column = F.col(quoted(source))
+        columns.append(column.cast(field.dataType).alias(field.name))
+    return read.select(*columns)
+
+
+def _stamped_frame(
+    spark: SparkSession, url: str, schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part]
+) -> DataFrame:
+    """Return the same of stamped parts: each file's name says which time its rows have."""
+    others = [name for name in names if name != TIME]
+    file, of_file = unused("_file", names), unused("_of_file", names)
+    rows = _version_frame(spark, url, schema, others or [DIFF], parts, file)
+    times = [(part.blob.rpartition("/")[2], part.time_min) for part in parts]
+    stamps = spark.createDataFrame(times, f"{of_file} STRING, {TIME} BIGINT")
+    joined = rows.join(F.broadcast(stamps), rows[file] == stamps[of_file])
+    return joined.select(*map(quoted, names))
+
+
+def unused(name: str, names: Iterable[str]) -> str:
+    """Return a name like that one that none of names is, whatever the case of its letters."""
+    taken = {other.lower() for other in names}
+    while name.lower() in taken:
+        name += "_"
+    return name
+
+
+def _literal(value: pa.Scalar, field: StructField) -> Column:
+    """Return a value as Spark has it. Python has no moments before the year 1 or after 9999, and its own time zone."""
+    held = pa.table({field.name: pa.repeat(value, 1)})
+    scalar = as_spark_expects(held, StructType([field])).column(0)[0]
+    if not scalar.is_valid:
+        return F.lit(None)
+    if pt.is_date(scalar.type):
+        return F.date_from_unix_date(F.lit(scalar.value))
+    if pt.is_timestamp(scalar.type):
+        if scalar.type.tz is not None:
+            return F.timestamp_micros(F.lit(scalar.value))
+        days, micros = divmod(scalar.value, _DAY_US)
+        seconds = f"{micros // 10**6}.{micros % 10**6:06}"
+        return F.expr(f"TIMESTAMP_NTZ '1970-01-01 00:00:00' + make_dt_interval({days}, 0, 0, {seconds})")
+    plain = scalar.as_py()
+    return F.lit(str(plain)) if pt.is_decimal(scalar.type) else F.lit(plain)
+
+
+@dataclass(frozen=True)
+class Tombstoned:
+    """Which rows are tombstones, of collections that have some; all rows are live without a form.
+
+    Attributes:
+        column: that says so; None where there is none.
+    """
+
+    schema: CollectionSchema
+    form: KeyedForm | None
+
+    @classmethod
+    def of(cls, contents: CollectionState, schema: CollectionSchema) -> "Tombstoned":
+        """Return which rows of contents, read with a version of their schema, are tombstones."""
+        form = form_in(contents, schema, resolves=False)
+        return cls(schema, form if form is not None and form.tombstone is not None else None)
+
+    @property
+    def column(self) -> str | None:
+        return None if self.form is None else self.form.tombstone
+
+    @property
+    def filter(self) -> pc.Expression | None:
+        """What Arrow leaves tombstones out by; None where there is no such column."""
+        return live_filter(self.schema, self.form)
+
+    def is_all_of(self, scan: Scan) -> bool:
+        """Tell whether a scan leaves tombstones out and nothing else."""
+        live = self.filter
+        if live is None or scan.filter is None:
+            return live is None and scan.filter is None
+        return bool(scan.filter.equals(live))
+
+    def names(self, names: list[str]) -> list[str]:
+        """Return names, and that of the column that says which rows are tombstones."""
+        return names if self.column is None or self.column in names else [*names, self.column]
+
+    def live(self, rows: DataFrame) -> DataFrame:
+        """Return the rows of a DataFrame that has that column, without tombstones."""
+        return rows if self.column is None else rows.where(self._is_live(F.col(quoted(self.column))))
+
+    def _is_live(self, column: Column) -> Column:
+        assert self.form is not None
+        assert self.form.tombstone is not None
+        if pat.is_boolean(self.schema.arrow.field(self.form.tombstone).type):
+            return column.isNull() | (column == F.lit(False))
+        if self.form.tombstone_value is not None:
+            return column.isNull() | (column != F.lit(self.form.tombstone_value))
+        return column.isNull()

@@ -1,0 +1,362 @@
+"""`persist.spark.write` and `persist.spark.delete`: batch writes whose rows Spark ranges and sorts by key beforehand.
+
+What is there before a commit that replaces or deletes it is read by the data source, and retracted by the same tasks
+that upload what is new.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.digest import DIGEST_MODULUS, digest_of
+from persist.codecs.order.ordering import canonical
+from persist.codecs.types.schema import CollectionSchema
+from persist.compute.tasks.planned_write import PlannedWrite, Target
+from persist.compute.tasks.stream_source import CollectionAddress
+from persist.connect.spark.data_source.source import prepared, read_by_source
+from persist.connect.spark.data_source.writers import DataFrameWrite, commit_difference, present_time
+from persist.connect.spark.frames import (
+    cast_exactly,
+    ignores_case,
+    map_in_tasks,
+    match_names,
+    rename,
+    set_for_now,
+    spell,
+)
+from persist.connect.spark.options import write_options
+from persist.connect.spark.read_functions.store import holds_map, unused
+from persist.connect.spark.types import as_collection_expects, quoted, to_stored_schema
+from persist.connect.spark.uploads import (
+    RESERVED,
+    Rows,
+    Uploaded,
+    UploadTask,
+    is_ranged_by_key,
+    ranged,
+    upload_by_tasks,
+)
+from persist.connect.spark.workers import surfaced_errors, writable
+from persist.connect.spark.write_functions.conditions import Condition, is_pushed
+from persist.connect.spark.write_functions.upserting import upsert
+from persist.core.antichain import Antichain
+from persist.core.errors import DuplicateKeys, InvalidUsage, SchemaMismatch
+from persist.core.timeline import Moment
+from persist.engine.location.opening import create_target_of_rows, loaded, open_engine
+
+Mode = Literal["append", "overwrite"]
+PUSHES_FILTERS = "spark.sql.python.filterPushdown.enabled"  # Spark hands conditions to the data source.
+
+
+def write(
+    df: DataFrame,
+    location: str,
+    collection: str,
+    *,
+    mode: Mode = "append",
+    key: Sequence[str] | None = None,
+    timeline: Any = ...,
+    where: str | Column | None = None,
+    multiset: bool = False,
+    time: int | Moment | None = None,
+    seal: int | Moment | Antichain | None = None,
+    token: str | None = None,
+    partitions: int | None = None,
+    allow_future: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a DataFrame to a collection as one commit, its rows ranged and sorted by key on the way.
+
+    `df.write.format("persist")` does the same with rows as they come: Spark cannot be asked there for an order, so that
+    is left to the caller. Parts that do not overlap in key need not be merged before they are read. It takes a shuffle
+    and a sort; to choose the ranges, Spark computes df twice, so cache it if that is dear. Where all keys are one, or
+    Spark does not order them as parts do (values within values), rows are not ranged, and parts may overlap.
+
+    Args:
+        df: updates, with columns `_time` and `_diff`; or plain rows, see time. The other columns are those of the
+            collection, in any order.
+        mode: "append" adds the rows. "overwrite" makes the contents those of df: the difference from what was sealed
+            last is written as updates at one time, and history stays. Rows may not repeat a key, but see multiset.
+        key: create the collection, with the columns of df and these as its key ([] for none), if there is none; the
+            location, too. If it is there, its key must be this one.
+        timeline: of one that is created, as for `Client.write`.
+        where: to overwrite only the records for which this condition is true, as it must be for all rows of df: SQL
+            text, such as "day = '2026-11-21'", or a column.
+        multiset: let keys have several rows when it overwrites; a row that df has twice has multiplicity 2 then.
+        time: of every row; None, for rows without `_time`, means that of the commit, which seals after it. Text that
+            does not begin with a day is the name of the column with the time of each row. To overwrite, of the
+            difference; None means that of the commit. If the collection has a
+            timeline, times may be moments, and timestamps in columns, `_time` too; they must be exact.
+        seal: the upper to seal to in the same commit, beyond all that is written; `Antichain()` is complete for ever.
+            None means not to seal, where times are named; to overwrite, it means time + 1.
+        token: names this write, so that doing it again does nothing; see `Collection.write`. When it was done before,
+            df is computed all the same, to see that it is the same: nothing is uploaded.
+        partitions: how many tasks write. None lets Spark choose by the size of the data, up to
+            `spark.sql.shuffle.partitions`.
+        allow_future: take times more than a day ahead of the clock; see `Collection.write`.
+        storage_options: as for `persist.open`.
+
+    Raises:
+        CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
+        UpdateNotBeyondUpper, FrontierRegression: a time or the seal is behind upper; nothing was written.
+        UpperMismatch, UpdatesBeyondUpper: overwriting at a time that is given, and another writer has sealed or added
+            updates meanwhile. Without a time, the difference is made anew then, and df is computed again.
+        DuplicateKeys: overwriting, and rows of df repeat a key.
+        Errors that tasks find, such as keys that come twice, or `_diff` 0, come as Spark's, with ours in its message.
+    """
+    if mode not in get_args(Mode):
+        raise InvalidUsage(f'mode={mode!r} is not a mode of writing: use "append" or "overwrite"')
+    df = rename(df, RESERVED)
+    options = write_options(
+        location, collection, spell(time, df), seal, token, partitions, storage_options, allow_future=allow_future
+    )
+    condition = None if where is None else Condition.of(where)
+    if condition is not None and mode != "overwrite":
+        raise InvalidUsage(f'where={condition.text!r} goes with mode="overwrite": to append, filter the DataFrame')
+    if multiset and mode != "overwrite":
+        raise InvalidUsage('multiset=True goes with mode="overwrite": to append, keys may have several rows anyway')
+    prepared(df.sparkSession)
+    folds = ignores_case(df.sparkSession)
+    if key is not None:
+        with open_engine(options.location, options.storage) as engine:
+            is_there = collection in engine.names()
+            known = loaded(engine, collection).schema.names if is_there else df.columns
+            key = [key] if isinstance(key, str) else match_names(key, known, folds=folds)
+            held = to_stored_schema(df.schema, creates=not is_there)
+            columns = pa.schema([field.with_nullable(True) for field in held])
+            create_target_of_rows(engine, collection, columns, key=key, timeline=timeline, time=time)
+    elif timeline is not ...:
+        raise InvalidUsage(f"timeline={timeline!r} is of a collection that is created: it goes with key=")
+    if mode == "append":
+        write = DataFrameWrite.append(options, df.schema, folds=folds)
+        planned = write.planned
+        frame = df if planned.is_done else ranged(df, planned.target.schema, partitions)
+        uploaded = upload_by_tasks(frame, write.task)
+        planned.commit(uploaded.parts, uploaded.digest)
+    else:
+        text = None if condition is None else condition.text
+        write = DataFrameWrite.overwrite(replace(options, multiset=multiset), df.schema, text, folds=folds)
+        if is_ranged_by_key(write.planned.target.schema):
+            df = cast_exactly(rename(df, write.planned.target.schema.names), _fields(write.planned.target.schema))
+            if not (multiset or write.planned.is_done):
+                _check_nested_keys(df, write.planned.target)
+            write.planned.until_committed(
+                lambda planned: _overwrite(df, replace(write, planned=planned), partitions, condition)
+            )
+        else:
+            _overwrite_on_driver(df, write, condition)
+
+
+def _check_nested_keys(df: DataFrame, target: Target) -> None:
+    """Raise DuplicateKeys if rows repeat a key that is partly nested, so that Spark does not sort by all of it."""
+    keys = [*target.schema.key_names]
+    if any(pa.types.is_nested(target.schema.arrow.field(name).type) for name in keys):
+        repeated = df.groupBy(*map(quoted, keys)).count().where("count > 1").drop("count").limit(10).collect()
+        if repeated:
+            raise DuplicateKeys(target.name, [tuple(row) for row in repeated], "overwrite")
+
+
+def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, condition: Condition | None) -> None:
+    """Commit the difference that tasks make, of rows that are ranged by key."""
+    planned = write.planned
+    if planned.is_done:
+        planned.commit([], upload_by_tasks(df, write.task).digest)
+        return
+    schema, time = planned.target.schema, planned.time
+    # New rows count +1, present ones -1: tasks, which sum equal rows, are left with the difference.
+    is_flat = not any(pa.types.is_nested(schema.arrow.field(name).type) for name in schema.key_names)
+    one_per_key = is_flat and not write.multiset
+    marker = unused("_is_new", schema.arrow.names) if planned.digest_by or one_per_key else None
+    rows, by = Rows(schema), planned.digest_by
+    task = UploadTask(planned.target, rows, digest_by=by, marker=marker, one_per_key=one_per_key)
+    both = _with_present(df, planned, marker, condition).withColumn("_time", F.lit(time).cast("long"))
+    uploaded = _upload_pushing(ranged(both, schema, partitions), task)
+    planned.commit(uploaded.parts, uploaded.digest)
+
+
+def _overwrite_on_driver(df: DataFrame, write: DataFrameWrite, condition: Condition | None) -> None:
+    planned = write.planned
+    if condition is not None:
+        raise InvalidUsage(
+            f"where={condition.text!r} cannot be used here: Spark has no ranges of keys of this collection, whose "
+            "first key field is nested or whose columns differ by case only. Use Collection.overwrite(rows, where=…)."
+        )
+    new = upload_by_tasks(df, write.task)
+    try:
+        commit_difference(planned, new, multiset=write.multiset)
+    finally:
+        with planned.target.writer() as writer:
+            writer.discard(new.parts)  # No record ever names these.
+
+
+def _with_present(df: DataFrame, planned: PlannedWrite, marker: str | None, condition: Condition | None) -> DataFrame:
+    """Return new rows counted 1 and present ones counted -1; marker names a column that tells them apart."""
+    one = F.lit(1).cast("long")
+    new = df.withColumn(
+        "_diff", one if condition is None else F.when(condition.column, one).otherwise(condition.raised(df))
+    )
+    new = new if marker is None else new.withColumn(marker, F.lit(True))
+    present = retracted(df.sparkSession, planned, condition)
+    if present is None:
+        return new
+    present = present if marker is None else present.withColumn(marker, F.lit(False))
+    return reduce(DataFrame.unionByName, [new, present])
+
+
+def _upload_pushing(df: DataFrame, task: UploadTask) -> Uploaded:
+    """Upload rows, of which the data source reads only those that may fulfil a condition."""
+    with set_for_now(df.sparkSession, PUSHES_FILTERS, str(is_pushed(df)).lower()):
+        return upload_by_tasks(df, task)
+
+
+def retracted(spark: SparkSession, planned: PlannedWrite, condition: Condition | None = None) -> DataFrame | None:
+    """Return the records of the last sealed time, those that fulfil a condition, with the opposite of their diffs.
+
+    Each is there once, or twice where the opposite is none. None if nothing was sealed yet.
+    """
+    as_of = present_time(planned)
+    if as_of is None:
+        return None
+    target = planned.target
+    present = read_by_source(
+        spark, CollectionAddress(target.location, target.storage, target.name), as_of=as_of, form="diff"
+    )
+    if condition is not None:
+        present = condition.filter(present)
+    # The least diff has no opposite: as two halves.
+    halves = F.when(F.col("_diff") == -(2**63), F.array(F.lit(2**62), F.lit(2**62))).otherwise(F.array(-F.col("_diff")))
+    return present.withColumn("_diff", F.explode(halves))
+
+
+def delete(
+    spark: SparkSession,
+    location: str,
+    collection: str,
+    what: str | Column | DataFrame,
+    *,
+    time: int | Moment | None = None,
+    token: str | None = None,
+    partitions: int | None = None,
+    allow_future: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Retract what is there, at a time, which is sealed with it; what is not there is no error.
+
+    It is one commit, and history stays; see `Collection.delete`. Of a keyed collection, events that delete keys are
+    added, and nothing is sealed.
+
+    Args:
+        what: a condition on the records, as SQL text (`"amount > 5"`) or a column; or a DataFrame of keys, with the key
+            columns and no others: all records with one of them. Of a keyed collection, a DataFrame of keys, with the
+            columns of order_by where events are ordered.
+        time: of the retractions; None means that of the commit.
+        token: names this deletion, so that doing it again does nothing.
+        partitions: how many tasks write; None lets Spark choose.
+        allow_future: take a time more than a day ahead of the clock; see `Collection.write`.
+        storage_options: as for `persist.open`.
+
+    Raises:
+        CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
+        UpdateNotBeyondUpper: the time is sealed.
+        UpperMismatch, UpdatesBeyondUpper: somebody else has sealed or added updates meanwhile, and time is given.
+            Without one, it is done anew on what is there then.
+    """
+    options = write_options(
+        location, collection, time, None, token, partitions, storage_options, allow_future=allow_future
+    )
+    if options.column is not None:
+        raise InvalidUsage(f"time={time!r} is no moment, and a deletion has one time: give a number or a moment")
+    keys = what if isinstance(what, DataFrame) else None
+    condition = None if isinstance(what, DataFrame) else Condition.of(what)
+    prepared(spark)
+    with writable(collection):
+        planned = PlannedWrite.overwrite(options, None if condition is None else condition.text)
+    if planned.target.keyed is not None:
+        _delete_keyed(planned, keys)
+        return
+    planned.check()
+    schema = planned.target.schema
+    keys = None if keys is None else _checked(keys, schema)
+    digest = _digest(keys, schema) if keys is not None and planned.is_compared else 0
+
+    def attempt(planned: PlannedWrite) -> None:
+        present = None if planned.is_done else retracted(spark, planned, condition)
+        if present is None:
+            planned.commit_deletion([], digest)
+            return
+        if keys is not None:
+            present = _with_keys(present, keys, schema)
+        rows = present.withColumn("_time", F.lit(planned.time).cast("long"))
+        rows = ranged(rows, schema, partitions) if is_ranged_by_key(schema) else rows
+        uploaded = _upload_pushing(rows, UploadTask(planned.target, Rows(schema)))
+        planned.commit_deletion(uploaded.parts, digest)
+
+    planned.until_committed(attempt)
+
+
+def _delete_keyed(planned: PlannedWrite, keys: DataFrame | None) -> None:
+    target, options = planned.target, planned.options
+    if keys is None:
+        raise InvalidUsage(
+            f"what a condition finds in the keyed collection {target.name!r} depends on events that are not resolved "
+            "yet. Give a DataFrame of keys."
+        )
+    events = keys.withColumn("_deleted", F.lit(True))
+    more: dict[str, Any] = {"token": options.token, "allow_future": options.allow_future}
+    upsert(events, target.location, target.name, time=options.time, storage_options=options.storage, **more)
+
+
+def _fields(schema: CollectionSchema) -> pa.Schema:
+    return pa.schema([schema.arrow.field(name) for name in schema.names])
+
+
+def _checked(keys: DataFrame, schema: CollectionSchema) -> DataFrame:
+    """Return keys, each once, with the names and types of the collection."""
+    wanted = pa.schema([schema.arrow.field(name) for name in schema.key_names])
+    if not wanted.names:
+        raise InvalidUsage("the collection has no key columns: delete by a condition")
+    renamed = rename(keys, wanted.names)
+    if sorted(renamed.columns) != sorted(wanted.names):
+        raise SchemaMismatch(f"the DataFrame of keys has the columns {keys.columns}, and the key is {wanted.names}")
+    if any(holds_map(field.type) for field in wanted):
+        raise InvalidUsage(f"the key {wanted.names} holds a map, which Spark cannot compare: delete by a condition")
+    return cast_exactly(renamed, wanted).distinct()
+
+
+def _with_keys(present: DataFrame, keys: DataFrame, schema: CollectionSchema) -> DataFrame:
+    """Return the present records with one of the keys, NULL and NaN among them."""
+    # Under other names, because Spark confuses columns of frames that come from the same one.
+    others = [unused(f"_key_{at}", schema.arrow.names) for at in range(len(schema.key_names))]
+    equal = [F.col(quoted(name)).eqNullSafe(F.col(other)) for name, other in zip(schema.key_names, others, strict=True)]
+    return present.join(keys.toDF(*others), reduce(and_, equal), "left_semi")
+
+
+def _digest(keys: DataFrame, schema: CollectionSchema) -> int:
+    rows = map_in_tasks(keys, _KeysDigest(schema).__call__, "digest decimal(20,0)").collect()
+    return sum(int(row.digest) for row in rows) % DIGEST_MODULUS
+
+
+@dataclass(frozen=True)
+class _KeysDigest:
+    """Sums up the digest of distinct keys, each with a diff of 1, in tasks."""
+
+    schema: CollectionSchema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        total = 0
+        names = [*self.schema.key_names]
+        wanted = pa.schema([self.schema.arrow.field(name) for name in names])
+        with surfaced_errors():
+            for batch in batches:
+                keys = canonical(as_collection_expects(pa.Table.from_batches([batch]), wanted).cast(wanted))
+                ones = int64_array(np.ones(len(keys), np.int64))
+                total += digest_of(keys.append_column("_diff", ones), names)
+        yield pa.record_batch({"digest": pa.array([total % DIGEST_MODULUS], pa.decimal128(20, 0))})

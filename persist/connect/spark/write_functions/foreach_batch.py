@@ -1,0 +1,219 @@
+"""`persist.spark.foreach_batch_writer`: one streaming query, many collections, one commit for each micro-batch."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from persist.codecs.types.schema import TIME_MAX
+from persist.compute.tasks.batch_times import BatchTimes
+from persist.compute.tasks.batches import (
+    Mark,
+    Share,
+    commit_batch,
+    commit_keyed_batch,
+    commit_large_batch,
+    report_late,
+)
+from persist.compute.tasks.planned_write import SinkOptions, Target
+from persist.connect.spark.frames import ignores_case, rename
+from persist.connect.spark.options import COUNT_MAX, check_whole, seen_by_all
+from persist.connect.spark.uploads import RESERVED, Replanning, Rows, UploadTask, planned, ranged, upload_by_tasks
+from persist.connect.spark.workers import check_workers, writable
+from persist.connect.spark.write_functions.upserting import ON_DRIVER_BYTES_MAX, by_key, gathered_rows, run
+from persist.core.errors import InvalidUsage, UpdateNotBeyondUpper
+from persist.core.names import check_text
+from persist.core.settings import Settings
+from persist.core.state_rules.contents import CollectionState
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded, read_engine
+from persist.engine.read.parts.caches import PartCaches
+
+Frames = Callable[[DataFrame], DataFrame]
+
+
+def foreach_batch_writer(
+    location: str,
+    writes: Mapping[str, Frames],
+    *,
+    seal: str | None = None,
+    watermark: int | None = None,
+    late: str | None = None,
+    late_collection: str | None = None,
+    query_id: str | None = None,
+    first_batch: int = 0,
+    allow_future: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Callable[[DataFrame, int], None]:
+    """Return a function for `writeStream.foreachBatch`, which writes to many collections at once, exactly once.
+
+    One record adds a micro-batch to all of the collections, so nobody sees it in one and not in another. They keep in
+    step: plain rows get one time in all of them, that of the commit. Updates seal all of them to the same time, by the
+    largest one of the batch. Copied checkpoints and the like are noticed as
+    `persist.connect.spark.data_source.writers` says. A batch that is run again does nothing, if any of the collections
+    has it.
+
+    A keyed collection takes events; it is then the only one. Large batches of events are resolved by tasks, as by
+    `persist.spark.upsert`.
+
+    Args:
+        location: where the collections are.
+        writes: for each collection's name a function from the batch to what is written of it: plain rows, or updates
+            with `_time` and `_diff`, in all of them alike. If there are several, the batch is cached meanwhile.
+        seal, watermark, late, late_collection: for updates and events, as the options of the same names (the last one
+            is `late_collection`) for streaming writes.
+        query_id: names the query; None takes the id that Spark gives it. Needed if one query uses several such
+            functions for one collection, and under Spark Connect, which does not tell; there, two runs of a query at
+            the same time are not noticed.
+        first_batch: the number of the batch at which a query that wrote elsewhere before goes on here.
+        allow_future: on a timeline, take times that are more than a day ahead of the clock.
+        storage_options: as for `persist.open`.
+
+    Raises:
+        InvalidUsage: the arguments contradict each other. What concerns the collections is raised by the query.
+    """
+    if not writes or not all(isinstance(name, str) and callable(of) for name, of in writes.items()):
+        raise InvalidUsage(f"writes={writes!r:.200} does not map names of collections to functions: give at least one")
+    if query_id is not None:
+        check_text("query_id", query_id)
+    check_whole("watermark", watermark, 0, TIME_MAX)
+    check_whole("first_batch", first_batch, 0, COUNT_MAX)
+    asked: dict[str, Any] = {"seal": seal, "watermark": watermark, "late": late, "late_collection": late_collection}
+    times: Callable[..., BatchTimes] = partial(BatchTimes.of, **asked, allow_future=allow_future)
+    times(False, is_keyed=True)
+    place = seen_by_all(location)
+    return _Writer(place, dict(writes), times, query_id, first_batch, dict(storage_options or {})).write
+
+
+@dataclass
+class _Writer:
+    location: str
+    writes: dict[str, Frames]
+    times: Callable[..., BatchTimes]
+    query_id: str | None
+    first_batch: int
+    storage: dict[str, Any]
+    caches: PartCaches | None = field(default=None, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Spark Connect sends the function to its server; what was decoded here stays here."""
+        return self.__dict__ | {"caches": None}
+
+    def kept(self) -> PartCaches:
+        """Return what one batch keeps of parts for the next, so that only the first one finds nothing decoded."""
+        if self.caches is None:
+            self.caches = PartCaches.within(Settings().memory_budget)
+        return self.caches
+
+    def write(self, df: DataFrame, batch: int) -> None:
+        """Write one batch."""
+        check_workers(df.sparkSession)
+        mark = self._mark(df, batch)
+        with read_engine(self.location, self.storage) as engine:
+            contents = {name: _load(engine, name) for name in self.writes}
+            targets = {name: Target.of(handle, self.location, self.storage) for name, (handle, _) in contents.items()}
+        states = [state for _, state in contents.values()]
+        if any(state.keyed is not None for state in states):
+            self._upsert(df, mark, states)
+            return
+        if mark.is_done(states):
+            commit_batch(mark, [Share(target, []) for target in targets.values()], BatchTimes(is_plain=True))
+            return
+        if len(self.writes) > 1:
+            df = df.persist()
+        try:
+            frames = {name: rename(of(df), RESERVED) for name, of in self.writes.items()}
+            times = self._times(frames)
+            commit_batch(mark, self._uploaded(frames, targets, states, times, mark), times)
+        finally:
+            if len(self.writes) > 1:
+                df.unpersist()
+
+    def _upsert(self, df: DataFrame, mark: Mark, states: list[CollectionState]) -> None:
+        """Write one batch of events: from the driver, or by tasks if it is large."""
+        if len(states) > 1:
+            raise InvalidUsage(
+                f"the writes are to {', '.join(map(repr, self.writes))}, of which some are keyed: events for a keyed "
+                "collection are written by a query, or a foreach_batch_writer with a query_id, of its own."
+            )
+        ((name, of),) = self.writes.items()
+        frame = rename(of(df), RESERVED)
+        times = self._times({name: frame}, is_keyed=True)
+        options = SinkOptions(location=self.location, collection=name, storage=self.storage)
+        work = planned(options, frame.schema, is_plain=times.is_plain, folds=ignores_case(frame.sparkSession))
+        plan = Replanning(work)
+        rows = gathered_rows(frame, ON_DRIVER_BYTES_MAX)
+        if rows is not None:
+            commit_keyed_batch(mark, work, rows, times, plan, caches=self.kept())
+            return
+        latest = None if times.is_plain else frame.agg(F.max("_time")).collect()[0][0]
+        by_keys = by_key(frame, work, None)
+        commit_large_batch(mark, work, latest, times, plan, lambda w, resolves: run(by_keys, w, resolves=resolves))
+
+    def _uploaded(
+        self,
+        frames: dict[str, DataFrame],
+        targets: dict[str, Target],
+        states: list[CollectionState],
+        times: BatchTimes,
+        mark: Mark,
+    ) -> list[Share]:
+        """Run a job for each collection; what they have stored is deleted if one fails."""
+        time = None
+        if times.is_plain:
+            uppers = [state.upper for state in states]
+            if any(upper.is_empty for upper in uppers):
+                raise UpdateNotBeyondUpper(max(upper.time or 0 for upper in uppers), max(uppers))
+            time = 0  # Until they get that of the commit.
+        tasks = {}
+        for (name, frame), state in zip(frames.items(), states, strict=True):
+            rows = Rows(targets[name].schema, time, folds=ignores_case(frame.sparkSession))
+            rows.check(frame.schema)
+            tasks[name] = UploadTask(targets[name], rows, state.upper.time if times.late == "drop" else None)
+        shares: list[Share] = []
+        try:
+            for name, task in tasks.items():
+                uploaded = upload_by_tasks(ranged(frames[name], task.target.schema), task)
+                report_late(task.target, mark, uploaded.late)
+                shares.append(Share(task.target, [*uploaded.parts]))
+        except BaseException:
+            for share in shares:
+                with share.target.writer() as writer:
+                    writer.discard(share.parts)
+            raise
+        return shares
+
+    def _times(self, frames: dict[str, DataFrame], *, is_keyed: bool = False) -> BatchTimes:
+        plain = [name for name, frame in frames.items() if "_time" not in frame.columns]
+        if plain and len(plain) < len(frames):
+            raise InvalidUsage(
+                f"what is written to {', '.join(map(repr, plain))} has no column _time, and what is written to the "
+                "others has one: give times to all of them, or to none."
+            )
+        return self.times(bool(plain), is_keyed=is_keyed)
+
+    def _mark(self, df: DataFrame, batch: int) -> Mark:
+        query = run = None
+        with suppress(PySparkException):  # Spark Connect does not tell.
+            context = df.sparkSession.sparkContext
+            query = context.getLocalProperty("sql.streaming.queryId")
+            run = context.getLocalProperty("spark.jobGroup.id")
+        query = self.query_id or query
+        if query is None:
+            raise InvalidUsage(
+                "Spark does not say which query this batch belongs to, so it cannot be told from others. Give "
+                "foreach_batch_writer a query_id of its own, the same whenever the query is started."
+            )
+        return Mark(query, batch, run or query, self.first_batch)
+
+
+def _load(engine: Engine, name: str) -> tuple[CollectionHandle, CollectionState]:
+    with writable(name):
+        handle = loaded(engine, name)
+    return handle, handle.contents()

@@ -1,0 +1,504 @@
+"""What a commit may do to one collection, and what the collection is then: rules 1, 2 and 4, conditions, holds, tokens.
+
+What concerns keyed collections alone is in `persist.core.state_rules.keyed_rules`.
+Tags are holds that have the name of a time. Retention is compaction that is allowed with each seal, so since follows
+upper whoever seals, and no further than holds and tags let it.
+
+The same function answers a reader that replays the log and a writer that drafts a commit, so that they cannot
+disagree. A draft has steps that are no mutations: appends whose parts are not encoded yet, and conditions, which hold
+because the slot of the log that the record is for is the compare-and-set.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import msgspec
+
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.core.antichain import Antichain, as_time
+from persist.core.errors import (
+    AsOfCompacted,
+    AsOfNotSealed,
+    FrontierRegression,
+    HoldMoved,
+    InvalidUsage,
+    PersistError,
+    Superseded,
+    TagMoved,
+    UpdatesBeyondUpper,
+    UpperMismatch,
+    ViewRedefined,
+    with_timeline,
+)
+from persist.core.log import kinds
+from persist.core.log.fields import CollectionMutation, Frontier, Numbers
+from persist.core.names import INDEX_HOLD, VIEW_HOLD, check_hold_name, check_tag_name, is_id
+from persist.core.state_rules.annotations import (
+    check_archives,
+    check_note,
+    described,
+    with_archive,
+    with_batch,
+    with_tokens,
+)
+from persist.core.state_rules.contents import (
+    CollectionState,
+    Held,
+    appended,
+    check_beyond_upper,
+    check_plain,
+    check_runs,
+    definition_number,
+    replaced,
+    unsealed,
+)
+from persist.core.state_rules.erasures import erased, erasure_number
+from persist.core.state_rules.keyed_rules import (
+    PlannedPend,
+    check_form,
+    check_pending,
+    created,
+    pended,
+    planned,
+    resolved,
+    sealed,
+    since_max,
+    with_late_bound,
+)
+from persist.core.state_rules.publications import check_published, published, unpublished
+from persist.core.state_rules.schemas import check_columns_there, check_versions, check_written, evolved, redefined
+
+TAGS_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAppend:
+    """An `Append` whose parts are not encoded yet; time_min is the least time of its updates, schema their version."""
+
+    collection: str
+    time_min: int
+    schema: int = 1
+
+
+class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
+    """Not a mutation, but what must hold for the operation that it is part of to be valid."""
+
+    collection: str
+
+
+class ExpectUpper(Condition, frozen=True, tag="expect_upper"):
+    """Upper is this."""
+
+    upper: Frontier
+
+
+class ExpectNothingBeyondUpper(Condition, frozen=True, tag="expect_nothing_beyond_upper"):
+    """Upper is this, and there are no updates at times beyond it."""
+
+    upper: Frontier
+
+
+class ExpectParts(Condition, frozen=True, tag="expect_parts"):
+    """No part has come since the next one was to have this number."""
+
+    next_number: int
+
+
+class ExpectErasures(Condition, frozen=True, tag="expect_erasures"):
+    """Nothing was erased since there were so many erasures: for what was worked out from contents as they were then."""
+
+    erasures: int
+
+
+class ExpectRuns(Condition, frozen=True, tag="expect_runs"):
+    """The history has these runs, of these parts: a run is called after its first part alone."""
+
+    runs: tuple[Numbers, ...]
+
+
+class ExpectDerived(Condition, frozen=True, tag="expect_derived"):
+    """The views and indexes that depend on the collection are those with these holds, sorted."""
+
+    holds: tuple[str, ...]
+
+
+class ExpectDefinition(Condition, frozen=True, tag="expect_definition"):
+    """The view still has the definition of this number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """Holds without leases that are set one after the other on a collection: its table of holds is copied once."""
+
+    collection: str
+    steps: tuple[kinds.SetHold, ...]
+
+
+Planned = PlannedAppend | PlannedPend
+CollectionStep = CollectionMutation | Planned | Condition | Holds
+
+S = TypeVar("S")
+
+
+def gathered(steps: Iterable[S]) -> "Iterator[S | kinds.SetHold | Holds]":
+    """Yield the same steps, with `Holds` in the place of those that it can stand for."""
+    for collection, alike in groupby(steps, _whose_hold):
+        if collection is None:
+            yield from alike
+            continue
+        holds = tuple(step for step in alike if isinstance(step, kinds.SetHold))
+        yield from (Holds(collection, holds),) if len(holds) > 1 else holds
+
+
+def _whose_hold(step: object) -> str | None:
+    return step.collection if isinstance(step, kinds.SetHold) and step.lease is None else None
+
+
+def after_step(contents: CollectionState | None, step: CollectionStep) -> CollectionState:
+    """Return one collection's contents after a mutation, or after what stands for one in a draft.
+
+    Raises:
+        InvalidUsage, Conflict: a rule does not allow it.
+        ValueError: it is not one that a writer would make.
+    """
+    if isinstance(step, kinds.Makes):
+        CollectionSchema.from_json(step.schema)  # What raises here would raise with whoever reads the collection.
+        return created(step) if isinstance(step, kinds.Create) else cloned(step)
+    if contents is None:
+        raise ValueError(f"the first mutation of collection {step.collection} does not create it")
+    try:
+        return RULES[type(step)](contents, step)
+    except PersistError as error:
+        with_timeline(error, contents.timeline)
+        raise
+
+
+_change = msgspec.structs.replace
+
+
+def cloned(step: kinds.Clone) -> CollectionState:
+    """Return the contents of a new clone; raises ValueError if its parts do not make up what it says."""
+    end: Frontier = () if step.as_of == TIME_MAX else (step.as_of + 1,)
+    is_background = step.keyed is not None and step.keyed.resolve == "background"
+    contents = CollectionState(
+        step.collection,
+        step.name,
+        step.schema,
+        step.earlier,
+        since_times=(step.as_of,),
+        upper_times=end,
+        allowed_times=(step.as_of,),
+        numbered=dict(enumerate(step.parts)),
+        next_number=len(step.parts),
+        history=step.runs,
+        keyframes=() if step.keyframe is None else (step.keyframe,),
+        history_from=0 if step.keyframe is None else step.keyframe.as_of + 1,
+        inline_bytes=sum(len(part.inline) for part in step.parts),
+        keyed=step.keyed,
+        resolved_times=end if is_background else None,
+        late_bound=step.late_bound,
+    )
+    if any(part.time_max > step.as_of for part in step.parts):
+        raise ValueError(f"a part has times after {step.as_of}, of which the clone is")
+    if step.keyed is not None:
+        check_form(step.keyed, contents.schema)
+    check_contents(contents)
+    return contents
+
+
+def _appended(contents: CollectionState, step: kinds.Append) -> CollectionState:
+    check_plain(contents)
+    for part in step.parts:
+        check_beyond_upper(contents, part.time_min)
+        check_written(contents, part.schema)
+    return appended(contents, step.parts)
+
+
+def _append_planned(contents: CollectionState, step: PlannedAppend) -> CollectionState:
+    check_plain(contents)
+    check_beyond_upper(contents, step.time_min)
+    check_written(contents, step.schema)
+    return contents
+
+
+def _pended(contents: CollectionState, step: kinds.Pend) -> CollectionState:
+    for part in step.parts:
+        check_written(contents, part.schema)
+    return pended(contents, step)
+
+
+def _pend_planned(contents: CollectionState, step: PlannedPend) -> CollectionState:
+    check_written(contents, step.schema)
+    return planned(contents, step)
+
+
+def _resolved(contents: CollectionState, step: kinds.Resolve) -> CollectionState:
+    _check_versions_known(contents, step.parts)
+    if any(part.schema < len(contents.earlier) + 1 for part in step.parts):
+        raise Superseded("the collection has evolved since its events were resolved")  # They may mean less by now.
+    return _with_since(resolved(contents, step))
+
+
+def _replaced(contents: CollectionState, step: kinds.Replace) -> CollectionState:
+    after = replaced(contents, step)
+    _check_versions_known(contents, step.parts)
+    return after
+
+
+def _published(contents: CollectionState, step: kinds.Publish) -> CollectionState:
+    _check_versions_known(contents, step.parts)
+    return published(contents, step)
+
+
+def _check_versions_known(contents: CollectionState, parts: tuple[Part, ...]) -> None:
+    if any(part.schema > len(contents.earlier) + 1 for part in parts):
+        raise ValueError("it brings parts of a schema version that there is not yet")
+
+
+def _sealed(contents: CollectionState, step: kinds.Seal) -> CollectionState:
+    _check_forward("upper", contents.upper, step.upper)
+    if step.upper == contents.upper_times:
+        return contents
+    return _with_retention(_with_since(sealed(contents, step.upper)))
+
+
+def _allowed(contents: CollectionState, step: kinds.AllowCompaction) -> CollectionState:
+    _check_forward("since", contents.since, step.since)
+    allowed = max(Antichain(*contents.allowed_times), Antichain(*step.since))
+    return _with_since(_change(contents, allowed_times=allowed.elements))
+
+
+def _remembered(contents: CollectionState, step: kinds.Tokens) -> CollectionState:
+    tokens = with_tokens(contents.tokens, step, contents.upper.time, contents.archives)
+    archives = with_archive(contents.archives, step)
+    return _change(contents, tokens=tokens, archived=msgspec.UNSET if archives is None else archives)
+
+
+def _noted(contents: CollectionState, step: kinds.Note) -> CollectionState:
+    check_note(step)
+    return contents
+
+
+def _with_since(contents: CollectionState) -> CollectionState:
+    """Return contents with since as far as compaction is allowed and the holds let it (rule 4)."""
+    # As integers, and not as frontiers: of many views of one collection, each has a hold on it that moves each time.
+    held = [*map(attrgetter("time"), contents.holds.values()), *contents.tags.values()]
+    least = (Antichain(min(held)),) if held else ()
+    reach = min((Antichain(*contents.allowed_times), *least, *since_max(contents)))
+    return _change(contents, since_times=max(contents.since, reach).elements)
+
+
+def _with_retention(contents: CollectionState) -> CollectionState:
+    """Return contents with compaction allowed as far as the retention says. What is complete for ever stays."""
+    upper = contents.upper.time
+    if contents.retention is None or upper is None:
+        return contents
+    allowed = max(Antichain(*contents.allowed_times), Antichain(max(0, upper - contents.retention)))
+    return _with_since(_change(contents, allowed_times=allowed.elements))
+
+
+def _retained(contents: CollectionState, step: kinds.SetRetention) -> CollectionState:
+    if step.times is not None and not 1 <= step.times <= TIME_MAX:
+        raise InvalidUsage(f"retention={step.times} is not a number of times from 1 to {TIME_MAX}, or None to keep all")
+    return _with_retention(_change(contents, retention=step.times))
+
+
+def _tagged(contents: CollectionState, step: kinds.SetTag | kinds.DropTag) -> CollectionState:
+    return _with_since(_change(contents, tags=_with_tag(contents, step)))
+
+
+def _with_tag(contents: CollectionState, step: kinds.SetTag | kinds.DropTag) -> dict[str, int]:
+    actual = contents.tags.get(step.tag)
+    if actual != step.expected:
+        raise TagMoved(step.tag, step.expected, actual)
+    others = {name: time for name, time in contents.tags.items() if name != step.tag}
+    if isinstance(step, kinds.DropTag):
+        return others
+    check_tag_name(step.tag)
+    as_time("tag time", step.time, most=TIME_MAX + 1)
+    if not contents.since.has_beyond(step.time):
+        raise AsOfCompacted(step.time, contents.since)
+    if contents.upper.has_beyond(step.time):
+        raise AsOfNotSealed(step.time, contents.upper, 0.0)
+    if len(others) >= TAGS_MAX:
+        raise InvalidUsage(f"the collection has {len(others)} tags, and at most {TAGS_MAX} are kept: drop some first")
+    return dict(sorted({**others, step.tag: step.time}.items()))
+
+
+def _described(contents: CollectionState, step: kinds.Describe) -> CollectionState:
+    known = {str(id_) for id_ in contents.schema.ids} if step.columns else set()
+    if not known.issuperset(step.columns):
+        raise InvalidUsage(f"{sorted(step.columns)} are not all ids of columns of this collection: {sorted(known)}")
+    return _change(contents, about=described(contents.about, step.words, step.columns, step.version))
+
+
+def _expect_parts(contents: CollectionState, step: ExpectParts) -> CollectionState:
+    if contents.next_number != step.next_number:
+        raise Superseded("something was written while what is stored was looked at: try again")
+    return contents
+
+
+def _expect_erasures(contents: CollectionState, step: ExpectErasures) -> CollectionState:
+    if erasure_number(contents) != step.erasures:
+        raise Superseded(f"records of {contents.name!r} were erased while what is stored was looked at: try again")
+    return contents
+
+
+def _expect_runs(contents: CollectionState, step: ExpectRuns) -> CollectionState:
+    if not set(contents.history).issuperset(step.runs):
+        raise Superseded("what this compaction replaces is made of other parts by now: another one came first")
+    return contents
+
+
+def _expect_derived(contents: CollectionState, step: ExpectDerived) -> CollectionState:
+    if derived_holds(contents) != step.holds:
+        raise Superseded(f"a view or an index of {contents.name!r} has come or gone meanwhile: try again")
+    return contents
+
+
+def derived_holds(contents: CollectionState) -> tuple[str, ...]:
+    """Return the holds of the views and indexes that depend on a collection, sorted."""
+    return tuple(sorted(hold for hold in contents.holds if hold.startswith((VIEW_HOLD, INDEX_HOLD))))
+
+
+def _erased(contents: CollectionState, step: kinds.Erase) -> CollectionState:
+    after = erased(contents, step)
+    _check_versions_known(contents, step.parts)
+    return after
+
+
+def _expect_definition(contents: CollectionState, step: ExpectDefinition) -> CollectionState:
+    if (number := definition_number(contents)) != step.number:
+        raise ViewRedefined(contents.name, step.number, number)
+    return contents
+
+
+def _expect_upper(contents: CollectionState, step: ExpectUpper | ExpectNothingBeyondUpper) -> CollectionState:
+    if contents.upper_times != step.upper:
+        raise UpperMismatch(Antichain(*step.upper), contents.upper)
+    return contents
+
+
+def _expect_nothing(contents: CollectionState, step: ExpectNothingBeyondUpper) -> CollectionState:
+    _expect_upper(contents, step)
+    hidden = None if contents.keyed is not None else unsealed(contents)
+    if hidden is not None:
+        first = hidden.first if hidden.is_exact else None
+        raise UpdatesBeyondUpper(contents.upper, hidden.last, first=first, updates=hidden.updates)
+    return contents
+
+
+def _check_forward(which: str, current: Antichain, asked: Frontier) -> None:
+    if not current <= Antichain(*asked):
+        raise FrontierRegression(which, Antichain(*asked), current)
+
+
+def _held(contents: CollectionState, step: kinds.SetHold) -> CollectionState:
+    return _all_held(contents, Holds(step.collection, (step,)))
+
+
+def _all_held(contents: CollectionState, step: Holds) -> CollectionState:
+    """Return contents with holds set one after the other.
+
+    Since never passes a hold, so a hold that moves on is allowed wherever since stands: since moves once, after all of
+    them. It moves sooner before a hold that is new or goes back, because whether that is allowed depends on since.
+    """
+    holds, follows = dict(contents.holds), False
+    for place, set_hold in enumerate(step.steps):
+        before = holds.get(set_hold.hold)
+        if follows and (before is None or set_hold.time < before.time):
+            contents, follows = _with_since(_change(contents, holds=holds)), False
+        holds[set_hold.hold] = _hold_of(contents, before, set_hold)
+        follows |= before is not None or place == 0
+    return _with_since(_change(contents, holds=holds))
+
+
+def _hold_of(contents: CollectionState, before: Held | None, step: kinds.SetHold) -> Held:
+    """Return the hold that a step sets in the place of one, after checking that it may."""
+    _check_hold(contents, before, step)
+    if step.schema is not None and not 1 <= step.schema <= len(contents.earlier) + 1:
+        raise ValueError(f"a hold names version {step.schema} of a schema that has {len(contents.earlier) + 1}")
+    known = before.schema if before is not None and step.schema is None else step.schema
+    columns = before.columns if before is not None and step.columns is None else step.columns or ()
+    if step.columns:
+        check_columns_there(contents, step.columns)
+    return Held(step.time, step.lease, known, columns)
+
+
+def _released(contents: CollectionState, step: kinds.ReleaseHold) -> CollectionState:
+    held = contents.holds.get(step.hold)
+    if held is not None and step.expected not in (None, held.time):
+        raise HoldMoved(step.hold, step.expected, held.time)
+    left = dict(contents.holds)  # Ten times as fast as a comprehension, of which a million holds make 0.4 s.
+    left.pop(step.hold, None)
+    return _with_since(_change(contents, holds=left))
+
+
+def _check_hold(contents: CollectionState, held: Held | None, step: kinds.SetHold) -> None:
+    as_time("hold time", step.time, most=TIME_MAX + 1)
+    if not contents.since.has_beyond(step.time):
+        raise AsOfCompacted(step.time, contents.since)
+    if step.lease is not None:
+        if not is_id(step.hold) or (held is not None and held.lease != step.lease):
+            raise ValueError(f"{step.hold!r} is not the id of a hold, or that of another lease")
+        return
+    if held is None or held.lease is not None:  # The name of one that is permanent was looked at when it was set.
+        check_hold_name(step.hold)
+    actual = None if held is None else held.time
+    if actual != step.expected:
+        raise HoldMoved(step.hold, step.expected, actual)
+    if actual is not None and step.time < actual:
+        raise FrontierRegression(f"the hold {step.hold!r}", Antichain(step.time), Antichain(actual))
+
+
+# What each kind of mutation, and each step of a draft that stands for one, makes of contents. `Create` and `Clone` have
+# none before them, and `Destroy` leaves none.
+RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
+    PlannedAppend: _append_planned,
+    PlannedPend: _pend_planned,
+    ExpectParts: _expect_parts,
+    ExpectUpper: _expect_upper,
+    ExpectNothingBeyondUpper: _expect_nothing,
+    ExpectDefinition: _expect_definition,
+    ExpectErasures: _expect_erasures,
+    ExpectDerived: _expect_derived,
+    ExpectRuns: _expect_runs,
+    kinds.Append: _appended,
+    kinds.Pend: _pended,
+    kinds.Resolve: _resolved,
+    kinds.AdvanceLateBound: with_late_bound,
+    kinds.Replace: _replaced,
+    kinds.Erase: _erased,
+    kinds.Tokens: _remembered,
+    kinds.Batch: lambda before, step: _change(before, queries=with_batch(before.queries, step)),
+    kinds.Seal: _sealed,
+    kinds.AllowCompaction: _allowed,
+    kinds.SetHold: _held,
+    Holds: _all_held,
+    kinds.ReleaseHold: _released,
+    kinds.SetTag: _tagged,
+    kinds.DropTag: _tagged,
+    kinds.SetRetention: _retained,
+    kinds.Note: _noted,
+    kinds.Describe: _described,
+    kinds.Evolve: evolved,
+    kinds.Redefine: redefined,
+    kinds.Publish: _published,
+    kinds.Unpublish: unpublished,
+    kinds.Rename: lambda before, step: _change(before, name=step.name),
+}
+
+
+def check_contents(contents: CollectionState) -> None:
+    """Raise ValueError if contents that were read break an invariant, as far as the descriptors of parts tell."""
+    check_runs(contents)
+    check_versions(contents)
+    check_pending(contents)
+    check_published(contents)
+    check_archives(contents.id, contents.archives)

@@ -1,0 +1,437 @@
+"""One collection at one point of the log: its frontiers, and the parts that hold its updates.
+
+    history     runs of updates, each update in exactly one of them
+    keyframes   consolidated runs, each the whole contents as of one time
+
+Every part has a number, drawn in the order in which parts came and never used again; runs and keyframes list numbers,
+so that keyframes share parts, and a merge is named by few numbers. A history run is known by the number of its first
+part.
+
+Invariants:
+- the parts of a run do not overlap in key and are in key order;
+- a part belongs to one history run, or to keyframes only; each part belongs to something;
+- all updates at times `>= history_from` are in the history, and none at earlier times;
+- if `history_from > 0`, there is a keyframe as of `history_from - 1`, and since is not before that time: so every time
+  that may be read has a keyframe, or all of the history, at or before it;
+- keyframes are of sealed times, ascending, none before `history_from - 1`; the rows of a keyframe have times up to its
+  own, of which nothing follows: they say when a part was made.
+
+The contents at a time are then a keyframe plus the history after it, or minus the history between the time and it.
+
+Parts that only a published table names (`persist.core.state_rules.publications`) are *kept*: they are in no run, and
+nothing is read from them. So no blob that a part, or a published table, names is unused.
+
+A keyed collection also has *pending* parts, which hold events and not updates: they are in no run, and no sum or
+statistic counts them. `persist.core.state_rules.keyed_rules` says what holds of them. Up to `resolved`, which is not
+beyond upper, all events have become updates; what is said above of sealed times holds of these times then.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from persist.codecs.evolution import versions
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.core.antichain import Antichain
+from persist.core.errors import (
+    AsOfCompacted,
+    BeforeViewBegan,
+    KeyedCollection,
+    Superseded,
+    UpdateNotBeyondUpper,
+    with_timeline,
+)
+from persist.core.log import kinds
+from persist.core.log.fields import Deletes, Frontier, KeyedForm, Keyframe, Numbers
+from persist.core.state_rules.annotations import About, Archives, LastBatch, Remembered
+from persist.core.timeline import Timeline
+
+
+class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A hold: since stays at or before time. It lives as long as its lease, or is permanent if it has none.
+
+    Attributes:
+        schema: the version of the schema that its owner stays with; None if it does not say.
+        columns: the ids of columns that its owner reads, so that they are not dropped.
+    """
+
+    time: int
+    lease: str | None = None
+    schema: int | None = None
+    columns: tuple[int, ...] = ()
+
+
+class PublishedFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A part that a table names; version is the one from which on it leaves out these rows of it."""
+
+    version: int
+    deletes: Deletes | None = None
+
+
+class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A table; see `persist.core.state_rules.publications`, and for its members `persist.core.log.kinds.Publish`.
+
+    Attributes:
+        files: the parts that the present version has, by their numbers.
+        before: those of the version before that are gone or leave out other rows by now, as they were.
+        metadata_before: the metadata of the version before.
+        is_renewed: whether the version has other columns or options than the one before.
+    """
+
+    id: str
+    version: int
+    as_of: int
+    schema: int
+    files: dict[int, PublishedFile] = {}
+    before: dict[int, PublishedFile] = {}
+    metadata: tuple[str, ...] = ()
+    metadata_before: tuple[str, ...] = ()
+    options: dict[str, str] = {}
+    digest: str | None = None
+    is_renewed: bool = True
+
+    @property
+    def numbers(self) -> set[int]:
+        """The parts that this version, or the one before, has."""
+        return {*self.files, *self.before}
+
+    @property
+    def blobs(self) -> Iterator[str]:
+        """The keys of all blobs that both versions need besides these parts."""
+        for file in chain(self.files.values(), self.before.values()):
+            if file.deletes is not None:
+                yield file.deletes.blob
+        yield from self.metadata
+        yield from self.metadata_before
+
+
+class Erasure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One time that records were erased; see `persist.core.state_rules.erasures`, and for its members
+    `persist.core.log.kinds.Erase`.
+
+    Attributes:
+        number: counts the erasures of the collection from 1.
+    """
+
+    number: int
+    at_ms: int
+    by: str
+    updates: int
+    reason: str
+
+
+class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """See the module's docstring. Stored as it is, see `persist.engine.follow.checkpoint`."""
+
+    id: str
+    name: str
+    schema_json: dict[str, Any] = msgspec.field(name="schema")
+    earlier: tuple[dict[str, Any], ...] = ()  # The versions of the schema before this one.
+    since_times: Frontier = msgspec.field(name="since", default=(0,))
+    upper_times: Frontier = msgspec.field(name="upper", default=(0,))
+    allowed_times: Frontier = msgspec.field(name="allowed", default=(0,))  # What since would be without holds.
+    holds: dict[str, Held] = {}
+    tags: dict[str, int] = {}  # Named times; since stays at or before each of them, too.
+    retention: int | None = None  # How many times before upper stay readable; None for all that is not given up.
+    about: About = About()
+    tokens: dict[str, Remembered] = {}  # In the order in which they came.
+    queries: dict[str, LastBatch] = {}  # By the query's id; the one that committed last is last.
+    numbered: dict[int, Part] = msgspec.field(name="parts", default_factory=dict)
+    next_number: int = 0
+    history: tuple[Numbers, ...] = ()
+    keyframes: tuple[Keyframe, ...] = ()
+    history_from: int = 0
+    view: dict[str, Any] | None = None  # The definition of a view; see `persist.core.log.kinds.Create`.
+    inline_bytes: int = 0  # Of parts that live in the log; kept here because writers ask for it at every commit.
+    keyed: KeyedForm | None = None
+    pending: dict[int, Part] = {}  # In the order of arrival.
+    resolved_times: Frontier | None = msgspec.field(name="resolved", default=None)  # None: as far as upper.
+    late_bound: int | None = None
+    published: dict[str, Publication] = {}  # By the format of the table.
+    kept: dict[int, Part] = {}
+    erasures: tuple[Erasure, ...] = ()  # The newest; see `persist.core.state_rules.erasures`.
+    archived: Archives | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # Older tokens; never set in a location of a format before 10.
+
+    @property
+    def archives(self) -> Archives | None:
+        """The archives of older tokens; None if there never was one."""
+        return None if isinstance(self.archived, msgspec.UnsetType) else self.archived
+
+    @property
+    def since(self) -> Antichain:
+        return Antichain(*self.since_times)
+
+    @property
+    def upper(self) -> Antichain:
+        return Antichain(*self.upper_times)
+
+    @property
+    def resolved(self) -> Antichain:
+        """Up to where all events of a keyed collection have become updates; upper, if it is not keyed."""
+        return self.upper if self.resolved_times is None else Antichain(*self.resolved_times)
+
+    @property
+    def timeline(self) -> str | None:
+        """The unit of its timeline, None if its times only count."""
+        return self.schema_json.get("timeline")
+
+    @property
+    def schema(self) -> CollectionSchema:
+        """The newest version, which knows those before it; see `persist.core.state_rules.schemas`."""
+        if not self.earlier:
+            return CollectionSchema.from_json(self.schema_json)
+        return _versions(msgspec.json.encode([*self.earlier, self.schema_json]))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All parts that hold updates, of history and keyframes, in the order in which they came."""
+        return tuple(self.numbered.values())
+
+    @property
+    def stored_parts(self) -> tuple[Part, ...]:
+        """All parts that it refers to: those with updates, those with events that are pending, and those kept."""
+        return (*self.numbered.values(), *self.pending.values(), *self.kept.values())
+
+    @property
+    def named_blobs(self) -> set[str]:
+        """The keys of all blobs that it refers to, those of published tables and archives, too."""
+        named = {part.blob for part in self.stored_parts if part.blob}
+        for publication in self.published.values():
+            named.update(publication.blobs)
+        if self.archives is not None:
+            named.update(archive.stored.blob for archive in self.archives.stored)
+        return named
+
+    @property
+    def history_parts(self) -> tuple[Part, ...]:
+        """The parts of all runs of the history."""
+        return self.parts_of(chain.from_iterable(self.history))
+
+    def part(self, number: int) -> Part:
+        """Return the part of a number, also if only a published table names it."""
+        return self.numbered[number] if number in self.numbered else self.kept[number]
+
+    def parts_of(self, numbers: Iterable[int]) -> tuple[Part, ...]:
+        """Return the parts of those numbers."""
+        return tuple(map(self.numbered.__getitem__, numbers))
+
+
+@lru_cache(maxsize=64)
+def _versions(written: bytes) -> CollectionSchema:
+    return versions([bytes(version) for version in msgspec.json.decode(written, type=list[msgspec.Raw])])
+
+
+def definition_number(contents: CollectionState) -> int:
+    """Return the number of the definition of a view; 0 of a collection that is none."""
+    return 0 if contents.view is None else int(contents.view.get("number", 1))
+
+
+def last_sealed(contents: CollectionState) -> int:
+    """Return the last sealed time of contents, which has one."""
+    return TIME_MAX if contents.upper.time is None else contents.upper.time - 1
+
+
+def view_start(contents: CollectionState) -> int:
+    """Return the time at which a view begins; 0 of a collection that is none."""
+    return 0 if contents.view is None else int(contents.view.get("start", 0))
+
+
+def check_readable(contents: CollectionState, as_of: int) -> None:
+    """Raise AsOfCompacted if since has passed as_of, as `BeforeViewBegan` if there never was an answer."""
+    if not contents.since.has_beyond(as_of):
+        raise _unreadable(contents, as_of, None)
+
+
+def _unreadable(contents: CollectionState, as_of: int, lower: int | None) -> AsOfCompacted:
+    start, error = view_start(contents), AsOfCompacted(as_of, contents.since, lower)
+    if as_of < start and start > 0:  # Before 0 there is no time.
+        error = BeforeViewBegan(as_of, contents.since, lower, start, contents.name)
+    return with_timeline(error, contents.timeline)
+
+
+def check_changes_readable(contents: CollectionState, lower: int) -> None:
+    """Raise AsOfCompacted unless updates from lower on can be told apart.
+
+    They can if since is at most `lower - 1`, or if lower is 0 and nothing was compacted: nothing came before then.
+    """
+    if lower == 0 and contents.since == Antichain(0):
+        return
+    if not contents.since.has_beyond(lower - 1):
+        raise _unreadable(contents, lower - 1, lower)
+
+
+def appended(contents: CollectionState, parts: tuple[Part, ...]) -> CollectionState:
+    """Return contents with more parts in the history, each a run by itself."""
+    # One commit may hold batches that overlap in key, so nothing is known of its parts but each by itself.
+    numbered = dict(enumerate(parts, contents.next_number))
+    return msgspec.structs.replace(
+        contents,
+        numbered={**contents.numbered, **numbered},
+        next_number=contents.next_number + len(parts),
+        history=(*contents.history, *((number,) for number in numbered)),
+        inline_bytes=contents.inline_bytes + sum(len(part.inline) for part in parts),
+    )
+
+
+def replaced(contents: CollectionState, step: kinds.Replace) -> CollectionState:
+    """Return contents after a compaction.
+
+    Raises:
+        Superseded: something that it replaces, or builds on, is not there any more, or other blobs fall out of use than
+            it says.
+        ValueError: it breaks an invariant, which no compaction that was planned on these contents does.
+    """
+    after, unused = with_replaced(contents, step)
+    if set(unused) != set(step.unused):
+        raise Superseded("other blobs fall out of use than this compaction expected: another one came first")
+    return after
+
+
+def with_replaced(contents: CollectionState, step: kinds.Replace) -> tuple[CollectionState, tuple[str, ...]]:
+    """Return contents after a compaction, and the blobs that it leaves unused, whatever it says of them.
+
+    Raises:
+        Superseded: something that it replaces, or builds on, is not there any more.
+        ValueError: it breaks an invariant, which no compaction that was planned on these contents does.
+    """
+    numbered = {**contents.numbered, **dict(enumerate(step.parts, contents.next_number))}
+
+    def resolved(numbers: Numbers) -> Numbers:
+        final_numbers = tuple(number if number >= 0 else contents.next_number - 1 - number for number in numbers)
+        if not final_numbers or not all(number in numbered for number in final_numbers):
+            raise Superseded("a part that this compaction builds on is not there any more: another one came first")
+        return final_numbers
+
+    history, keyframes = list(contents.history), {keyframe.as_of: keyframe for keyframe in contents.keyframes}
+    firsts = {run[0] for run in history}
+    if not firsts.issuperset(step.removed_runs) or not keyframes.keys() >= set(step.removed_keyframes):
+        raise Superseded("what this compaction replaces is not there any more: another one came first")
+    gone = [run for run in history if run[0] in step.removed_runs]
+    runs = tuple(map(resolved, step.runs))
+    history = [run for run in history if run[0] not in step.removed_runs]
+    for as_of in step.removed_keyframes:
+        del keyframes[as_of]
+    for keyframe in step.keyframes:
+        if keyframe.as_of in keyframes:
+            raise Superseded(f"there is a keyframe as of {keyframe.as_of} already")
+        keyframes[keyframe.as_of] = Keyframe(keyframe.as_of, resolved(keyframe.parts) if keyframe.parts else ())
+    history_from = contents.history_from if step.history_from is None else step.history_from
+    # Other compactors may have forgotten more, or dropped that keyframe, since this was planned.
+    if history_from < contents.history_from or (history_from and min(keyframes, default=None) != history_from - 1):
+        raise Superseded("the history begins, or would begin, at another keyframe than this compaction took it to")
+    if history_from == contents.history_from:
+        merged, result = (sum(numbered[n].diff_sum for run in some for n in run) for some in (gone, runs))
+        if merged != result:
+            raise ValueError(f"the diffs of what it merges sum to {merged}, and those of the result to {result}")
+    in_use = {*chain.from_iterable(history), *chain.from_iterable(runs)}
+    in_use.update(chain.from_iterable(keyframe.parts for keyframe in keyframes.values()))
+    published = {number for publication in contents.published.values() for number in publication.numbers}
+    kept = {number: part for number, part in contents.numbered.items() if number in published - in_use}
+    after = msgspec.structs.replace(
+        contents,
+        numbered={number: part for number, part in numbered.items() if number in in_use},
+        kept={**contents.kept, **kept},
+        next_number=contents.next_number + len(step.parts),
+        history=(*history, *runs),
+        keyframes=tuple(keyframes[as_of] for as_of in sorted(keyframes)),
+        history_from=history_from,
+        inline_bytes=sum(len(part.inline) for part in (*(numbered[n] for n in in_use), *contents.pending.values())),
+    )
+    if not after.numbered.keys() >= set(range(contents.next_number, after.next_number)):
+        raise ValueError("it brings parts that it does not use")
+    # Parts that were committed twice are two numbers with one blob.
+    blobs = {part.blob for part in (*after.numbered.values(), *after.kept.values())}
+    unused = dict.fromkeys(part.blob for part in numbered.values() if part.blob and part.blob not in blobs)
+    check_runs(after)
+    return after, tuple(unused)
+
+
+def check_runs(contents: CollectionState) -> None:
+    """Raise ValueError if contents break an invariant of the module's docstring, as far as descriptors tell."""
+    listed = [*chain.from_iterable(contents.history)]
+    in_keyframes = {*chain.from_iterable(keyframe.parts for keyframe in contents.keyframes)}
+    if len(set(listed)) != len(listed) or not in_keyframes.isdisjoint(listed) or not all(contents.history):
+        raise ValueError("a part is in two runs of the history, or a run is empty")
+    if contents.numbered.keys() != in_keyframes.union(listed):
+        raise ValueError("a part is in no run, or a run lists a part that is not there")
+    if any(not 0 <= number < contents.next_number for number in (*contents.numbered, *contents.pending)):
+        raise ValueError(f"a part has a number that was not drawn yet; the next is {contents.next_number}")
+    if any(contents.numbered[number].time_min < contents.history_from for number in listed):
+        raise ValueError(f"a part of the history has times before {contents.history_from}")
+    times = [keyframe.as_of for keyframe in contents.keyframes]
+    if any(as_of < 0 or contents.resolved.has_beyond(as_of) for as_of in times) or sorted(set(times)) != times:
+        raise ValueError(f"the keyframes as of {times} are not of ascending sealed times, upper is {contents.upper}")
+    for keyframe in contents.keyframes:
+        if any(contents.numbered[number].time_max > keyframe.as_of for number in keyframe.parts):
+            raise ValueError(f"a part of the keyframe as of {keyframe.as_of} has later times")
+    if contents.history_from:
+        base = contents.history_from - 1
+        if not times or times[0] != base:
+            raise ValueError(f"the history begins at {contents.history_from}, and no keyframe is as of {base}")
+        if contents.since == Antichain(0) or (contents.since.time is not None and contents.since.time < base):
+            raise ValueError(f"the history begins at {contents.history_from}, and since is {contents.since}")
+
+
+def check_plain(contents: CollectionState) -> None:
+    """Raise KeyedCollection if plain updates may not be written."""
+    if contents.keyed is not None:
+        raise KeyedCollection(contents.name, "write")
+
+
+def check_beyond_upper(contents: CollectionState, time: int) -> None:
+    """Raise UpdateNotBeyondUpper unless time is beyond upper."""
+    if not contents.upper.has_beyond(time):
+        raise UpdateNotBeyondUpper(time, contents.upper)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsealed:
+    """The updates at times beyond upper, which nobody can read yet, as far as the descriptors of parts tell.
+
+    Attributes:
+        updates: how many there are, if is_exact; otherwise at most so many, because some parts hold sealed ones, too.
+            Of a keyed collection, events are counted.
+        first, last: the least and the greatest of their times; first is a bound, too, unless is_exact.
+        timeline: of the collection, to show the times as moments.
+    """
+
+    updates: int
+    first: int
+    last: int
+    is_exact: bool
+    timeline: Timeline | None = None
+
+    @property
+    def advice(self) -> str:
+        """What is there, and what makes it readable."""
+        return f"{self}: sealing to {self.last + 1} makes all of that readable"
+
+    def __str__(self) -> str:
+        many = f"{self.updates:,} update{'' if self.updates == 1 else 's'}"
+        first, last = (str(t) if self.timeline is None else self.timeline.text_of(t) for t in (self.first, self.last))
+        at = f"time {first}" if first == last else f"times {first} to {last}"
+        return f"{'' if self.is_exact else 'at most '}{many} at {at}"
+
+
+def unsealed(contents: CollectionState) -> Unsealed | None:
+    """Return what contents hold at times that are not sealed; None if that is nothing."""
+    upper = contents.upper.time
+    held = contents.history_parts if contents.keyed is None else contents.pending.values()
+    parts = [part for part in held if upper is not None and part.time_max >= upper]
+    if upper is None or not parts:
+        return None
+    first, last = min(part.time_min for part in parts), max(part.time_max for part in parts)
+    return Unsealed(
+        sum(part.rows for part in parts),
+        max(first, upper),
+        last,
+        first >= upper,
+        Timeline(contents.timeline) if contents.timeline else None,
+    )

@@ -1,0 +1,152 @@
+"""A state with operations that are not in the log yet: which of them would be valid, in the order they came in."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TypeAlias
+
+from persist.core.antichain import Antichain
+from persist.core.errors import UpdatesBeyondUpper, ViewWritten
+from persist.core.log import kinds
+from persist.core.log.kinds import Mutation
+from persist.core.state_rules.annotations import Remembered, Used, is_repeated, were_used
+from persist.core.state_rules.collection_rules import (
+    CollectionStep,
+    Condition,
+    ExpectDefinition,
+    ExpectNothingBeyondUpper,
+    Planned,
+    PlannedAppend,
+    after_step,
+    gathered,
+)
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.frozen_map import MapChanges
+from persist.core.state_rules.location import check_writer
+from persist.core.state_rules.state import Changing, CollectionEntry, State
+
+DraftStep: TypeAlias = Mutation | Planned | Condition
+
+_ONLY_APPENDS = {PlannedAppend}
+
+
+class Draft:
+    """A state being extended by operations that are not in the log yet, to tell which of them are valid.
+
+    It follows names and frontiers but not parts, so that a writer can validate thousands of small operations before
+    it encodes what they wrote into one batch. The checks are the same functions that `apply` uses. All collections
+    concerned must have their contents, except those of which an operation only releases holds.
+
+    Args:
+        state: what is known.
+        epoch: that of the writer, if it opened the location exclusively.
+        find_token: returns what a collection remembers of a token, if that is not among the newest ones.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        epoch: int | None = None,
+        find_token: Callable[[CollectionState, str], Remembered | None] = lambda contents, token: None,
+    ) -> None:
+        self._seqno = state.seqno + 1
+        self._before = state.entries
+        self._find_token = find_token
+        self._epoch = epoch
+        self._new_tokens: dict[Used, str | None] = {}  # With the digests of what they name.
+        self._appended: set[str] = set()  # Collections that operations before this one add updates to.
+        # Planned appends that were valid, by all but their time, and from which time on others like them are, too.
+        self._valid_from: dict[tuple[str, int], int] = {}
+        self._now = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _with_step)
+
+    def extend(self, steps: Iterable[DraftStep]) -> bool:
+        """Add all steps of one operation, or none of them if one is not valid.
+
+        Returns:
+            False if all its tokens, or its batch of a query, were seen already: it was done before, and nothing was
+            added.
+
+        Raises:
+            InvalidUsage, Conflict: what the operation would get if it came next in the log.
+        """
+        steps = tuple(steps)
+        now = self._now
+        check_writer(now.control.writer, now.control.epoch, self._epoch, steps)
+        if {*map(type, steps)} == _ONLY_APPENDS:
+            for step in steps:  # They change nothing that is followed here, so nothing has to be undone.
+                assert isinstance(step, PlannedAppend)
+                self._check(step)
+            return True
+        if self._repeats_batch(steps):
+            return False
+        tokens = {
+            (s.collection, mark.token): mark.digest for s in steps if isinstance(s, kinds.Tokens) for mark in s.tokens
+        }
+        if tokens and self._done(tokens):
+            return False
+        draft = Changing(MapChanges(now.entries), MapChanges(now.ids), now.control, _with_step)
+        self._check_views(steps)
+        for gathered_step in gathered(steps):
+            if isinstance(gathered_step, ExpectNothingBeyondUpper) and gathered_step.collection in self._appended:
+                raise UpdatesBeyondUpper(Antichain(*gathered_step.upper), None)
+            draft.add(gathered_step, self._seqno, 0)
+        self._valid_from.clear()
+        now.entries.update(draft.entries)
+        now.ids.update(draft.ids)
+        now.control = draft.control
+        self._new_tokens.update(tokens)
+        self._appended.update(step.collection for step in steps if isinstance(step, PlannedAppend))
+        return True
+
+    def _check(self, step: PlannedAppend) -> None:
+        """Check one append to what is known here. Of many tiny writes of a group, only times are told apart."""
+        alike = step.collection, step.schema
+        valid_from = self._valid_from.get(alike)
+        if valid_from is None or step.time_min < valid_from:
+            self._check_views((step,))
+            after_step(self._now.entry_for(step).contents, step)
+            self._valid_from[alike] = step.time_min
+            self._appended.add(step.collection)
+
+    def _check_views(self, steps: tuple[DraftStep, ...]) -> None:
+        """Raise ViewWritten if steps write or seal a view and do not expect the definition that they computed it by."""
+        expected = {step.collection for step in steps if isinstance(step, ExpectDefinition)}
+        for step in steps:
+            if isinstance(step, PlannedAppend | kinds.Seal) and step.collection not in expected:
+                contents = self._contents_of(step.collection)
+                if contents is not None and contents.view is not None:
+                    raise ViewWritten(contents.name)
+
+    def _repeats_batch(self, steps: tuple[DraftStep, ...]) -> bool:
+        """Tell whether steps are a batch that a collection has: one record adds it to all, so any will do."""
+        repeated = False
+        for mark in steps:
+            if isinstance(mark, kinds.Batch) and not mark.again:
+                contents = self._contents_of(mark.collection)
+                if contents is not None:
+                    repeated |= is_repeated(contents.queries, mark)
+        return repeated
+
+    def _contents_of(self, collection: str) -> CollectionState | None:
+        entry = self._now.entries.now(collection)
+        return None if entry is None else entry.contents
+
+    def _done(self, tokens: dict[Used, str | None]) -> bool:
+        def remembered(used: Used) -> tuple[str, Remembered | None, int]:
+            # As the log has them: what operations before this one have added is in `_new_tokens`.
+            collection, token = used
+            entry = self._before.get(collection)
+            contents = None if entry is None else entry.contents
+            if contents is None:
+                return collection, None, 0
+            write = contents.tokens.get(token) or self._find_token(contents, token)
+            return contents.name, write, 0 if contents.archives is None else contents.archives.forgotten
+
+        return were_used(tokens, self._new_tokens, remembered)
+
+
+def _with_step(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
+    """Return entry with only its contents changed, for a draft."""
+    if entry.contents is None and isinstance(step, kinds.ReleaseHold):
+        return entry
+    contents = after_step(entry.contents, step)
+    return entry if contents is entry.contents else replace(entry, contents=contents)

@@ -1,0 +1,121 @@
+"""Erasure: some records leave all times of a collection, and nothing else changes.
+
+A sealed time reads the same for ever, and this is the one exception (rule 23). So it is a kind of record of its own,
+and the collection remembers that it happened: when, who asked, how many updates, and why. It never remembers what.
+
+Records are erased by what they are: whether a record goes depends on its key and value alone. So each record that stays
+keeps all of its updates, and is there as often as before, at every time. Parts that held one of the others are written
+anew without them (`persist.engine.compact.eraser`), and one record exchanges them all, in history, keyframes and what
+is pending. Invariants:
+
+- runs and keyframes are of the same times as before, less those of which nothing is left;
+- whatever was made of the collection before, and is not in the log yet, cannot come into it any more: compactions and
+  differences that were worked out meanwhile name the erasures that they know of (`ExpectErasures`);
+- pending events get new numbers, in their order, so that no resolution of what was pending before is valid;
+- published tables are given up, because they and what describes them may hold what was erased, and so may parts that
+  only they name.
+
+Since, upper, holds and tags stay where they are: what they keep readable is all that is left.
+"""
+
+from itertools import chain
+
+import msgspec
+
+from persist.core.errors import InvalidUsage, Superseded
+from persist.core.log import kinds
+from persist.core.log.fields import Keyframe, Numbers
+from persist.core.state_rules.contents import CollectionState, Erasure, check_runs
+
+ERASURES_KEPT = 1000
+REASON_CHARS_MAX = 1000
+
+
+def erasure_number(contents: CollectionState) -> int:
+    """Return how often something was erased from a collection."""
+    return contents.erasures[-1].number if contents.erasures else 0
+
+
+def check_reason(reason: str) -> None:
+    """Raise InvalidUsage unless a reason is a text of fair length."""
+    if not (isinstance(reason, str) and len(reason.strip()) > 0 and len(reason) <= REASON_CHARS_MAX):
+        raise InvalidUsage(
+            f"reason={str(reason)[:80]!r} is not a text of 1 to {REASON_CHARS_MAX} characters: say why records are "
+            'erased, and do not name the person: reason="request 17"'
+        )
+
+
+def erased(contents: CollectionState, step: kinds.Erase) -> CollectionState:
+    """Return contents after an erasure.
+
+    Raises:
+        Superseded: a part that it replaces is not there any more, or other blobs fall out of use than it says.
+        ValueError: it is not one that a writer would make.
+    """
+    after = with_erased(contents, step)
+    if contents.named_blobs - after.named_blobs != set(step.unused):
+        raise Superseded("other blobs fall out of use than this erasure expected: a compaction came first")
+    return after
+
+
+def left_by_erasure(contents: CollectionState, step: kinds.Erase) -> tuple[str, ...]:
+    """Return the blobs that an erasure leaves unused, whatever it says of them; raises as it does otherwise."""
+    return tuple(sorted(contents.named_blobs - with_erased(contents, step).named_blobs))
+
+
+def with_erased(contents: CollectionState, step: kinds.Erase) -> CollectionState:
+    """Return contents after an erasure, whatever it says of the blobs that fall out of use.
+
+    Raises: as `erased`.
+    """
+    check_reason(step.reason)
+    if step.updates < 0 or not 0 <= step.events <= len(step.parts):
+        raise ValueError(f"it erases {step.updates} updates, and {step.events} of its parts hold events")
+    first_event = contents.next_number + len(step.parts) - step.events
+    brought = dict(enumerate(step.parts, contents.next_number))
+    replaced = {number: _named(contents, names) for number, names in step.replaced}
+    if not {*contents.numbered, *contents.pending}.issuperset(replaced):
+        raise Superseded("a part that this erasure replaces is not there any more: a compaction came first")
+    used = sorted(chain.from_iterable(replaced.values()))
+    if used != sorted(brought):
+        raise ValueError("it brings parts that take no place, or two")
+    if any((number in contents.pending) != (n >= first_event) for number, names in replaced.items() for n in names):
+        raise ValueError("it puts events in the place of updates, or updates in that of events")
+
+    def after(run: Numbers) -> Numbers:
+        return tuple(chain.from_iterable(replaced.get(number, (number,)) for number in run))
+
+    history = tuple(run for run in map(after, contents.history) if run)
+    keyframes = tuple(Keyframe(keyframe.as_of, after(keyframe.parts)) for keyframe in contents.keyframes)
+    in_use = {*chain.from_iterable(history), *chain.from_iterable(keyframe.parts for keyframe in keyframes)}
+    known = {**contents.numbered, **brought}
+    numbered = {number: part for number, part in known.items() if number in in_use}
+    waiting = [{**contents.pending, **brought}[number] for number in after(tuple(contents.pending))]
+    if any(not contents.resolved.has_beyond(part.time_max) for part in waiting):
+        raise Superseded("events that this erasure keeps pending have been resolved meanwhile")
+    pending = dict(enumerate(waiting, contents.next_number + len(step.parts)))
+    result = msgspec.structs.replace(
+        contents,
+        numbered=numbered,
+        history=history,
+        keyframes=keyframes,
+        pending=pending,
+        next_number=contents.next_number + len(step.parts) + len(pending),
+        inline_bytes=sum(len(part.inline) for parts in (numbered, pending) for part in parts.values()),
+        published={},
+        kept={},
+        erasures=(*contents.erasures, _erasure(contents, step))[-ERASURES_KEPT:],
+    )
+    check_runs(result)
+    return result
+
+
+def _named(contents: CollectionState, names: Numbers) -> Numbers:
+    """Return the numbers of parts that come with the record."""
+    if any(name >= 0 for name in names):
+        raise ValueError("it puts parts that are there in the place of others")
+    return tuple(contents.next_number - 1 - name for name in names)
+
+
+def _erasure(contents: CollectionState, step: kinds.Erase) -> Erasure:
+    return Erasure(erasure_number(contents) + 1, step.at_ms, step.by, step.updates, step.reason)

@@ -1,0 +1,157 @@
+"""What is known of the tables that a collection is published as, in the formats of other programs.
+
+A table has versions, and each holds what the collection held as of one time: it names parts by their numbers, and of
+each the rows that it leaves out. Who reads the table holds no lease, and may begin with one version while the next one
+comes to be. So the log keeps what two versions need:
+
+- the version that the newest record brings. The table shows it after the record was made, and perhaps much later;
+- the version before it (`before`), which is what others see until then.
+
+Whoever brings the next version has first made sure that the table shows the present one. So what only the version
+before that needs is unused from then on, and waits for the grace period like all that is dropped.
+
+Invariants:
+- the parts that a table names are files, and each of their rows counts once;
+- each of them is in a run of the collection, or among its kept parts (`persist.core.state_rules.contents`);
+- versions follow each other, and the id of the table stays.
+"""
+
+from typing import Any
+
+import msgspec
+
+from persist.codecs.part.part import Part
+from persist.core.errors import AsOfNotSealed, Superseded
+from persist.core.log import kinds
+from persist.core.log.fields import Numbers
+from persist.core.names import is_id
+from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
+
+
+def published(contents: CollectionState, step: kinds.Publish) -> CollectionState:
+    """Return contents with the next version of a table.
+
+    Raises:
+        Superseded: somebody else has published, or compacted, since it was planned.
+        AsOfNotSealed: the collection may still change at its time.
+        ValueError: it is not one that a writer would make.
+    """
+    before = contents.published.get(step.table)
+    if step.version != (0 if before is None else before.version + 1):
+        raise Superseded(f"the {step.table} table of {contents.name!r} has another version by now")
+    if not is_id(step.id):
+        raise ValueError(f"{step.id[:200]!r} is not the id of a table")
+    if before is not None and before.id != step.id:
+        raise Superseded(f"the {step.table} table of {contents.name!r} was given up, and is another one by now")
+    if contents.upper.has_beyond(step.as_of):
+        raise AsOfNotSealed(step.as_of, contents.upper, 0.0)
+    if not 1 <= step.schema <= len(contents.earlier) + 1:
+        raise ValueError(
+            f"it has the columns of version {step.schema} of a schema that has {len(contents.earlier) + 1}"
+        )
+    brought = dict(enumerate(step.parts, contents.next_number))
+    there = {**contents.kept, **contents.numbered, **brought}
+    old = {} if before is None else before.files
+    if not old.keys() >= set(step.removed):
+        raise ValueError("the version before does not have what it removes")
+    numbers = resolved_numbers(tuple(file.number for file in step.files), contents.next_number)
+    if not there.keys() >= set(numbers):
+        raise Superseded("a part that the table was to name is not there any more: a compaction came first")
+    changed = {n: PublishedFile(step.version, file.deletes) for n, file in zip(numbers, step.files, strict=True)}
+    files = {**{n: file for n, file in old.items() if n not in step.removed}, **changed}
+    publication = Publication(
+        step.id,
+        step.version,
+        step.as_of,
+        step.schema,
+        files,
+        {n: file for n, file in old.items() if files.get(n) != file},
+        step.metadata,
+        () if before is None else before.metadata,
+        step.options,
+        step.digest,
+        before is None or (before.schema, before.options) != (step.schema, step.options),
+    )
+    known = set() if before is None else {*before.blobs}
+    vectors = {file.deletes.blob for file in step.files if file.deletes is not None}
+    if not known.union(step.blobs) >= vectors.union(step.metadata):
+        raise ValueError("it names blobs that neither the version before has nor this one brings")
+    if not set(brought) <= set(numbers):
+        raise ValueError("it brings parts that the table does not name")
+    after = _with_published(contents, {**contents.published, step.table: publication}, brought)
+    return _checked(after, contents, step)
+
+
+def unpublished(contents: CollectionState, step: kinds.Unpublish) -> CollectionState:
+    """Return contents without a table.
+
+    Raises:
+        Superseded: it has another version, or is gone, by now.
+        ValueError: it is not one that a writer would make.
+    """
+    known = contents.published.get(step.table)
+    if known is None or known.version != step.version:
+        raise Superseded(f"the {step.table} table of {contents.name!r} has another version by now, or is gone")
+    left = {table: publication for table, publication in contents.published.items() if table != step.table}
+    return _checked(_with_published(contents, left, {}), contents, step)
+
+
+def left_unused(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> tuple[str, ...]:
+    """Return the blobs that a step leaves unused, whatever it says of them. Raises as the step does otherwise."""
+    rule: Any = published if isinstance(step, kinds.Publish) else unpublished
+    try:
+        rule(contents, msgspec.structs.replace(step, unused=()))
+    except OtherUnused as error:
+        return error.blobs
+    return ()
+
+
+class OtherUnused(Superseded):
+    """Other blobs fall out of use than a step says."""
+
+    def __init__(self, blobs: tuple[str, ...]) -> None:
+        super().__init__("other blobs fall out of use than was expected: somebody else published or compacted first")
+        self.blobs = blobs
+
+
+def _with_published(
+    contents: CollectionState, tables: dict[str, Publication], brought: dict[int, Part]
+) -> CollectionState:
+    parts = {**contents.kept, **contents.numbered, **brought}
+    numbers = {number for publication in tables.values() for number in publication.numbers}
+    return msgspec.structs.replace(
+        contents,
+        published=dict(sorted(tables.items())),
+        kept={number: parts[number] for number in sorted(numbers) if number not in contents.numbered},
+        next_number=contents.next_number + len(brought),
+    )
+
+
+def _checked(after: CollectionState, before: CollectionState, step: kinds.Publish | kinds.Unpublish) -> CollectionState:
+    """Return after, if a step says right what falls out of use by it."""
+    check_published(after)
+    unused = tuple(sorted(before.named_blobs - after.named_blobs))
+    if set(unused) != set(step.unused):
+        raise OtherUnused(unused)
+    return after
+
+
+def check_published(contents: CollectionState) -> None:
+    """Raise ValueError if contents break an invariant of the module's docstring, as far as descriptors tell."""
+    numbers = {number for publication in contents.published.values() for number in publication.numbers}
+    if not contents.kept.keys() == numbers - contents.numbered.keys():
+        raise ValueError("a published table names a part that is not there, or a part is kept that none names")
+    if any(not 0 <= number < contents.next_number for number in contents.kept):
+        raise ValueError(f"a kept part has a number that was not drawn yet; the next is {contents.next_number}")
+    for number in numbers:
+        part = contents.part(number)
+        if not part.blob or not part.is_plain:
+            raise ValueError(f"a published table names {part.name}, of which not each row counts once in a file")
+        named = [publication.files.get(number) for publication in contents.published.values()]
+        if any(file is not None and file.deletes is not None and file.deletes.rows > part.rows for file in named):
+            raise ValueError(f"a published table leaves out more rows than {part.name} has")
+
+
+def resolved_numbers(numbers: Numbers, next_number: int) -> Numbers:
+    """Return numbers of parts, given that -1, -2, … are those that come with a record, from next_number on."""
+    return tuple(number if number >= 0 else next_number - 1 - number for number in numbers)

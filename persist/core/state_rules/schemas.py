@@ -1,0 +1,202 @@
+"""The schema of a collection and how it changes: numbered versions, of which the newest is everybody's.
+
+The rules of what may follow what are those of columns (`persist.codecs.evolution`). Here is what a commit may do:
+make the next version, if it is made from the newest, and add parts that were written with an older one, if nothing
+but additions lies between, so that their updates mean the same under the newest.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from persist.codecs.errors import SchemaMismatch
+from persist.codecs.evolution import changes_between, check_next, only_adds
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.antichain import Antichain
+from persist.core.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRedefined
+from persist.core.log import kinds
+from persist.core.state_rules.annotations import without_columns
+from persist.core.state_rules.contents import CollectionState, definition_number
+from persist.core.state_rules.keyed_rules import evolved_form, keyed_from
+
+
+def version_of(contents: CollectionState, version: int) -> CollectionSchema:
+    """Return a version of a collection's schema, which knows all others.
+
+    Raises:
+        SchemaMismatch: there is none of that number.
+    """
+    newest = contents.schema
+    schema = next((known for known in newest.known or (newest,) if known.version == version), None)
+    if schema is None or type(version) is not int:
+        raise SchemaMismatch(
+            f"schema={version!r} is no version of the schema of this collection: it has 1 to {newest.version}"
+        )
+    return replace(schema, known=newest.known)
+
+
+def among_versions(schema: CollectionSchema, contents: CollectionState) -> CollectionSchema:
+    """Return a version of a collection's schema with what parts of other versions need to be read under it.
+
+    Codecs stay those of the schema given.
+    """
+    if len(schema.known) == len(contents.earlier) + 1 or not contents.earlier:
+        return schema
+    return replace(schema, known=contents.schema.known)
+
+
+def newest_like(schema: CollectionSchema, contents: CollectionState) -> CollectionSchema:
+    """Return the newest version of a collection's schema, with the codecs of the one given."""
+    if schema.version == len(contents.earlier) + 1:
+        return among_versions(schema, contents)
+    newest = contents.schema
+    key = replace(newest.key, codec=schema.key.codec if newest.key.codec_name else None)
+    value = replace(newest.value, codec=schema.value.codec if newest.value.codec_name else None)
+    return replace(newest, key=key, value=value)
+
+
+def reconciled(given: CollectionSchema, contents: CollectionState, collection: str) -> CollectionSchema:
+    """Return the version of a collection's schema that a caller gave, with the codec objects given.
+
+    That is the newest, or an older one if columns were only added since: such a caller writes with the older one.
+
+    Raises:
+        CodecMismatch, SchemaMismatch: it is none of these; the message tells the difference to the newest.
+    """
+    newest = contents.schema
+    try:
+        return replace(given.reconcile(newest, collection), known=newest.known)
+    except SchemaMismatch:
+        for older in reversed(newest.known[:-1]):
+            if only_adds(older, newest):
+                with suppress(SchemaMismatch):
+                    return replace(given.reconcile(older, collection), known=newest.known)
+        raise
+
+
+def evolved(contents: CollectionState, step: kinds.Evolve) -> CollectionState:
+    """Return contents with the next version of their schema.
+
+    Raises:
+        SchemaMoved: it was made from another version than the newest: somebody else came first.
+        SchemaMismatch: it may not follow the newest.
+        InvalidUsage: it is a view; or what `evolved_form` and `keyed_from` raise.
+        ValueError: it is no schema.
+    """
+    if contents.view is not None:
+        raise InvalidUsage(
+            f"collection {contents.name!r} is a view, whose columns are those of its definition: give it "
+            "another one with redefine()"
+        )
+    evolved = with_version(contents, step.schema, becomes_keyed=step.keyed is not None)
+    return evolved if step.keyed is None else keyed_from(evolved, step.keyed)
+
+
+def redefined(contents: CollectionState, step: kinds.Redefine) -> CollectionState:
+    """Return contents of a view with its next definition.
+
+    Raises:
+        UpperMismatch, ViewRedefined, SchemaMoved: the view was refreshed, or somebody else came first.
+        InvalidUsage: it is no view, or is complete for ever.
+        SchemaMismatch: the schema may not follow the newest.
+    """
+    if contents.view is None:
+        raise InvalidUsage(f"collection {contents.name!r} is no view: it is written by its users")
+    if not step.start or step.start != contents.upper_times:
+        raise UpperMismatch(Antichain(*step.start), contents.upper)
+    number = definition_number(contents)
+    if step.view.get("number") != number + 1:
+        raise ViewRedefined(contents.name, int(step.view.get("number", 1)) - 1, number)
+    if step.schema is not None:
+        contents = with_version(contents, step.schema)
+    return msgspec.structs.replace(contents, view=step.view)
+
+
+def with_version(contents: CollectionState, schema: dict[str, Any], *, becomes_keyed: bool = False) -> CollectionState:
+    """Return contents with the next version of their schema; errors as of `evolved`."""
+    after, before = CollectionSchema.from_json(schema), contents.schema
+    check_follows(contents, after, becomes_keyed=becomes_keyed)
+    check_next(replace(before, known=before.known or (before,)), after)
+    form = evolved_form(contents, after)
+    earlier = (*contents.earlier, contents.schema_json)
+    about = without_columns(contents.about, {str(id_) for id_ in {*before.ids} - {*after.ids}})
+    return msgspec.structs.replace(contents, schema_json=schema, earlier=earlier, keyed=form, about=about)
+
+
+def check_follows(contents: CollectionState, after: CollectionSchema, *, becomes_keyed: bool = False) -> None:
+    """Raise SchemaMoved unless a schema was made from the newest version, whatever else may be wrong with it."""
+    if after.version != len(contents.earlier) + 2:
+        base = next((known for known in contents.schema.known if known.version == after.version - 1), None)
+        mine = [] if base is None else changes_between(base, after)
+        if becomes_keyed:
+            mine = [*(change for change in mine if change != "nothing"), "it becomes keyed"]
+        raise moved(contents, after.version - 1, mine)
+
+
+def moved(contents: CollectionState, base: int, mine: Sequence[str]) -> SchemaMoved:
+    """Return the error that a change was made from a version of the schema that is not the newest any more."""
+    newest = contents.schema
+    known = next((schema for schema in newest.known if schema.version == base), None)
+    theirs = () if known is None else tuple(changes_between(known, newest))
+    return SchemaMoved(base, newest.version, tuple(mine), theirs)
+
+
+def check_written(contents: CollectionState, written: int) -> None:
+    """Check that updates that were written with a version of the schema may be added.
+
+    Raises:
+        SchemaMismatch: they mean something else under the newest version, or nothing.
+    """
+    if written == len(contents.earlier) + 1:
+        return
+    newest = contents.schema
+    base = next((known for known in newest.known if known.version == written), None)
+    if base is None:
+        raise ValueError(f"it has schema version {written}, and the collection has 1 to {newest.version}")
+    if not only_adds(base, newest):
+        raise SchemaMismatch(
+            f"this was written with version {written} of the schema of collection {contents.name!r}, which has version "
+            f"{newest.version} by now: {'; '.join(changes_between(base, newest))}. Load the collection again, and "
+            "write with its schema; nothing was applied."
+        )
+
+
+def check_columns_there(contents: CollectionState, ids: Sequence[int]) -> None:
+    """Raise SchemaMismatch if a column that somebody is about to read was dropped."""
+    newest = contents.schema
+    gone = [id_ for id_ in ids if id_ not in newest.ids]
+    if gone:
+        names = {id_: name for schema in newest.known for id_, name in zip(schema.ids, schema.names, strict=True)}
+        raise SchemaMismatch(
+            f"column {names.get(gone[0], gone[0])!r} of collection {contents.name!r} was dropped meanwhile: it has "
+            f"{list(newest.names)} by now"
+        )
+
+
+def columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the columns that a version of the schema drops although they are held, and the holds on each by name."""
+    if not any(held.columns for held in contents.holds.values()):
+        return {}
+    before, after = contents.schema, CollectionSchema.from_json(schema)
+    dropped = {id_: name for id_, name in zip(before.ids, before.names, strict=True) if id_ not in after.ids}
+    in_use: dict[str, list[str]] = {}
+    for hold, held in contents.holds.items():
+        for id_ in held.columns:
+            if id_ in dropped:
+                in_use.setdefault(dropped[id_], []).append(hold)
+    return in_use
+
+
+def check_versions(contents: CollectionState) -> None:
+    """Raise ValueError if the versions of the schema do not follow each other, or a part has none of them."""
+    used: set[int] = set()
+    for before, after in pairwise(contents.schema.known if contents.earlier else ()):
+        used.update(before.ids)
+        check_next(before, after, used)
+    newest = len(contents.earlier) + 1
+    if any(part.schema > newest for part in (*contents.parts, *contents.pending.values())):
+        raise ValueError(f"a part has a later schema version than there is: {newest}")

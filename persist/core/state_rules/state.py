@@ -1,0 +1,358 @@
+"""The state of a location as a pure function of its commit log: `apply(state, record) -> state`.
+
+Nothing is written here, and nothing is read but entries of a large directory (`persist.core.state_rules.frozen_map`).
+Every rule about what a commit may do is checked here and nowhere else, so that a writer validating its own commit and a
+reader replaying the log cannot disagree. All values are immutable; a reader keeps the `CollectionState` it started
+from for as long as it likes.
+
+A location may hold many collections of which a client uses few. A `CollectionEntry` is therefore a *base* (pointers
+to a stored `CollectionState`; the `CollectionState` itself, when no checkpoint has stored it yet; or none for a
+collection that begins with its pending mutations) plus the mutations *pending* since then. The `contents` are the fold
+of the second over the first, and are present only when somebody needed them. Applying a record to an entry without
+contents only appends to its pending mutations; `with_contents` replays and checks them once the base has been fetched.
+
+Invariants, for every state reachable by `apply`:
+- `since` and `upper` of a collection never go back;
+- when an `Append` was applied, all its times were beyond the upper of that moment;
+- `since` is the least of what compaction was allowed up to and every hold, or beyond it;
+- a token is remembered as long as a write with its times could be applied once more;
+- names are unique among the collections that exist, ids for ever;
+- an entry's `leased` are those of the holds in its contents that live by a lease, and these leases exist;
+- an entry's blobs lie in its own folder and its `folders`. Those in the latter were named by the source of the clone
+  when the clone was made, so what no entry names will never be named again;
+- if `contents` is present, it equals the fold of `pending` over the base.
+
+What a commit may do to a collection is in `persist.core.state_rules.collection_rules`, what its contents are in
+`persist.core.state_rules.contents`, and what concerns the location as a whole in `persist.core.state_rules.location`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from msgspec import UNSET
+
+from persist.codecs.part.part import Part
+from persist.core.errors import (
+    AsOfNotSealed,
+    CollectionExists,
+    CollectionNeeded,
+    CollectionNotFound,
+    ColumnsNeeded,
+    LeaseExpired,
+    Superseded,
+)
+from persist.core.log import kinds
+from persist.core.log.fields import CollectionMutation, LocationMutation
+from persist.core.log.framing import FORMAT, FORMAT_MIN, BlobRef
+from persist.core.log.keys import check_unused, is_upload, shared_folders
+from persist.core.log.kinds import BringsParts, LeavesUnused, Mutation
+from persist.core.log.records import Record
+from persist.core.names import INDEX_HOLD, VIEW_HOLD, check_name, is_id, owner_of_groups
+from persist.core.state_rules.annotations import check_note
+from persist.core.state_rules.collection_rules import CollectionStep, Condition, Holds, Planned, after_step, gathered
+from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.frozen_map import FrozenMap, MapChanges
+from persist.core.state_rules.location import (
+    LOCATION_RULES,
+    LocationState,
+    check_uploaded,
+    check_writer,
+    with_destroyed,
+    with_unused,
+)
+from persist.core.state_rules.schemas import columns_in_use
+
+PENDING_MAX = 64  # Mutations an entry keeps before it takes its contents for its base.
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionEntry:
+    """What is known of one collection: see the module's docstring.
+
+    Attributes:
+        leased: (hold, lease) of each hold that lives by a lease. It is kept here, and not with the leases, so that a
+            client that reads thousands of collections has no list of them all in the location's own state.
+        folders: the other collections, sorted, in whose folders parts may lie: it is a clone, or was made of one.
+        levels: pointers to what changed in the base since it was stored, oldest first.
+    """
+
+    id: str
+    name: str
+    base: BlobRef | CollectionState | None = None
+    pending: tuple[CollectionMutation, ...] = ()
+    contents: CollectionState | None = None
+    leased: tuple[tuple[str, str], ...] = ()
+    folders: tuple[str, ...] = ()
+    levels: tuple[BlobRef, ...] = ()
+
+    @property
+    def stored(self) -> tuple[BlobRef, ...]:
+        """The pointers to the stored objects that the base consists of."""
+        return (self.base, *self.levels) if isinstance(self.base, BlobRef) else ()
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The leases by which holds on this collection live, each once."""
+        return tuple(dict.fromkeys(lease for _, lease in self.leased))
+
+    def with_contents(self, base: CollectionState | None) -> "CollectionEntry":
+        """Return this entry with its contents, given what its stored base is (None when it has none)."""
+        contents = base
+        for step in gathered(self.pending):
+            contents = after_step(contents, step)
+        return replace(self, contents=contents)
+
+    def replayed(self, contents: CollectionState) -> "CollectionEntry":
+        """Return this entry with its contents, which are known, as its base."""
+        return replace(self, base=contents, levels=(), pending=(), contents=contents)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything the log says up to and including seqno, where the record is commit; -1 and None for an empty log.
+
+    The format is the location's number: the greatest of its records, and the newest one for a location that begins.
+    """
+
+    location: str | None = None
+    seqno: int = -1
+    entries: FrozenMap[CollectionEntry] = field(default_factory=FrozenMap)
+    ids: FrozenMap[str] = field(default_factory=FrozenMap)
+    control: LocationState = field(default_factory=LocationState)
+    commit: str | None = None
+    format: int = FORMAT
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all collections, sorted."""
+        return tuple(sorted(self.ids))
+
+    def names_in_memory(self) -> tuple[str, ...]:
+        """Return the names of collections that are known without reading any, sorted, for errors that show a few."""
+        return tuple(sorted(name for name, _ in self.ids.in_memory()))
+
+    def stored_parts(self) -> Iterator[Part]:
+        """Yield the parts of all collections whose contents are known."""
+        for entry in self.entries.values():
+            if entry.contents is not None:
+                yield from entry.contents.stored_parts
+
+    def named_blobs(self) -> set[str]:
+        """Return the keys of the blobs that all collections refer to whose contents are known."""
+        known = [entry.contents for entry in self.entries.values() if entry.contents is not None]
+        return {key for contents in known for key in contents.named_blobs}
+
+    def with_entry(self, entry: CollectionEntry) -> "State":
+        """Return this state with an equivalent form of one entry (contents filled in, or another base)."""
+        return replace(self, entries=self.entries.with_changes({entry.id: entry}))
+
+
+class DoesNotFollow(ValueError):
+    """A record names another predecessor than the one that is known: one of the two does not belong to this log."""
+
+
+def apply(state: State, record: Record) -> State:
+    """Return the state after record.
+
+    Cost: O(mutations), and for the end of a lease O(collections in memory). No I/O, but for what
+    `persist.core.state_rules.frozen_map` reads of a directory that is not all in memory.
+
+    Raises:
+        InvalidUsage, Conflict: one of the rules does not allow it; the state is unchanged. A record in the log never
+            raises these, because its writer applied it before creating it.
+        DoesNotFollow: the record was made after another one than the last that state knows.
+        ValueError: the record belongs to another location or position, or is not one that a writer would make.
+    """
+    if record.seqno != state.seqno + 1:
+        raise ValueError(f"it says seqno {record.seqno} where {state.seqno + 1} belongs")
+    if state.location not in (None, record.location):
+        raise ValueError(f"it belongs to location {record.location}, and this is {state.location}")
+    if not is_id(record.location):
+        raise ValueError(f"its location {record.location!r} is not 32 hex digits")
+    if not is_id(record.commit):
+        raise ValueError(f"its commit {record.commit[:200]!r} is not 32 hex digits")
+    if record.previous != state.commit:
+        raise DoesNotFollow(f"it follows the commit {record.previous}, and the record before it is {state.commit}")
+    if record.submitted is not UNSET and any(submitted.first > submitted.last + 1 for submitted in record.submitted):
+        raise ValueError("it says of operations that were submitted that the first comes long after the last")
+    number = max(record.format, FORMAT_MIN)
+    if number < format_after(state, record.mutations):
+        raise ValueError(f"it has format {record.format}, and {format_after(state, record.mutations)} is needed here")
+    check_writer(state.control.writer, state.control.epoch, record.epoch, record.mutations)
+    after = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _extended)
+    for step in gathered(record.mutations):
+        after.add(step, record.seqno, record.written_ms)
+    entries, ids = state.entries.with_changes(after.entries), state.ids.with_changes(after.ids)
+    return State(record.location, record.seqno, entries, ids, after.control, record.commit, number)
+
+
+def format_after(state: State, mutations: Iterable[Mutation]) -> int:
+    """Return the least number that a record with these mutations may have after state; it never goes back."""
+    least = FORMAT_MIN if state.seqno < 0 else state.format
+    return max([least, *(mutation.format_needed for mutation in mutations)])
+
+
+class Changing:
+    """What mutations are applied to, one after the other; extend says how an entry takes one in."""
+
+    def __init__(
+        self,
+        entries: MapChanges[CollectionEntry],
+        ids: MapChanges[str],
+        control: LocationState,
+        extend: Callable[[CollectionEntry, CollectionStep], CollectionEntry],
+    ) -> None:
+        self.entries = entries
+        self.ids = ids
+        self.control = control
+        self._extend = extend
+
+    def add(self, step: Mutation | CollectionStep, seqno: int, written_ms: int) -> None:
+        """Apply one mutation of the record at seqno."""
+        if isinstance(step, LocationMutation):
+            before, self.control = self.control, LOCATION_RULES[type(step)](self.control, step, seqno)
+            if isinstance(step, kinds.EndLease) and step.lease in before.leases:
+                self._release_all(step.lease)
+            return
+        if isinstance(step, BringsParts):
+            check_uploaded(self.control, step)
+        entry = self.entry_for(step)
+        if isinstance(step, kinds.Destroy):
+            self._check_not_needed(entry)
+            control = with_destroyed(self.control, entry.id, entry.readers, entry.folders, seqno, written_ms)
+            self.control = control
+            self.entries[entry.id] = None
+            self.ids[entry.name] = None
+            return
+        if isinstance(step, kinds.SetHold) and step.lease is not None:
+            if step.lease not in self.control.leases:
+                raise LeaseExpired("the lease this hold lives by has ended, so since may have passed it")
+            entry = _with_leased(entry, step.hold, step.lease)
+        elif isinstance(step, kinds.ReleaseHold):
+            entry = _without_leased(entry, step.hold)
+        elif isinstance(step, LeavesUnused):
+            check_unused(step, entry.folders)
+            self.control = with_unused(self.control, step, entry.readers, entry.folders, seqno, written_ms)
+        if isinstance(step, kinds.Rename):
+            entry = self._renamed(entry, step.name)
+        elif isinstance(step, kinds.Evolve | kinds.Redefine) and step.schema is not None:
+            self._check_columns_not_needed(entry, step.schema)
+        self.entries[entry.id] = self._extend(entry, step)
+        self.ids[entry.name] = entry.id
+
+    def _renamed(self, entry: CollectionEntry, name: str) -> CollectionEntry:
+        """Return entry with another name, which must be free; the one before becomes free."""
+        check_name(name)
+        if name != entry.name and self.ids.now(name) is not None:
+            raise CollectionExists(name)
+        self.ids[entry.name] = None
+        return replace(entry, name=name)
+
+    def _check_not_needed(self, entry: CollectionEntry) -> None:
+        """Raise CollectionNeeded if views read the collection: each has a permanent hold on it, called after its id.
+
+        Where the contents are not known, a record is replayed whose writer knew them.
+        """
+        holds = entry.contents.holds if entry.contents is not None else {}
+        views = {view.name for hold in holds if (view := self._view_of(hold)) is not None}
+        if views:
+            raise CollectionNeeded(entry.name, sorted(views))
+
+    def _check_columns_not_needed(self, entry: CollectionEntry, schema: dict[str, Any]) -> None:
+        """Raise ColumnsNeeded if a version of the schema drops a column that a view reads; as `_check_not_needed`."""
+        in_use = {} if entry.contents is None else columns_in_use(entry.contents, schema)
+        readers = {
+            column: sorted({reader.name for hold in holds if (reader := self._reader_of(hold)) is not None})
+            for column, holds in sorted(in_use.items())
+        }
+        if any(readers.values()):
+            raise ColumnsNeeded(entry.name, {column: views for column, views in readers.items() if views})
+
+    def _reader_of(self, hold: str) -> CollectionEntry | None:
+        return self.entries.now(hold.removeprefix(INDEX_HOLD)) if hold.startswith(INDEX_HOLD) else self._view_of(hold)
+
+    def _view_of(self, hold: str) -> CollectionEntry | None:
+        """Return the view that a hold is of; of one that holds the groups of a view, that one."""
+        entry = self.entries.now(hold.removeprefix(VIEW_HOLD)) if hold.startswith(VIEW_HOLD) else None
+        owner = None if entry is None else owner_of_groups(entry.name)
+        return entry if owner is None else self.entries.now(owner)
+
+    def _release_all(self, lease: str) -> None:
+        """Release all holds that live by a lease."""
+        concerned = [entry for _, entry in self.entries.marked(lease) if entry.leased and lease in entry.readers]
+        for entry in concerned:
+            for hold, by in entry.leased:
+                if by == lease:
+                    entry = self._extend(_without_leased(entry, hold), kinds.ReleaseHold(entry.id, hold))
+            self.entries[entry.id] = entry
+
+    def entry_for(self, step: CollectionStep) -> CollectionEntry:
+        """Return the entry that step is about, a new one for `Create`, if there may be one."""
+        entry = self.entries.now(step.collection)
+        if isinstance(step, kinds.Makes):
+            if not is_id(step.collection):
+                raise ValueError(f"{step.collection!r} is not the id of a collection: 32 hex digits")
+            if any(dropped.collection == step.collection and dropped.is_destroyed for dropped in self.control.dropped):
+                raise ValueError(f"the id {step.collection} was that of a collection whose blobs are being deleted")
+            check_name(step.name)
+            if self.ids.now(step.name) is not None or entry is not None:
+                raise CollectionExists(step.name)
+            if isinstance(step, kinds.Clone):
+                return CollectionEntry(step.collection, step.name, folders=self._checked_folders(step))
+            return CollectionEntry(step.collection, step.name)
+        if entry is None:
+            raise CollectionNotFound(step.collection, "this location", tuple(n for n, _ in self.ids.in_memory()))
+        return entry
+
+    def _checked_folders(self, step: kinds.Clone) -> tuple[str, ...]:
+        """Return the folders of others in which the parts of a clone may lie, after checking that its source has these.
+
+        The source is among them also if the clone has no part there: what is erased from one is erased from the others.
+        A blob that nothing names is never named again. Where the contents are not known, as `_check_not_needed`.
+        """
+        source, folders = self.entries.now(step.source), shared_folders(step)
+        if source is None:
+            raise CollectionNotFound(step.source, "this location", tuple(n for n, _ in self.ids.in_memory()))
+        if not {source.id, *source.folders}.issuperset(folders):
+            raise ValueError(f"it names blobs of collections {folders}, and its source {source.id} has none there")
+        if source.contents is not None:
+            if source.contents.upper.has_beyond(step.as_of):
+                raise AsOfNotSealed(step.as_of, source.contents.upper, 0.0)
+            if (source.contents.schema_json, source.contents.keyed) != (step.schema, step.keyed):
+                raise Superseded("what was to be cloned has evolved meanwhile")
+            named = {part.blob for part in source.contents.parts}
+            if any(
+                part.blob not in named for part in step.parts if part.blob and not is_upload(part.blob, step.collection)
+            ):
+                raise Superseded("what was to be shared with a clone was replaced by a compaction meanwhile")
+        return tuple(sorted({source.id, *source.folders}))
+
+
+def _with_leased(entry: CollectionEntry, hold: str, lease: str) -> CollectionEntry:
+    for known, by in entry.leased:
+        if known == hold and by != lease:
+            raise ValueError(f"{hold!r} is the id of a hold that lives by another lease")
+        if known == hold:
+            return entry
+    return replace(entry, leased=(*entry.leased, (hold, lease)))
+
+
+def _without_leased(entry: CollectionEntry, hold: str) -> CollectionEntry:
+    if all(known != hold for known, _ in entry.leased):
+        return entry
+    return replace(entry, leased=tuple(leased for leased in entry.leased if leased[0] != hold))
+
+
+def _extended(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
+    """Return entry with the mutations of a step pending, and in its contents if it has them."""
+    assert not isinstance(step, Planned | Condition)
+    if isinstance(step, kinds.Note):
+        check_note(step)
+        return entry  # It changes nothing, so it need not be kept to be replayed.
+    mutations = step.steps if isinstance(step, Holds) else (step,)
+    contents = entry.contents
+    if contents is not None or isinstance(step, kinds.Makes):
+        contents = after_step(contents, step)
+    if contents is not None and len(entry.pending) + len(mutations) > PENDING_MAX:
+        return entry.replayed(contents)
+    return replace(entry, pending=(*entry.pending, *mutations), contents=contents)

@@ -1,0 +1,408 @@
+"""How the contents as of a time are made of updates.
+
+`as_of` selects updates at times `<= as_of`; equal records' diffs are summed and zeros dropped. In form "diff" a
+record appears once with its multiplicity `_diff`; in form "rows" it appears as often as its multiplicity says. Rows
+come in no particular order.
+
+Projection commutes with consolidation, so columns that nobody asked for are not read: the multiplicity of a
+projected record is the sum over all records that look like it. In form "rows" none of the sums per key may be negative,
+whether its key columns are asked for or not.
+
+What must be merged is as little as can be told beforehand. Rows *stand* if nothing can cancel them: in form "rows"
+those of parts without a negative diff, in form "diff" the distinct records of a keyframe; unless a row of the *rest*
+has the same key. So only keys that the rest touches are merged, and what stands is passed on as it was decoded. If
+nothing is in the rest, not even `_diff` is read.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from persist.blob.threads import Pool
+from persist.codecs.order.arrays import int64_array, int64_values
+from persist.codecs.order.ordering import combined, sort_indices
+from persist.codecs.order.search import SortedKeys
+from persist.codecs.order.sums import consolidate, without_pairs
+from persist.codecs.part.describing import describe_held
+from persist.codecs.part.part import Part
+from persist.codecs.types.objects import to_dicts
+from persist.core.errors import InvalidUsage, NegativeMultiplicity
+from persist.engine.read.parts.reader import ClaimedRead, PartReader, ahead
+from persist.engine.read.planning.scan import Scan, cheap_first, negated, rows_without_columns
+
+Form = Literal["rows", "diff"]
+REPEATED_ROWS_MAX = 1 << 20  # Rows made at a time of records with a multiplicity above 1.
+ROWS_MAX = 2**31 - 1  # Rows that one slice may become; beyond it somebody has mistaken multiplicities for data.
+TOUCH_FRACTION = 1.5  # If there is more rest than this for each row that stands, most keys are touched anyway.
+
+
+def read_snapshot(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Table]:
+    """Yield what one slice of a snapshot holds, in no particular order.
+
+    Memory: one part at a time, if nothing must be merged; else about four times what the slice takes decoded. And
+    `REPEATED_ROWS_MAX` rows.
+
+    Raises:
+        CorruptBlob: a part is missing or damaged.
+        NegativeMultiplicity: rows were asked for and some record has a negative multiplicity.
+        DiffOverflow: a multiplicity does not fit int64.
+    """
+    rest = yield from _passed_on(scan, reader, Split.of(scan, form), form)
+    if rest is not None:
+        yield from _given_out(rest.consolidated(), scan, form)
+
+
+def read_touched(
+    scan: Scan, form: Form, reader: PartReader, *, elsewhere: Callable[[Part], bool] = lambda _: True
+) -> Iterator[pa.Table]:
+    """Yield what one slice of a snapshot holds, but for what stands in some parts and is not touched by the rest.
+
+    For plans that have somebody else read these parts, and take the keys of the rest out of them: if there is a rest,
+    key columns are flat, and there is one at least. Memory and errors as of `read_snapshot`.
+
+    Args:
+        elsewhere: tells which of the parts that stand are read by somebody else; by default all of them.
+    """
+    parts = Split.of(scan, form)
+    assert scan.schema.key_names or not parts.is_merged, "without keys, nothing is touched more than anything else"
+    rest = yield from _passed_on(scan, reader, parts, form, elsewhere)
+    if rest is not None:
+        yield from _given_out(rest.consolidated(), scan, form)
+
+
+def _given_out(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
+    table = scan.given_out(table)
+    if form == "rows" and "_diff" in table.column_names:
+        yield from repeated(table, scan)
+    elif table.num_rows:
+        yield table
+
+
+@dataclass(frozen=True)
+class Split:
+    """The parts of a slice: of the keyframe and of the history, each those that stand and the rest."""
+
+    base: list[Part]
+    history: list[Part]
+    base_rest: list[Part]
+    rest: list[Part]
+
+    @classmethod
+    def of(cls, scan: Scan, form: Form) -> "Split":
+        """Return which parts of a scan stand, and which may cancel what stands."""
+        if form == "diff":
+            # Records of a keyframe are distinct, unless they are told apart by what was not asked for.
+            is_whole = set(scan.columns) == set(scan.schema.names)
+            base = [part for part in scan.base if is_whole and scan.tells_apart(part)]
+            base_rest = [part for part in scan.base if not (is_whole and scan.tells_apart(part))]
+            return cls(base, [], base_rest, [*scan.parts])
+        base = [part for part in scan.base if not part.negatives]
+        history = [part for part in scan.parts if scan.sign > 0 and not part.negatives]
+        base_rest = [part for part in scan.base if part.negatives]
+        return cls(base, history, base_rest, [part for part in scan.parts if scan.sign < 0 or part.negatives])
+
+    @property
+    def is_merged(self) -> bool:
+        return bool(self.base_rest or self.rest)
+
+    def standing_where(self, condition: Callable[[Part], bool]) -> "Split":
+        """Return a split of which only those parts stand that a condition is true for."""
+        return replace(self, base=[*filter(condition, self.base)], history=[*filter(condition, self.history)])
+
+    def is_touching(self, scan: Scan) -> bool:
+        """Return whether the rest is so small beside what stands that most of that is passed on as it is read."""
+        if not self.is_merged or not scan.schema.key_names:
+            return bool(scan.schema.key_names)
+        standing_rows = sum(scan.rows_within(part) for part in (*self.base, *self.history))
+        rest_rows = sum(scan.rows_within(part) for part in (*self.base_rest, *self.rest))
+        return rest_rows <= TOUCH_FRACTION * standing_rows
+
+
+def snapshot_slices(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
+    """Return how a snapshot is read: in slices if rows of different parts must be held against each other.
+
+    What stands counts for half where most of it is passed on as it is read, untouched: the cuts cost a third more time.
+    """
+
+    def held(piece: Scan) -> int:
+        parts = Split.of(piece, form)
+        if not parts.is_touching(piece):
+            return piece.memory
+        return piece.memory_of([*parts.base_rest, *parts.rest]) + piece.memory_of([*parts.base, *parts.history]) // 2
+
+    return scan.slices_within(slice_bytes, held) if Split.of(scan, form).is_merged else [scan]
+
+
+class _Rest:
+    """The rows of a slice that are left to consolidate, by their columns but `_diff`, which can be done once."""
+
+    def __init__(self, rows: pa.Table, by: list[str]) -> None:
+        """Take rows, and the names of their columns in the order in which they are to be looked at."""
+        self._rows, self._names, self._by = [rows], rows.column_names, by
+
+    def consolidated(self) -> pa.Table:
+        """Return the rows consolidated, and let go of those that were taken."""
+        return consolidate(self._rows.pop(), self._by).select(self._names)
+
+
+def _passed_on(
+    scan: Scan, reader: PartReader, split: Split, form: Form, elsewhere: Callable[[Part], bool] | None = None
+) -> Generator[pa.Table, None, _Rest | None]:
+    """Yield what stands and is not touched, but in parts that are read elsewhere, as it is given out.
+
+    Return what is left to consolidate. No `_diff` is as good as all 1.
+    """
+    columns, keys, keeps_diff = [*scan.columns], scan.schema.key_names, form == "diff" or not scan.columns
+    if not split.is_merged:
+        here = split if elsewhere is None else split.standing_where(lambda part: not elsewhere(part))
+        for table in _standing(scan, reader, here, columns, keeps_diff=keeps_diff):
+            yield from _given_out(table, scan, form)
+        return None
+    names = [*columns, *(name for name in keys if name not in columns)]
+    # As rows, records of different keys that look alike must not make up for each other: whether they met here would
+    # depend on how the collection is stored.
+    apart = names if form == "rows" else columns
+    is_touching = bool(keys) and (elsewhere is not None or split.is_touching(scan))
+    # What stands is read while the rest is, and while its keys are looked up.
+    stands = [(split, True)]
+    if elsewhere is not None:
+        stands = [
+            (split.standing_where(lambda part: not elsewhere(part)), True),
+            (split.standing_where(elsewhere), False),
+        ]
+    standing = ahead(
+        (is_here, table)
+        for some, is_here in stands
+        for table in _standing(scan, reader, some, names, keeps_diff=keeps_diff)
+    )
+    with closing(standing):
+        rest = pa.concat_tables(
+            [
+                scan.empty([*names, "_diff"]),
+                *scan.base_rows(reader, [*names, "_diff"], split.base_rest),
+                *scan.updates(reader, [*names, "_diff"], split.rest),
+            ]
+        )
+        touching = SortedKeys.of(rest, keys) if is_touching and len(rest) else None
+        touched = [rest.select([*apart, "_diff"])]
+        for is_here, table in standing:
+            if not len(rest) or not len(table):
+                if not is_here and not len(rest):
+                    break  # Nothing is touched, so the other parts need not be read.
+                if not is_here:
+                    continue
+                yield from _given_out(_selected(table, columns), scan, form)
+            elif touching is None:
+                touched.append(_counted(table, apart))
+            else:
+                inside, outside = touching.split(table) if is_here else (touching.inside(table), None)
+                touched.append(_counted(inside, apart))
+                if outside is not None:
+                    yield from _given_out(_selected(outside, columns), scan, form)
+    return _Rest(pa.concat_tables(touched), cheap_first(apart, scan.schema))
+
+
+def _standing(
+    scan: Scan, reader: PartReader, split: Split, names: list[str], *, keeps_diff: bool
+) -> Iterator[pa.Table]:
+    """Yield the rows that stand, without `_diff` where it is 1 throughout and not to be kept."""
+
+    def is_bare(part: Part) -> bool:
+        return part.is_plain and not keeps_diff
+
+    for bare, parts in groupby(split.base, is_bare):
+        yield from scan.base_rows(reader, names if bare else [*names, "_diff"], [*parts])
+    for bare, parts in groupby(split.history, is_bare):
+        yield from scan.updates(reader, names if bare else [*names, "_diff"], [*parts])
+
+
+def _selected(table: pa.Table, columns: list[str]) -> pa.Table:
+    return table.select([*columns, "_diff"] if "_diff" in table.column_names else columns)
+
+
+def _counted(table: pa.Table, columns: list[str]) -> pa.Table:
+    """Return columns and `_diff` of a table that may lack it, where it is 1 throughout."""
+    if "_diff" in table.column_names:
+        return table.select([*columns, "_diff"])
+    ones = pa.array(np.ones(len(table), np.int64))
+    return table.select(columns).append_column(pa.field("_diff", pa.int64(), nullable=False), ones)
+
+
+def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa.Table]:
+    """Yield a whole snapshot, slice by slice if it must be merged; memory and errors as of `read_snapshot`.
+
+    In form "diff" without all key columns, records of different slices may look alike: then all of it is one table.
+    """
+    reader = reading()
+    slices = snapshot_slices(scan, form, reader.slice_bytes)
+    tables = _slice_by_slice(slices, form, lambda: reading.checked(reader))
+    if form == "rows" or {*scan.schema.key_names} <= {*scan.columns}:
+        yield from tables
+        return
+    summed = next(tables, None)
+    for table in tables:
+        summed = consolidate(pa.concat_tables([summed, table]), scan.columns)
+    if summed is not None:
+        yield summed
+
+
+def _slice_by_slice(slices: Sequence[Scan], form: Form, reading: Callable[[], PartReader]) -> Iterator[pa.Table]:
+    """Yield what `read_snapshot` yields of each slice, in order. A slice is merged while the next one is read.
+
+    Memory: what `read_snapshot` takes, and a slice.
+    """
+    if len(slices) < 2:
+        for scan_slice in slices:
+            yield from read_snapshot(scan_slice, form, reading())
+        return
+    thread = Pool(1, "persist-merging")
+    before: Iterator[pa.Table] = iter(())
+    try:
+        for scan_slice in slices:
+            passed_on = _Returning(_passed_on(scan_slice, reading(), Split.of(scan_slice, form), form))
+            for table in passed_on:
+                yield from before
+                yield table
+            yield from before
+            rest = passed_on.value
+            if rest is not None:
+                before = _when_made(thread.submit(rest.consolidated), scan_slice, form)
+        yield from before
+    finally:
+        thread.shutdown(wait=True)
+
+
+def _when_made(future: "Future[pa.Table]", scan: Scan, form: Form) -> Iterator[pa.Table]:
+    yield from _given_out(future.result(), scan, form)
+
+
+class _Returning:
+    """A generator that is iterated over, and what it has returned then."""
+
+    def __init__(self, generator: Generator[pa.Table, None, _Rest | None]) -> None:
+        self._generator = generator
+        self.value: _Rest | None = None
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        self.value = yield from self._generator
+
+
+def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
+    """Yield contents without `_diff`, each row as often as it says."""
+    rows = contents.select(list(scan.columns))
+    counts = int64_values(combined(contents["_diff"]))
+    if not len(counts):
+        return
+    if counts.min() < 0:
+        at = int(counts.argmin())
+        raise NegativeMultiplicity(str(to_dicts(rows.slice(at, 1))), int(counts[at]), scan.as_of)
+    if counts.max() == 1:
+        yield rows if scan.columns else rows_without_columns(len(counts))
+        return
+    ends = np.cumsum(counts, dtype=np.float64) if counts.max() > REPEATED_ROWS_MAX else np.cumsum(counts)
+    if ends[-1] > ROWS_MAX:
+        at = int(counts.argmax())
+        raise InvalidUsage(
+            f"as rows, this would be about {float(ends[-1]):.3g} rows, and at most {ROWS_MAX} are given out: the "
+            f'record {to_dicts(rows.slice(at, 1))} alone has multiplicity {counts[at]}. Ask for form="diff".'
+        )
+    for start in range(0, int(ends[-1]), REPEATED_ROWS_MAX):
+        # Row i is at the places from ends[i - 1] up to ends[i].
+        wanted = np.arange(start, min(start + REPEATED_ROWS_MAX, int(ends[-1])))
+        if scan.columns:
+            yield rows.take(pa.array(np.searchsorted(ends, wanted, side="right")))
+        else:
+            yield rows_without_columns(len(wanted))
+
+
+NewRows: TypeAlias = Sequence[Part] | pa.Table  # Parts that no record names; or updates in memory, in any order.
+
+
+Replaced: TypeAlias = Callable[[pa.Table, pa.Table], pa.Table]  # Of new rows and present updates of some keys.
+
+
+def differences(
+    present: Scan,
+    new: NewRows,
+    reader: PartReader,
+    check: Callable[[pa.Table], object] = lambda rows: None,
+    replaced: Replaced | None = None,
+) -> Iterator[pa.Table]:
+    """Yield the updates that turn the present contents into new rows.
+
+    Columns: those of the collection and `_diff`, consolidated, in key order.
+
+    Args:
+        check: raises if new rows of some keys, all of these, are refused.
+        replaced: what to add for new rows of some keys, given all present updates of these, so that they are in the
+            place of what is there. It is that all present records go and the new ones come, if it is left out.
+
+    Raises:
+        InvalidUsage: the filter of the present contents is not true for some of the new rows.
+        CorruptBlob, DiffOverflow, Unavailable.
+    """
+    schema = present.schema
+    columns = [*schema.names, "_diff"]
+    if isinstance(new, pa.Table):
+        rows_of, ours = _held(new.select(columns), present, reader.rewrite_slice_bytes)
+        given = len(new)
+    else:
+        rows_of, ours = _stored(new, columns, reader), [*new]
+        given = sum(part.rows for part in new)
+    ids = {id(part) for part in ours}
+    passed = 0
+    for scan_slice in replace(present, base=(*present.base, *ours)).slices_within(reader.rewrite_slice_bytes):
+        there = [scan_slice.empty(columns), *rows_of(scan_slice)]
+        passed += sum(map(len, there))
+        base = [part for part in scan_slice.base if id(part) not in ids]
+        read = [*scan_slice.base_rows(reader, columns, base), *scan_slice.updates(reader, columns)]
+        rows, here = pa.concat_tables(there), pa.concat_tables([scan_slice.empty(columns), *read])
+        check(rows)
+        if replaced is not None:
+            yield replaced(rows, here)
+        else:
+            yield consolidate(pa.concat_tables(without_pairs(rows, negated(here), schema.key_names)), schema.names)
+    if passed != given:
+        raise InvalidUsage(
+            f"where={present.filter} is not true for {given - passed:,} of the {given:,} rows, so they would come "
+            "beside what is there and not in its place: leave them out, or widen the filter. Nothing was written."
+        )
+
+
+RowsOf: TypeAlias = Callable[[Scan], list[pa.Table]]  # Those of the new rows in a slice that pass its filter.
+
+
+def _stored(new: Sequence[Part], columns: Sequence[str], reader: PartReader) -> RowsOf:
+    ids = {id(part) for part in new}
+    return lambda scan_slice: [
+        *scan_slice.base_rows(reader, columns, [part for part in scan_slice.base if id(part) in ids])
+    ]
+
+
+def _held(new: pa.Table, present: Scan, slice_bytes: int) -> tuple[RowsOf, list[Part]]:
+    """Return how to take slices of rows in memory, and what stands for them where slices are cut."""
+    schema = present.schema
+    if not len(new) or present.memory + new.nbytes <= 2 * slice_bytes:  # There will be one slice.
+        return (lambda piece: [_passing(new, piece)]), []
+    order = int64_values(sort_indices(new, schema.key_names))
+    is_sorted = bool((np.diff(order) == 1).all())
+    keys = new.select([*schema.key_names])
+    if not is_sorted:
+        keys = keys.take(int64_array(order))
+
+    def rows_of(piece: Scan) -> list[pa.Table]:
+        start, end = piece.keys.rows(keys, schema) if schema.key_names else (0, len(new))
+        rows = new.slice(start, end - start) if is_sorted else new.take(int64_array(order[start:end]))
+        return [_passing(rows, piece)]
+
+    return rows_of, [describe_held(keys, int(new.nbytes), schema)]
+
+
+def _passing(rows: pa.Table, piece: Scan) -> pa.Table:
+    return rows if piece.filter is None else rows.filter(piece.filter)

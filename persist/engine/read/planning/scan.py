@@ -1,0 +1,319 @@
+"""What a read will read, as a value, and how it is read.
+
+A `Scan` names the parts of a keyframe, whose rows all count, and parts of the history, of which the updates in an
+interval of times do, added or taken away; a slice of the key space, columns and a filter.
+`persist.engine.read.planning.snapshot_plan` makes it from the state alone; it can be cut into slices that are
+independent of
+each other: threads read them here, tasks in Spark. `persist.engine.read.merging` and
+`persist.engine.read.following.changes` say what the updates amount to.
+"""
+
+import pickle
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.evolution import narrowed, newest_types
+from persist.codecs.part.filters import columns_of, parts_that_may_match
+from persist.codecs.part.key_range import KeyRange, key_ranges, ordered_keys, parts_within
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import CollectionSchema
+from persist.engine.read.parts.reader import ALL_KEYS, PartReader, memory_within
+
+SLICES_MAX = 100_000
+TASK_BYTES_MAX = 64 << 20  # Decoded: a task that merges takes about four times that.
+TASK_BYTES_MIN = 4 << 20  # Less than this is not worth a task.
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The rows of base, and the updates of parts with `time_lower <= time < time_upper`, that pass filter.
+
+    Attributes:
+        parts: of the history.
+        columns: the key and value columns wanted, in the order wanted.
+        filter: an expression over key and value columns, or None.
+        keys: the slice of the key space.
+        base: of a keyframe; they do not overlap in key.
+        sign: by which the diffs of parts are multiplied: -1 when the keyframe is of a later time than is wanted.
+        narrow: with what types rows are given out; None for those of schema. See `with_newest_types`.
+    """
+
+    schema: CollectionSchema
+    parts: tuple[Part, ...]
+    time_lower: int
+    time_upper: int
+    columns: tuple[str, ...]
+    filter: pc.Expression | None = None
+    keys: KeyRange = ALL_KEYS
+    base: tuple[Part, ...] = ()
+    sign: int = 1
+    narrow: CollectionSchema | None = None
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """Those of the keyframe and those of the history."""
+        return (*self.base, *self.parts)
+
+    @property
+    def as_of(self) -> int:
+        """The time of the snapshot that this is a plan for."""
+        return self.time_upper - 1 if self.sign > 0 else self.time_lower - 1
+
+    @property
+    def memory(self) -> int:
+        """About how many bytes all that is read takes when decoded, rows at other times included."""
+        return self.memory_of(self.all_parts)
+
+    def memory_of(self, parts: Iterable[Part]) -> int:
+        """Return the same of some of the parts."""
+        return sum(memory_within(part, self.keys, self.schema) for part in parts)
+
+    @property
+    def updates_memory(self) -> int:
+        """About how many bytes the updates take that are read of the history: those of a part spread evenly in time."""
+        return sum(
+            memory_within(part, self.keys, self.schema) * times // (part.time_max + 1 - part.time_min)
+            for part in self.parts
+            if (times := min(part.time_max + 1, self.time_upper) - max(part.time_min, self.time_lower)) > 0
+        )
+
+    def pruned(self) -> "Scan":
+        """Return this scan without the parts that cannot hold anything of it."""
+        in_time = [p for p in self.parts if p.time_min < self.time_upper and p.time_max >= self.time_lower]
+        return replace(self, base=self._may_match(self.base), parts=self._may_match(in_time))
+
+    def _may_match(self, parts: Sequence[Part]) -> tuple[Part, ...]:
+        kept = parts if self.keys.is_all else [part for part in parts if self.keys.may_overlap(part, self.schema)]
+        if self.filter is not None and kept:
+            # A record is a key and a value, so what cannot pass the filter cannot cancel what does.
+            kept = parts_that_may_match(kept, self.filter, self.schema)
+        return tuple(kept)
+
+    @property
+    def given(self) -> CollectionSchema:
+        """The schema of what is given out."""
+        return self.schema if self.narrow is None else self.narrow
+
+    def given_out(self, table: pa.Table) -> pa.Table:
+        """Return what was read of the times that are wanted, all of it made one: its columns with the types of `given`.
+
+        Raises:
+            SchemaMismatch: they cannot hold a value of these times.
+        """
+        return table if self.narrow is None else narrowed(table, self.columns, self.narrow)
+
+    def with_newest_types(self) -> "Scan":
+        """Return a scan that reads with the types that columns have by now, and gives out those that they have here.
+
+        So it fails only if a value of the times that are wanted does not fit, and not one that lies beside it.
+        """
+        wide = newest_types(self.schema)
+        if wide is self.schema or (self.filter is not None and not _fits(self.filter, wide)):
+            return self
+        return replace(self, schema=wide, narrow=self.schema)
+
+    def empty(self, names: Sequence[str]) -> pa.Table:
+        """Return a table of those columns and no rows."""
+        return pa.Table.from_batches([], pa.schema([self.schema.arrow.field(name) for name in names]))
+
+    def slices(self, count: int) -> "list[Scan]":
+        """Return at most count scans that together are this one, of about equal size, in key order."""
+        whole = self.pruned()
+        sampled = [ordered_keys(part, self.schema) for part in whole.all_parts]  # Once: there may be very many.
+        ranges = key_ranges(whole.all_parts, self.schema, count, self.keys, sampled)
+        base = parts_within(whole.base, self.schema, ranges, sampled[: len(whole.base)])
+        parts = parts_within(whole.parts, self.schema, ranges, sampled[len(whole.base) :])
+        return [
+            replace(whole, keys=keys, base=tuple(some_base), parts=tuple(some))
+            for keys, some_base, some in zip(ranges, base, parts, strict=True)
+        ]
+
+    def task_count(self, parallel: int) -> int:
+        """Return how many slices keep so many workers busy, of a fair size each."""
+        by_size = -(-self.memory // TASK_BYTES_MAX)
+        worth = -(-self.memory // TASK_BYTES_MIN)
+        wanted = -(-by_size // parallel) * parallel  # Whole rounds, so that nobody is idle in the last one.
+        return max(1, min(wanted, worth))
+
+    def slices_within(self, bytes_max: int, held: "Callable[[Scan], int] | None" = None) -> "list[Scan]":
+        """Return slices that hold about bytes_max, at most twice that, in key order.
+
+        They may be larger where the keys of the parts are not known finely enough: a part has up to 33 known ones. Only
+        what is too large is cut again.
+
+        Args:
+            bytes_max: how much of a slice is in memory at a time.
+            held: says that of a scan; without it, all that is decoded.
+        """
+        held = held or (lambda scan: scan.memory)
+        slices: list[Scan] = []
+        waiting = [(held(self), self)]
+        while waiting:
+            size, scan = waiting.pop()
+            finer = scan.slices(min(-(-size // bytes_max), SLICES_MAX)) if size > 2 * bytes_max else []
+            sizes = [*map(held, finer)]
+            if not finer or max(sizes) > 0.8 * size:
+                slices.append(scan)  # It is small, or no more keys are known between the bounds that there are.
+            else:
+                waiting += [*zip(sizes, finer, strict=True)][::-1]
+        return slices
+
+    def time_slices(self, bytes_max: int) -> "list[Scan]":
+        """Return scans of at most about bytes_max of updates each that together are this one, in time order.
+
+        How many updates there are until a time is estimated: those of a part are taken to be spread evenly. A part is
+        read, piece by piece, for each of the slices that it has updates for. A larger time is a slice by itself.
+        """
+        changes: defaultdict[int, Fraction] = defaultdict(Fraction)  # Of the bytes for each time, from a time on.
+        for part in self.parts:
+            density = Fraction(part.memory, part.time_max + 1 - part.time_min)
+            changes[max(part.time_min, self.time_lower)] += density
+            changes[min(part.time_max + 1, self.time_upper)] -= density
+        cuts, passed, density = [self.time_lower], Fraction(0), Fraction(0)
+        for start, end in pairwise(sorted(changes)):
+            density += changes[start]
+            while density and passed + density * (end - start) > bytes_max:
+                # As far into this stretch as there is room, one time at least.
+                cut = max(start + int((bytes_max - passed) / density), cuts[-1] + 1)
+                if cut >= self.time_upper:
+                    break
+                cuts.append(cut)
+                if cut >= end:
+                    start, passed = end, Fraction(0)
+                    break
+                start, passed = cut, Fraction(0)
+            passed += density * (end - start)
+        return [replace(self, time_lower=a, time_upper=b).pruned() for a, b in pairwise([*cuts, self.time_upper])]
+
+    def check_columns(self) -> None:
+        """Raise SchemaMismatch if a part lacks a column of an earlier version of the schema, which was dropped."""
+        if self.schema.known and self.schema.version < len(self.schema.known):
+            by_filter = () if self.filter is None else columns_of(self.filter, self.schema.arrow, self.columns)
+            wanted = [*self.columns, *by_filter]
+            for part in self.all_parts:
+                lifted = part.lift(self.schema)
+                if lifted is not None:
+                    lifted.names(wanted)
+
+    def tells_apart(self, part: Part) -> bool:
+        """Whether records that are distinct in a part are distinct as they are read, if all columns are."""
+        lifted = part.lift(self.schema)
+        return lifted is None or lifted.is_exact
+
+    def is_inside(self, part: Part) -> bool:
+        """Whether all updates of a part of the history are in the interval of times."""
+        return part.time_min >= self.time_lower and part.time_max < self.time_upper
+
+    def updates(
+        self, reader: PartReader, columns: Sequence[str], parts: Sequence[Part] | None = None, coded: Sequence[str] = ()
+    ) -> Iterator[pa.Table]:
+        """Yield the updates of each part of the history, or of some of them; columns may be `_time` and `_diff`.
+
+        Columns of strings or bytes that coded names may come as dictionaries.
+
+        Raises:
+            CorruptBlob: a part is missing or not what its descriptor says.
+            InvalidUsage: the filter does not fit the columns.
+        """
+        parts = self.parts if parts is None else parts
+        extra = [] if "_time" in columns or all(map(self.is_inside, parts)) else ["_time"]
+        tables = reader.tables(parts, self.schema, [*columns, *extra], filter=self.filter, keys=self.keys, coded=coded)
+        for part, table in tables:
+            if not self.is_inside(part):
+                time = table["_time"]
+                inside = pc.and_(pc.greater_equal(time, self.time_lower), pc.less(time, self.time_upper))
+                table = table.filter(inside)
+            if self.sign < 0 and "_diff" in columns:
+                table = negated(table)
+            yield table.select(list(columns)) if extra else table
+
+    def base_rows(
+        self, reader: PartReader, columns: Sequence[str], parts: Sequence[Part] | None = None, coded: Sequence[str] = ()
+    ) -> Iterator[pa.Table]:
+        """Yield the rows of each part of the keyframe (or of some of them); errors as of `updates`."""
+        parts = self.base if parts is None else parts
+        tables = reader.tables(parts, self.schema, columns, filter=self.filter, keys=self.keys, coded=coded)
+        return (table for _, table in tables)
+
+    def rows_within(self, part: Part) -> int:
+        """Return an upper bound of the number of rows of a part that are in the slice of the key space."""
+        start, end = self.keys.bracket(part, self.schema)
+        return end - start
+
+
+def narrowed_scan(scan: Scan, filter: pc.Expression | None, columns: Sequence[str] | None = None) -> Scan | None:
+    """Return a scan that reads less: of the columns (None: as many as before) and of the rows that pass a filter, too.
+
+    None if the filter needs other columns than a scan filters by, such as `_time`.
+    """
+    if filter is not None:
+        try:
+            scan.empty(scan.schema.names).filter(filter)
+        except pa.ArrowException:
+            return None
+    both = filter if scan.filter is None or filter is None else scan.filter & filter
+    kept = scan.columns if columns is None else tuple(columns)
+    return replace(scan, columns=kept, filter=scan.filter if both is None else both).pruned()
+
+
+def _fits(filter: pc.Expression, schema: CollectionSchema) -> bool:
+    try:
+        schema.arrow.empty_table().filter(filter)
+    except (pa.ArrowException, TypeError, ValueError):
+        return False
+    return True
+
+
+def refuse_positions(filter: pc.Expression) -> None:
+    """Refuse a filter that says by position which column it means: it is evaluated over some of the columns only.
+
+    Raises:
+        InvalidUsage: it does.
+    """
+    if "FieldPath" not in str(filter):
+        return
+    try:  # Texts and names may hold that word too; a position is what Arrow cannot serialize.
+        pickle.dumps(filter)
+    except pa.ArrowNotImplementedError as error:
+        raise InvalidUsage(
+            f"filter {filter} names a column by its position; write its name: pyarrow.compute.field('amount') > 5"
+        ) from error
+
+
+def cheap_first(names: list[str], schema: CollectionSchema) -> list[str]:
+    """Return names in the order in which rows are told apart with the least work: keys, then what has a fixed width.
+
+    A third of the time, on keys with a few records each: a number tells most of them apart, and strings are then only
+    compared where they are equal.
+    """
+    return sorted(
+        names, key=lambda name: (name not in schema.key_names, not pt.is_primitive(schema.arrow.field(name).type))
+    )
+
+
+def negated(table: pa.Table) -> pa.Table:
+    """Return the table with the sign of `_diff` changed."""
+    at, diffs = table.schema.get_field_index("_diff"), table["_diff"]
+    least = pc.equal(diffs, -(2**63))  # The one int64 whose negative is none: as two halves.
+    if pc.any(least).as_py():
+        halves = table.filter(least)
+        half = pa.chunked_array([np.full(len(halves), 2**62)])
+        halves = halves.set_column(at, table.field(at), half)
+        table = table.filter(pc.invert(least))
+        negated = table.set_column(at, table.field(at), pc.negate(table["_diff"]))
+        return pa.concat_tables([negated, halves, halves])
+    return table.set_column(at, table.field(at), pc.negate(diffs))
+
+
+def rows_without_columns(rows: int) -> pa.Table:
+    """Return a table of that many rows and no column, which Arrow makes only by a detour."""
+    return pa.Table.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))

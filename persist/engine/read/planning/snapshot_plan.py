@@ -1,0 +1,272 @@
+"""Plans: which parts tell the contents as of a time, or the changes in an interval, at the least cost.
+
+The contents as of a time are those of a keyframe, plus the history after it, or minus the history between the time and
+it: diffs are a group, so both ways are exact. They are also all of the history up to the time, as long as none of it
+has been dropped. The nearest keyframe on either side and no keyframe are candidates. What each costs is estimated from
+the descriptors of parts: rows to decode, and rows to merge, which costs several times as much. No I/O happens here.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import pyarrow.compute as pc
+
+from persist.codecs.part.filters import with_both_zeros
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.core.keyed.events import dead_filter, live_filter
+from persist.core.log.fields import Keyframe, Numbers
+from persist.core.rendering import Shown
+from persist.core.state_rules.contents import CollectionState, Unsealed, unsealed
+from persist.core.state_rules.keyed_rules import due, form_in
+from persist.core.state_rules.schemas import among_versions
+from persist.core.timeline import Timeline, shown_time, timeline_of
+from persist.engine.read.planning.scan import Scan
+
+MERGE_COST = 4  # What a row that is merged costs, if one that is only decoded costs 1.
+
+
+@dataclass(frozen=True)
+class Explanation(Shown):
+    """What a snapshot will read, and what it need not; print it.
+
+    Attributes:
+        as_of: the time of the snapshot.
+        keyframe: the time of the keyframe it starts from, None if it starts from nothing.
+        direction: "forwards" or "backwards" from there in time.
+        parts, bytes, rows: to be read, of keyframe and history; rows is an upper bound where parts are cut.
+        base_parts, base_bytes, base_rows: those of the keyframe among them.
+        memory: what all of it takes decoded.
+        slices: how many independent slices `to_batches` reads one after the other.
+        columns, form, filter: what was asked for.
+        pruned: how many parts are not read, by what made it so: "time", "filter", or "keyframe" for history that the
+            keyframe stands for.
+        index: the columns of the index by which what passes the filter is found, in place of all that; None for none.
+        index_memory: what is read by that index takes decoded.
+        timeline: of the collection, to show times as moments.
+        unsealed: what the collection holds at times that are not sealed, so that no snapshot shows it; None if nothing.
+    """
+
+    as_of: int
+    keyframe: int | None
+    direction: str
+    parts: int
+    bytes: int
+    rows: int
+    base_parts: int
+    base_bytes: int
+    base_rows: int
+    memory: int
+    slices: int
+    columns: tuple[str, ...]
+    form: str
+    filter: str | None
+    pruned: dict[str, int] = field(default_factory=dict)
+    index: tuple[str, ...] | None = None
+    index_memory: int | None = None
+    unsealed: Unsealed | None = None
+    timeline: Timeline | None = None
+
+    def __str__(self) -> str:
+        as_of, keyframe = shown_time(self.as_of, self.timeline), shown_time(self.keyframe or 0, self.timeline)
+        base = "no keyframe" if self.keyframe is None else f"the keyframe as of {keyframe}, {self.direction}"
+        lines = [
+            f"snapshot as of {as_of}, form {self.form!r}, columns {list(self.columns)}",
+            f"  from {base}",
+            _line("keyframe", self.base_parts, self.base_rows, self.base_bytes),
+            _line("history", self.parts - self.base_parts, self.rows - self.base_rows, self.bytes - self.base_bytes),
+            f"  slices    {self.slices}, {self.memory / 2**20:,.1f} MiB decoded in all",
+            "  pruned    " + (", ".join(f"{n} parts by {by}" for by, n in self.pruned.items() if n) or "nothing"),
+        ]
+        lines += [f"  filter    {self.filter}"] if self.filter is not None else []
+        if self.index is not None and self.index_memory is not None:
+            size = self.index_memory / 2**20
+            lines.append(f"  index     {', '.join(self.index)}: {size:,.1f} MiB decoded, in place of the above")
+        lines += [f"  unsealed  {self.unsealed}, which no snapshot shows yet"] if self.unsealed is not None else []
+        return "\n".join(lines)
+
+
+def _line(what: str, parts: int, rows: int, size: int) -> str:
+    return f"  {what:<9} {parts:,} parts, {rows:,} rows, {size / 2**20:,.1f} MiB"
+
+
+def snapshot_scan(
+    contents: CollectionState,
+    schema: CollectionSchema,
+    as_of: int,
+    columns: Sequence[str] | None,
+    filter: pc.Expression | None = None,
+    *,
+    raw: bool = False,
+) -> Scan:
+    """Return the plan to read contents as of a time that is sealed and not compacted; raw gives tombstones, too."""
+    schema = among_versions(schema, contents)
+    filter = None if filter is None else with_both_zeros(filter)
+    filter = filter if raw else _with_live(contents, schema, filter)
+    names = schema.columns if columns is None else tuple(columns)
+    history = contents.history_parts
+    candidates = _nearest(contents, as_of)
+    best = candidates[0]
+    if len(candidates) > 1:
+        best = min(candidates, key=lambda keyframe: _cost(contents, history, keyframe, as_of))
+    return _from(contents, history, schema, best, as_of, names, filter).with_newest_types().pruned()
+
+
+def explained(
+    contents: CollectionState, scan: Scan, form: str, slices: int, index: tuple[tuple[str, ...], int] | None = None
+) -> Explanation:
+    """Return what a plan of `snapshot_scan` over contents will read, in so many slices; or by an index in its place."""
+    forwards = scan.sign > 0
+    time = scan.time_lower - 1 if forwards else scan.time_upper - 1
+    keyframe = next((candidate for candidate in contents.keyframes if candidate.as_of == time), None)
+    history = contents.history_parts
+    base = contents.parts_of(keyframe.parts) if keyframe is not None else ()
+    early = sum(part.time_max < scan.time_lower for part in history)
+    late = sum(part.time_min >= scan.time_upper for part in history)
+    covered = early if keyframe is not None else 0  # The keyframe stands for them.
+    return Explanation(
+        as_of=scan.as_of,
+        keyframe=None if keyframe is None else keyframe.as_of,
+        direction="forwards" if forwards else "backwards",
+        parts=len(scan.all_parts),
+        bytes=sum(part.bytes for part in scan.all_parts),
+        rows=sum(part.rows for part in scan.all_parts),
+        base_parts=len(scan.base),
+        base_bytes=sum(part.bytes for part in scan.base),
+        base_rows=sum(part.rows for part in scan.base),
+        memory=scan.memory,
+        slices=slices,
+        columns=scan.columns,
+        form=form,
+        filter=None if scan.filter is None else str(scan.filter),
+        pruned={
+            "keyframe": covered,
+            "time": early + late - covered,
+            "filter": len(base) + len(history) - early - late - len(scan.all_parts),
+        },
+        index=None if index is None else index[0],
+        index_memory=None if index is None else index[1],
+        unsealed=unsealed(contents),
+        timeline=timeline_of(scan.schema),
+    )
+
+
+def changes_scan(
+    contents: CollectionState,
+    schema: CollectionSchema,
+    lower: int,
+    upper: int,
+    columns: Sequence[str] | None,
+    filter: pc.Expression | None = None,
+    *,
+    raw: bool = False,
+) -> Scan:
+    """Return the plan to read the updates with `lower <= time < upper`, which are sealed and not compacted.
+
+    Args:
+        raw: give those of tombstones, too.
+    """
+    schema = among_versions(schema, contents)
+    filter = None if filter is None else with_both_zeros(filter)
+    filter = filter if raw else _with_live(contents, schema, filter)
+    names = schema.columns if columns is None else tuple(columns)
+    return Scan(schema, contents.history_parts, lower, upper, names, filter).with_newest_types().pruned()
+
+
+def _with_live(
+    contents: CollectionState, schema: CollectionSchema, filter: pc.Expression | None
+) -> pc.Expression | None:
+    """Return a filter that passes no tombstones, either: they are rows, so what is left out is so at every time."""
+    live = live_filter(schema, form_in(contents, schema, resolves=False))
+    return filter if live is None else live if filter is None else live & filter
+
+
+def _from(
+    contents: CollectionState,
+    history: tuple[Part, ...],
+    schema: CollectionSchema,
+    keyframe: Keyframe | None,
+    as_of: int,
+    columns: tuple[str, ...],
+    filter: pc.Expression | None,
+) -> Scan:
+    if keyframe is None:
+        return Scan(schema, history, 0, as_of + 1, columns, filter)
+    base = contents.parts_of(keyframe.parts)
+    if keyframe.as_of <= as_of:
+        return Scan(schema, history, keyframe.as_of + 1, as_of + 1, columns, filter, base=base)
+    return Scan(schema, history, as_of + 1, keyframe.as_of + 1, columns, filter, base=base, sign=-1)
+
+
+def _nearest(contents: CollectionState, as_of: int) -> list[Keyframe | None]:
+    """Return the keyframes before and after a time from which it may be reached at the least cost, and None if it may.
+
+    A keyframe beyond one of these costs no less: its records and the history between both are at least the records of
+    the nearer one, so only the history counts, which is more.
+    """
+    after = bisect_right(contents.keyframes, as_of, key=lambda keyframe: keyframe.as_of)
+    nearest: list[Keyframe | None] = [*contents.keyframes[max(0, after - 1) : after + 1]]
+    return nearest if contents.history_from else [*nearest, None]
+
+
+def _cost(contents: CollectionState, history: tuple[Part, ...], keyframe: Keyframe | None, as_of: int) -> float:
+    base = 0 if keyframe is None else sum(part.rows for part in contents.parts_of(keyframe.parts))
+    start, end = (-1, as_of) if keyframe is None else sorted((keyframe.as_of, as_of))
+    touched = [part for part in history if part.time_min <= end and part.time_max > start]
+    decoded = sum(part.rows for part in touched)
+    if keyframe is None and not any(part.negatives for part in touched):
+        return decoded  # Nothing cancels, so nothing is merged.
+    return base + decoded + MERGE_COST * sum(_rows_between(part, start, end) for part in touched)
+
+
+def _rows_between(part: Part, start: int, end: int) -> float:
+    """Return about how many rows of a part have times in `(start, end]`, if they are spread evenly."""
+    first, last = max(part.time_min, start + 1), min(part.time_max, end)
+    return part.rows * (last - first + 1) / (part.time_max - part.time_min + 1)
+
+
+def record_count(contents: CollectionState) -> int | None:
+    """Return what all diffs sum to, sealed or not: the number of records, while no multiplicity is negative.
+
+    None where only reading tells: parts may hold tombstones, which nobody is shown, or sealed events are not resolved.
+    """
+    base = contents.parts_of(contents.keyframes[0].parts) if contents.history_from else ()
+    parts = (*base, *contents.history_parts)
+    form = contents.keyed
+    if form is not None and due(contents, contents.upper_times):
+        return None
+    if form is not None and form.tombstone is not None:
+        schema = contents.schema
+        dead = Scan(schema, parts, 0, TIME_MAX + 1, schema.names, dead_filter(schema, form))
+        if dead.pruned().parts:
+            return None
+    return sum(part.diff_sum for part in parts)
+
+
+class UnreadParts:
+    """The parts of one collection's history that hold times at or after a bound that only grows."""
+
+    def __init__(self) -> None:
+        self._runs: tuple[Numbers, ...] = ()
+        self._numbers: Numbers = ()
+
+    def at_or_after(self, contents: CollectionState, lower: int) -> tuple[Part, ...]:
+        """Return these parts, as `numbers_at_or_after` does their numbers."""
+        return contents.parts_of(self.numbers_at_or_after(contents, lower))
+
+    def numbers_at_or_after(self, contents: CollectionState, lower: int) -> Numbers:
+        """Return the numbers of these parts; neither state nor bound may be earlier than those of the call before.
+
+        Cost: O(parts added since and unread ones), and comparing as many pointers as there are runs; after a
+        compaction O(parts).
+        """
+        known, runs = self._runs, contents.history
+        if runs[: len(known)] == known:
+            candidates = chain(self._numbers, chain.from_iterable(runs[len(known) :]))
+        else:
+            candidates = chain.from_iterable(contents.history)
+        self._runs = runs
+        self._numbers = tuple(number for number in candidates if contents.numbered[number].time_max >= lower)
+        return self._numbers

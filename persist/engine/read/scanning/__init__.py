@@ -1,5 +1,0 @@
-"""From a state and a time to tables: the plan of a read, its parts fetched and decoded, slices merged.
-
-Promises: a plan names immutable parts, so reading it later gives the same rows; every blob is verified before one of
-its rows is believed; memory is bounded by slices, not by the collection.
-"""

@@ -1,0 +1,59 @@
+"""Checkpoints that the pool of a writing client makes, one at a time."""
+
+import logging
+import threading
+from concurrent.futures import Executor
+from contextlib import suppress
+
+from persist.blob.protocol import Blob
+from persist.core.errors import CorruptBlob, PersistError
+from persist.core.log.keys import record_seqno
+from persist.engine.follow.checkpoint import write_checkpoint
+from persist.engine.follow.follower import Follower
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpointing:
+    """Makes checkpoints in the pool; every method may be called from any thread."""
+
+    def __init__(self, blob: Blob, follower: Follower, pool: Executor) -> None:
+        self.made = 0
+        self.least_seqno: int | None = None  # Of the checkpoint that is being made, None if there is none.
+        self._blob = blob
+        self._follower = follower
+        self._pool = pool
+        self._is_making = threading.Lock()
+
+    def begin(self, seqno: int) -> None:
+        """Have a checkpoint made at seqno or later, unless one is being made."""
+        if self._is_making.acquire(blocking=False):
+            self.least_seqno = seqno
+            try:
+                self._pool.submit(self._make)
+            except RuntimeError:  # The client was closed by a callback: the next one makes it.
+                self._end()
+
+    def wait(self) -> None:
+        """Wait until none is being made."""
+        with self._is_making:
+            pass
+
+    def _make(self) -> None:
+        """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""
+        state, recent, levels = self._follower.recent()
+        try:
+            self._follower.prove_now()
+            self.made += write_checkpoint(self._blob, state, recent, levels)
+        except PersistError as error:
+            logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
+            seqno = record_seqno(error.key) if isinstance(error, CorruptBlob) else None
+            if seqno is not None:
+                with suppress(PersistError):  # Whoever asks for something next is told.
+                    self._follower.doubt(seqno)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self.least_seqno = None
+        self._is_making.release()
