@@ -4,8 +4,18 @@
 load than the help of the command line takes in all. A new public name is added there and nowhere else.
 """
 
+import threading
+from typing import Any
+
 import lazy_loader
 
 __version__ = "0.1.0"  # A test compares it with pyproject.toml.
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_loading = threading.RLock()
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name. Threads take turns: two that import parts of the library at once can meet in a circle."""
+    with _loading:
+        return _load(name)

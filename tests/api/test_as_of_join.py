@@ -119,7 +119,8 @@ def test_what_cannot_be_joined_is_refused(frame: Any, how: Any, error: Any, mess
 
 
 def test_the_own_columns_of_a_frame_stay_as_they_are() -> None:
-    rows = [{"k": 1, "at": 11, "x": 0.5, "v": 7}, {"k": 1, "at": 12, "x": 1.5, "extra": 5}]
+    first = {"k": 1, "at": 11, "x": 0.5, "v": 7, "extra": None}
+    rows = [first, {"k": 1, "at": 12, "x": 1.5, "v": None, "extra": 5}]
     with persist.open(MemoryBlob(), settings=QUIET) as client:
         c = client.create_or_load("c", key={"k": int}, value={"v": str, "w": str}, timeline="s")
         c.write([((1, ("a", "b")), 10, 1)], seal=persist.Antichain(100)).result()

@@ -186,7 +186,11 @@ class _Parser:
                 values.append(self._literal(left))
             self._need(")")
             known = [value for value in values if value.is_valid]
-            among = Call("among", (self._term(left),), (pa.array(known, values[0].type),))
+            kinds = {value.type: None for value in known} or {values[0].type: None}
+            sets = [pa.array([value for value in known if value.type == kind], kind) for kind in kinds]
+            among, *more = (Call("among", (self._term(left),), (each,)) for each in sets)
+            for each in more:  # Whole numbers and fractions, say.
+                among = _called("or", among, each)
             # What is none of the values may still be the one that is NULL.
             return among if len(known) == len(values) else _called("or", among, Lit(pa.scalar(None, pa.bool_())))
         if self._took("between"):

@@ -18,7 +18,6 @@ def test_a_query_has_the_answer_of_duckdb_after_each_change(sql: str) -> None:
     "sql",
     [
         "SELECT t.a, u.b FROM t FULL JOIN u ON t.a = u.a AND {'s': t.s, 'b': t.b} <= {'s': u.s, 'b': u.b}",
-        "SELECT t.a, u.b FROM t JOIN u ON map([t.a], [t.b]) < map([u.a], [u.b])",
         "SELECT a FROM t WHERE [a, b] = ALL (SELECT [u.a, u.b] FROM u WHERE u.a = t.a)",
     ],
 )

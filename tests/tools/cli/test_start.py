@@ -177,12 +177,11 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
     output = tmp_path / "rows.csv"
     code = """if True:
         import os, signal, sys
-        import persist.read
         from persist.tools.cli import row_output
         def batches(*_):
             os.kill(os.getpid(), signal.SIGTERM)
             yield
-        rows_out._limited = batches
+        row_output._limited = batches
         from persist.tools.cli import entry
         entry()
     """
