@@ -188,9 +188,10 @@ class _Parser:
             known = [value for value in values if value.is_valid]
             kinds = {value.type: None for value in known} or {values[0].type: None}
             sets = [pa.array([value for value in known if value.type == kind], kind) for kind in kinds]
-            among, *more = (Call("among", (self._term(left),), (each,)) for each in sets)
-            for each in more:  # Whole numbers and fractions, say.
-                among = _called("or", among, each)
+            tests = [Call("among", (self._term(left),), (each,)) for each in sets]
+            among: Term = tests[0]
+            for test in tests[1:]:  # Whole numbers and fractions, say.
+                among = _called("or", among, test)
             # What is none of the values may still be the one that is NULL.
             return among if len(known) == len(values) else _called("or", among, Lit(pa.scalar(None, pa.bool_())))
         if self._took("between"):
