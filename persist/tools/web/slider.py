@@ -254,7 +254,7 @@ def load_ipython_extension(ipython: Any) -> None:
     def show(collection: "Collection", **asked: Any) -> Any:
         return shown_as(slider(collection, every_s=SHOWN_EVERY_S), **asked)
 
-    formatter.for_type_by_name("persist.collection", "Collection", show)
+    formatter.for_type_by_name("persist.api.collection", "Collection", show)
 
 
 @cache
