@@ -27,5 +27,5 @@ def test_operations_on_a_remote_store_take_no_more_requests_than_they_did() -> N
     taken = {done.name: done.requests for done in operations()}
     assert taken.keys() == MOST.keys()
     for name, (steady, looks) in MOST.items():
-        assert taken[name].steady <= steady, name
+        assert taken[name].steady <= steady, (name, taken[name].kinds)
         assert looks is None or taken[name].kinds[LOOK] <= looks, name
