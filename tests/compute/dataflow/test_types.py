@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from persist.compute.dataflow.step.keys import LISTED_MAX, TouchedKeys, _among, _exactly, filter_of
+from persist.compute.dataflow.step.touched import Brought, Term
 
 import persist
 from persist.compute.dataflow.plan.types import is_read_as
 from persist.compute.dataflow.ports.sources import some_until
-from persist.compute.dataflow.step.keys import LISTED_MAX, TouchedKeys, _among, _exactly, filter_of
-from persist.compute.dataflow.step.touched import Brought, Term
 from persist.compute.dataflow.updates.batch import Layout, distinct_keys, key_hashes, order_by, to_batch
 
 UTC = {unit: pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")}

@@ -11,6 +11,19 @@ frontier of an operator is the meet of those of what it reads.
 An arrangement is the complete updates of a collection, indexed by key, for all operators that use this key. In each
 pass it takes what has become ready as one new batch. Readers see the batch and, apart from it, the spine of all
 before. Each reader says from which frontier on it will compare times; the arrangement compacts up to the meet of these.
+
+**Two functions.** `run` gives what is new of an operator's output. `contents` gives what the output held before this
+pass, for some keys or for all. A program that goes on from sealed outputs need not read its sources whole: its
+arrangements are *partial*. One that is asked for keys that it does not hold yet requests the contents of its input for
+them, and keeps what it got. The request passes from operator to operator, down to the sources, which read the parts
+that may hold such records. An operator whose output is stored answers from there.
+
+    a partial arrangement holds, for each key in `loaded`, all updates of its input at times before this pass
+    new updates of other keys are dropped: whoever asks for such a key later gets them with its contents
+
+So a program with empty arrangements is refreshed at the cost of what its changes touch, and one with full arrangements
+reads changes only; in between are those that keep what they requested. The idea is Noria's upquery into partial state
+(Gjengset et al., OSDI 2018); here times make it exact, since contents are those of one sealed time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +36,16 @@ import pyarrow as pa
 from persist.compute.dataflow.operators.linear import Shape
 from persist.compute.dataflow.plan.draft import Captured, Probed, to_table
 from persist.compute.dataflow.state.spine import Allocate, Spine
-from persist.compute.dataflow.updates.batch import Layout, matches, to_batch, uncancelled
+from persist.compute.dataflow.updates.batch import (
+    Keys,
+    Layout,
+    distinct_columns,
+    key_hashes,
+    matches,
+    to_batch,
+    uncancelled,
+    with_diffs,
+)
 from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, beyond, meet_of
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Coordinates, as_given
@@ -58,6 +80,8 @@ class Operator:
         rounds: the iterations that are under way, outermost first.
         out: what it gave in this pass; None for nothing.
         moves_times: it may give, of what it takes, updates of later times.
+        origins: of each word of the output, the word that it copies of what the operator's last stages are applied to.
+        stored: reads the contents of the output from a collection.
         given_out, seconds: updates that it gave, and the time that it took, in all passes.
     """
 
@@ -75,6 +99,8 @@ class Operator:
         self.moves_times = False
         self.given_out = 0
         self.seconds = 0.0
+        self.origins: tuple[int | None, ...] = ()
+        self.stored: Request | None = None
 
     def advance(self) -> None:
         """Take the frontier over from the inputs."""
@@ -89,6 +115,22 @@ class Operator:
 
     def settle(self) -> None:
         """After a pass: let what is kept be compacted."""
+
+    def contents(self, keys: Keys | None) -> Ints:
+        """Return what the output held before this pass, for some keys or all: updates of words, a time and diffs.
+
+        Cost: what the operators below have to read for these keys. There may be several updates of one record.
+        """
+        return self.computed(keys) if self.stored is None else self.stored(keys)
+
+    def computed(self, keys: Keys | None) -> Ints:
+        """Do what `contents` does, from the contents of the inputs."""
+        raise NotImplementedError(f"{self.title} keeps what nobody can read again")
+
+    @property
+    def is_small(self) -> bool:
+        """Whether all contents cost no more to read than those of a few keys."""
+        return False
 
     def ready(self, times: Ints) -> Flags:
         """Return which times are complete here by now."""
@@ -154,6 +196,26 @@ class Operator:
         return parts[0] if parts else None
 
 
+Request = Callable[[Keys | None], Ints]
+
+
+def requested(inputs: Sequence[Operator], keys: Keys | None, origins: Sequence[int | None], shape: Shape) -> Ints:
+    """Return the contents of an input after some stages, for some keys of the result.
+
+    Args:
+        origins: of each column of the result, the column of the input that it copies.
+        shape: the stages.
+    """
+    if keys is None:
+        return shape(inputs[0].contents(None))
+    if inputs[0].is_small:
+        below, is_same = None, False
+    else:
+        below, is_same = keys.traced(origins)
+    rows = shape(inputs[0].contents(below))
+    return rows if is_same else rows[:, keys.selects(rows)]
+
+
 PIECE_ROWS = 1 << 17  # Some 60 MiB of updates of sums of floats.
 
 
@@ -188,11 +250,15 @@ class StashingOperator(Operator):
         if self.is_last_reader:
             for source in self.inputs:
                 source.out = None  # It goes with this frame, before anything is sorted.
-        if given is None or not self._adds_up or given.shape[1] <= PIECE_ROWS:
-            return None if given is None else self.shape(given)
-        given = given[:, uncancelled(given)]  # A piece does not see that another one takes a record back.
-        starts = range(0, max(1, given.shape[1]), PIECE_ROWS)
-        pieces = [to_batch(self.shape(given[:, start : start + PIECE_ROWS]), self.layout)[1:] for start in starts]
+        return None if given is None else self._with_shape(given)
+
+    def _with_shape(self, updates: Ints) -> Ints:
+        """Return updates after what is done to them first."""
+        if not self._adds_up or updates.shape[1] <= PIECE_ROWS:
+            return self.shape(updates)
+        updates = updates[:, uncancelled(updates)]  # A piece does not see that another one takes a record back.
+        starts = range(0, max(1, updates.shape[1]), PIECE_ROWS)
+        pieces = [to_batch(self.shape(updates[:, start : start + PIECE_ROWS]), self.layout)[1:] for start in starts]
         return np.concatenate(pieces, axis=1)
 
     def taken(self) -> Ints | None:
@@ -230,7 +296,19 @@ class StashingOperator(Operator):
 
 
 class EntryOperator(Operator):
-    """Where updates come in from outside: an input, or a source. Its owner sets `out` and `frontier`."""
+    """Where updates come in from outside: an input, or a source. Its owner sets `out` and `frontier`.
+
+    Attributes:
+        has_few: whether what it holds is read whole whatever is requested.
+    """
+
+    def __init__(self, at: Position) -> None:
+        super().__init__(at)
+        self.has_few: Callable[[], bool] = lambda: False
+
+    @property
+    def is_small(self) -> bool:
+        return self.has_few()
 
     def advance(self) -> None:
         pass
@@ -252,6 +330,13 @@ class LinearOperator(Operator):
         given = self.inputs[0].out
         self.out = None if given is None or not given.shape[1] else self.shape(given)
 
+    def computed(self, keys: Keys | None) -> Ints:
+        return requested(self.inputs, keys, self.origins, self.shape)
+
+    @property
+    def is_small(self) -> bool:
+        return self.inputs[0].is_small
+
 
 class ConcatOperator(Operator):
     """All updates of all inputs."""
@@ -260,6 +345,14 @@ class ConcatOperator(Operator):
 
     def run(self) -> None:
         self.out = self.given()
+
+    def computed(self, keys: Keys | None) -> Ints:
+        parts = [operator.contents(keys) for operator in self.inputs]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    @property
+    def is_small(self) -> bool:
+        return all(operator.is_small for operator in self.inputs)
 
 
 class SealedWithOperator(ConcatOperator):
@@ -281,6 +374,13 @@ class ConsolidateOperator(StashingOperator):
     def run(self) -> None:
         batch = self.taken()
         self.out = None if batch is None else batch[1:]
+
+    def computed(self, keys: Keys | None) -> Ints:
+        return self.inputs[0].contents(keys)
+
+    @property
+    def is_small(self) -> bool:
+        return self.inputs[0].is_small
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
         return [(words, self._schema) for words in self.waiting_words()]
@@ -366,7 +466,9 @@ class Arrangement(StashingOperator):
 
     Attributes:
         new: the updates that became ready in this pass or iteration, or None.
-        spine: all before.
+        spine: all before; of a partial arrangement, those of the keys that it has loaded.
+        loaded: these keys; None if it holds all.
+        seeds: reads the updates of some keys where a collection stores them; it returns None if that is not possible.
     """
 
     def __init__(
@@ -380,12 +482,15 @@ class Arrangement(StashingOperator):
         adds_up: bool = False,
     ) -> None:
         super().__init__(at, layout, shape, adds_up=adds_up)
+        self._allocate = allocate
         self.spine = Spine(layout, allocate)
         self.new: Ints | None = None
         self.schema = schema
         self._readers: list[ReaderFrontier] = []
         self._is_needed = True
         self._restored: tuple[Ints, int] | None = None
+        self.loaded: Spine | None = None
+        self.seeds: Callable[[Ints], Ints | None] | None = None
 
     def read_from(self, frontier: ReaderFrontier) -> None:
         """Take note of a reader: it compares times with those beyond its frontier only."""
@@ -422,11 +527,69 @@ class Arrangement(StashingOperator):
     def _keep(self) -> None:
         if self.new is not None:
             if self._is_needed:
-                self.spine.insert(self.new)
+                self.spine.insert(self.new if self.loaded is None else self._of_loaded(self.new, self.loaded))
             self.new = None
+
+    def _of_loaded(self, batch: Ints, loaded: Spine) -> Ints:
+        """Return the updates of a batch whose keys are loaded."""
+        keys = self.layout.key_rows(batch)
+        flags = np.zeros(batch.shape[1], np.bool_)
+        flags[loaded.lookup(key_hashes(keys), keys)[0]] = True
+        return batch if flags.all() else batch[:, flags]
+
+    def become_partial(self) -> None:
+        """Hold nothing, and load the keys that are looked up from the contents of the input."""
+        self.spine = Spine(self.layout, self._allocate)
+        self.loaded = Spine(Layout(self.layout.keys, 0, 0), self._allocate)
+
+    def load_all(self) -> None:
+        """Load the contents of the input, as far as they are not there."""
+        if self.loaded is not None:
+            self._replace(self._with_shape(self.inputs[0].contents(None)))
+
+    def _replace(self, updates: Ints) -> None:
+        self.spine, self.loaded = Spine(self.layout, self._allocate), None
+        self.spine.insert(to_batch(updates, self.layout))
+
+    def _load(self, keys: Ints) -> None:
+        """Load the keys among some that are not loaded."""
+        assert self.loaded is not None
+        if not self.layout.keys or self.inputs[0].is_small:
+            seeds = None if self.layout.keys or self.seeds is None else self.seeds(keys[:, :1])
+            if seeds is None:
+                self.load_all()
+            else:
+                self._replace(seeds)
+            return
+        keys = distinct_columns(keys)
+        missing = np.ones(keys.shape[1], np.bool_)
+        missing[self.loaded.lookup(key_hashes(keys), keys)[0]] = False
+        if not missing.any():
+            return
+        keys = keys[:, missing]
+        updates = None if self.seeds is None else self.seeds(keys)
+        if updates is None:
+            places = Keys(tuple(range(self.layout.keys)), keys)
+            below, is_same = places.traced(self.origins)
+            updates = self._with_shape(self.inputs[0].contents(below))
+            if below is None:
+                self._replace(updates)
+                return
+            updates = updates if is_same else updates[:, places.selects(updates)]
+        self.spine.insert(to_batch(updates, self.layout))
+        self.loaded.insert(to_batch(with_diffs(keys), self.loaded.layout))
+
+    def computed(self, keys: Keys | None) -> Ints:
+        if self.loaded is None:
+            everything = list(self.spine.batches())
+            updates = np.concatenate(everything, axis=1)[1:] if everything else self.layout.empty()[1:]
+            return updates if keys is None else updates[:, keys.selects(updates)]
+        return requested(self.inputs, keys, self.origins, self._with_shape)
 
     def lookup(self, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
         """Return the updates of keys: the number of the key and the row, for each; with those of this pass, or not."""
+        if self.loaded is not None and keys.shape[1]:
+            self._load(keys)
         numbers, rows = self.spine.lookup(hashes, keys)
         if has_new and self.new is not None:
             others, more = _in_batch(hashes, keys, self.new)
@@ -437,10 +600,14 @@ class Arrangement(StashingOperator):
     def live(self) -> list[tuple[Ints, pa.Schema]]:
         chunks = [batch[1 : 1 + self.layout.words] for batch in self.spine.batches()]
         chunks += [] if self.new is None else [self.new[1 : 1 + self.layout.words]]
-        return [(words, self.schema) for words in [*chunks, *self.waiting_words()]]
+        kept = [(words, self.schema) for words in [*chunks, *self.waiting_words()]]
+        if self.loaded is not None:
+            columns = pa.schema([self.schema.field(at) for at in range(self.layout.keys)])
+            kept += [(batch[1 : 1 + self.layout.keys], columns) for batch in self.loaded.batches()]
+        return kept
 
     def bytes(self) -> int:
-        return self.spine.bytes
+        return self.spine.bytes + (0 if self.loaded is None else self.loaded.bytes)
 
 
 def _in_batch(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:

@@ -28,7 +28,7 @@ from persist.compute.dataflow.operators.linear import Shape
 from persist.compute.dataflow.operators.logic import KeysOf, Logic, Result
 from persist.compute.dataflow.operators.operators import PIECE_ROWS, Arrangement, Operator, Position
 from persist.compute.dataflow.state.spine import Allocate, Spine
-from persist.compute.dataflow.updates.batch import Layout, distinct_keys, key_hashes, starts_of, to_batch
+from persist.compute.dataflow.updates.batch import Keys, Layout, distinct_keys, key_hashes, starts_of, to_batch
 from persist.compute.dataflow.updates.times import Flags, Ints, Stash
 from persist.core.antichain import Coordinates
 from persist.core.progress import check_limits
@@ -101,6 +101,43 @@ class TotalReduce(ReduceOperator):
             changes += self._changes_of(keys, numbers, new, old_numbers, old)
         updates = changes[0] if len(changes) == 1 else np.concatenate(changes, axis=1)
         self.out = updates if updates.shape[1] else None
+
+    def computed(self, keys: Keys | None) -> Ints:
+        made = self._groups_of(self._records_of(keys))
+        return made if keys is None else made[:, keys.selects(made)]
+
+    def _records_of(self, keys: Keys | None) -> Ints:
+        """Return the records of the groups that have some keys, or more of them, as updates by group."""
+        arrangement = self.arrangement
+        below = None if keys is None else keys.traced(self.origins)[0]
+        group = tuple(place if place < self.keys else None for place in range(self.keys + len(self.schema)))
+        own = None if below is None else below.traced(group)[0]
+        if own is None:
+            arrangement.load_all()
+            return arrangement.contents(None)
+        if len(own.columns) < self.keys:
+            return arrangement.contents(own)
+        words = own.words.take([own.columns.index(column) for column in range(self.keys)], axis=0)
+        return arrangement.lookup(key_hashes(words), words, has_new=False)[1][1:]
+
+    def _groups_of(self, records: Ints) -> Ints:
+        """Return what the logic makes of records of one time, as updates."""
+        layout, time = self.arrangement.layout, 0
+        if records.shape[1]:
+            time = int(records[-2].max())
+            records = records.copy()
+            records[-2] = time
+        batch = to_batch(records, layout)
+        keys, _, numbers = distinct_keys(batch, layout)
+        order = numbers.argsort(kind="stable")
+        batch, numbers = batch.take(order, axis=1), numbers.take(order)
+        groups, columns, diffs = self.made(
+            numbers, layout.value_rows(batch), batch[-1], lambda which: keys.take(which, axis=1)
+        )
+        updates = np.empty((self.out_layout.words + 2, len(groups)), np.int64)
+        updates[: self.keys], updates[self.keys : -2] = keys.take(groups, axis=1), columns
+        updates[-2], updates[-1] = time, diffs
+        return self.shape(updates)
 
     def settle(self) -> None:
         if self.large is not None and self.frontier.is_empty:
