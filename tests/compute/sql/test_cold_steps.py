@@ -76,7 +76,7 @@ def refreshed(blob: Blob, name: str, settings: persist.Settings = QUIET) -> pers
         return view.upper
 
 
-def test_a_step_that_another_client_overtakes_is_computed_again_from_where_that_one_came(
+def test_a_refresh_that_another_client_overtakes_goes_on_from_where_that_one_came(
     bank: Bank, blob: MemoryBlob
 ) -> None:
     store = Stepped(blob)
@@ -93,7 +93,7 @@ def test_a_step_that_another_client_overtakes_is_computed_again_from_where_that_
     check_all(bank, blob)
 
 
-def test_a_step_that_finds_all_of_its_work_done_by_another_client_writes_nothing_more(
+def test_a_refresh_that_finds_all_of_its_work_done_by_another_client_writes_nothing_more(
     bank: Bank, blob: MemoryBlob
 ) -> None:
     store, records = Stepped(blob), list[str]()
@@ -109,22 +109,22 @@ def test_a_step_that_finds_all_of_its_work_done_by_another_client_writes_nothing
     check_all(bank, blob)
 
 
-def test_a_step_that_is_overtaken_at_every_try_says_so_and_leaves_nothing(bank: Bank, blob: MemoryBlob) -> None:
-    store, tries = Stepped(blob), []
+def test_a_refresh_that_is_overtaken_again_and_again_ends_and_leaves_nothing(bank: Bank, blob: MemoryBlob) -> None:
+    store, uppers = Stepped(blob), []
 
     def overtake() -> None:
-        tries.append(refreshed(blob, VIEW))
+        uppers.append(refreshed(blob, VIEW))
         bank.transfer()
-        store.before("create", "log/", overtake)
+        if len(uppers) < 6:
+            store.before("create", "log/", overtake)
 
     store.before("create", "log/", overtake)
-    with pytest.raises(UpperMismatch):
-        refreshed(store, VIEW)
-    assert len(tries) >= 5
+    assert refreshed(store, VIEW) >= uppers[0]
+    assert len(uppers) >= 2
     check_all(bank, blob)
 
 
-def test_a_step_holds_what_it_reads_of_an_input_that_is_compacted_meanwhile(bank: Bank, blob: MemoryBlob) -> None:
+def test_a_refresh_holds_what_it_reads_of_an_input_that_is_compacted_meanwhile(bank: Bank, blob: MemoryBlob) -> None:
     settings = persist.Settings(background=False, grace_s=0, orphan_grace_s=0)
     with persist.open(blob, settings=settings) as other:
         moves, store = other.load("moves"), Stepped(blob)
@@ -160,7 +160,7 @@ def check_all(bank: Bank, blob: MemoryBlob) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("happens", [False, True])
 @pytest.mark.parametrize("share", range(6))
-def test_a_step_that_dies_at_any_call_of_the_store_loses_and_doubles_nothing(share: int, happens: bool) -> None:
+def test_a_refresh_that_dies_at_any_call_of_the_store_loses_and_doubles_nothing(share: int, happens: bool) -> None:
     at, died = share, True
     while died:
         blob = MemoryBlob()

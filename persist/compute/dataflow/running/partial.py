@@ -159,6 +159,7 @@ class Partial:
         by_operator = {accumulation.operator: accumulation for accumulation in accumulations}
         positive = _Positive(plan, pasts)
         for output in outputs:
+            output.handle = replace(output.handle, is_kept=True)  # What is read of it is read in no time.
             operator = output.sink.inputs[0]
             if isinstance(operator, EntryOperator) or output.corrects or output.compares or output.upper <= as_of:
                 continue
@@ -169,7 +170,7 @@ class Partial:
                 Past(
                     plan.name,
                     f"output {output.handle.name}",
-                    replace(output.handle, is_kept=True),
+                    output.handle,
                     output.sink.schema,
                     domain,
                     as_of,

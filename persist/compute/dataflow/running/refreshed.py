@@ -75,13 +75,13 @@ def refresh(running: Running, policy: Policy, *, is_new: bool) -> Refreshed:
 
     Raises:
         WouldRecompute: the policy refuses what is to be read; nothing was written.
-        what `Running.run` raises.
+        what `Running.step` raises.
     """
     if running.partial is not None:
         running.partial.begin(refuses=policy == "incremental")
     elif policy == "incremental" and is_new:
         raise WouldRecompute(running.program.name, running.why_whole or "it reads all of its sources")
-    running.run()
+    running.catch_up()
     return Refreshed.by(running, is_new=is_new, seqno=running.first_seqno)
 
 

@@ -361,6 +361,13 @@ class Running(Closes):
         if updates >= CATCH_UP_UPDATES_MIN:
             give_back()
 
+    def catch_up(self) -> None:
+        """Do all that is complete now; errors are those of `step`. What is sealed meanwhile is left to the next call."""
+        self.first_seqno = None
+        with task("refresh", self.program.name, unit="updates") as tell:
+            self._catch_up(tell)
+            tell(self.step().updates)
+
     def rehearse(self) -> int:
         """Do what `step` does without its commit; return how many updates were taken. The program must be closed."""
         self._check()
