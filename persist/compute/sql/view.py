@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, get_args
 
 from persist.compute.dataflow.running.refreshed import Policy, Refreshed, explain, refresh
-from persist.compute.dataflow.running.running import OperatorReport, Options, Running, requested_indexes
+from persist.compute.dataflow.running.reports import OperatorReport
+from persist.compute.dataflow.running.running import Options, Running, requested_indexes
 from persist.compute.index import create_index, refresh_indexes
 from persist.compute.sql.compile import asked_key
 from persist.compute.sql.definition import Definition, InputBehind, Start, behind, given_start

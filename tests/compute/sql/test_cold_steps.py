@@ -76,9 +76,7 @@ def refreshed(blob: Blob, name: str, settings: persist.Settings = QUIET) -> pers
         return view.upper
 
 
-def test_a_refresh_that_another_client_overtakes_goes_on_from_where_that_one_came(
-    bank: Bank, blob: MemoryBlob
-) -> None:
+def test_a_refresh_that_another_client_overtakes_goes_on_from_where_that_one_came(bank: Bank, blob: MemoryBlob) -> None:
     store = Stepped(blob)
     uppers = []
 

@@ -141,6 +141,14 @@ def test_what_tasks_cannot_compute_is_done_here_and_says_so(spark: SparkSession,
         persist.spark.refresh(view, spark, where="cluster")  # type: ignore[arg-type]
 
 
+def test_no_task_computes_a_function_of_this_process(spark: SparkSession, client: persist.Client) -> None:
+    client.create_function("twice", lambda values: values, [pa.int64()], pa.int64(), version=1)
+    view = client.create_view("v", "SELECT id, twice(id) AS t FROM orders")
+    with pytest.raises(persist.InvalidUsage, match=r'twice, .* in this process alone: .* where="auto" or "driver"'):
+        persist.spark.refresh(view, spark, where="tasks")
+    assert persist.spark.refresh(view, spark).where == "here"
+
+
 def test_a_row_that_the_query_fails_on_is_named_and_the_view_stays(spark: SparkSession, client: persist.Client) -> None:
     orders = client.load("orders")
     view = client.create_view("v", "SELECT id * 1800000000000000 AS n FROM orders WHERE id > 1998")
@@ -151,7 +159,7 @@ def test_a_row_that_the_query_fails_on_is_named_and_the_view_stays(spark: SparkS
         persist.spark.refresh(view, spark, where="tasks")
     assert (view.upper, rows(view)) == (persist.Antichain(13), before)
     orders.write([((90_000, ("odd", 1.0)), 14, -1)], seal=15).result()
-    assert persist.spark.refresh(view, spark, where="tasks").where == "tasks"
+    assert persist.spark.refresh(view, spark, where="tasks").where == "here"  # It passes over the time that fails.
     assert (view.upper, rows(view)) == (persist.Antichain(15), before)
 
 

@@ -39,9 +39,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.large_groups import CHANGE_ROWS, LARGE_ROWS
 from persist.compute.dataflow.operators.linear import Shape, compiled
-from persist.compute.dataflow.operators.operators import Arrangement, Operator, Position
+from persist.compute.dataflow.operators.operators import Operator, Position
 from persist.compute.dataflow.plan.plan import Join
 from persist.compute.dataflow.plan.stages import Filter, Map
 from persist.compute.dataflow.state.ranked import Order, Ranked, has_rank

@@ -22,11 +22,12 @@ import itertools
 import numpy as np
 import pyarrow as pa
 
+from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.few_groups import Record, Values, closed, corrections, plain_rows
 from persist.compute.dataflow.operators.large_groups import LARGE_ROWS, LargeGroups, Ranking
 from persist.compute.dataflow.operators.linear import Shape
 from persist.compute.dataflow.operators.logic import KeysOf, Logic, Result
-from persist.compute.dataflow.operators.operators import PIECE_ROWS, Arrangement, Operator, Position
+from persist.compute.dataflow.operators.operators import PIECE_ROWS, Operator, Position
 from persist.compute.dataflow.state.spine import Allocate, Spine
 from persist.compute.dataflow.updates.batch import Keys, Layout, distinct_keys, key_hashes, starts_of, to_batch
 from persist.compute.dataflow.updates.times import Flags, Ints, Stash

@@ -15,6 +15,7 @@ import pyarrow as pa
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import DiffOverflow
 from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded
+from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.folds import folds
 from persist.compute.dataflow.operators.join import BoundedJoin, JoinOperator, JoinPaths, compared
 from persist.compute.dataflow.operators.large_groups import (
@@ -35,7 +36,6 @@ from persist.compute.dataflow.operators.logic import (
 )
 from persist.compute.dataflow.operators.loop import EnterOperator, LeaveOperator, Loop, VariableOperator
 from persist.compute.dataflow.operators.operators import (
-    Arrangement,
     CaptureOperator,
     ConcatOperator,
     ConsolidateOperator,

@@ -26,8 +26,9 @@ import pyarrow.types as pat
 
 from persist.codecs.order.sums import whole_numbers
 from persist.compute.dataflow.operators.aggregates import NULLS, SLOTS, Wanted, whole_slots
+from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.join import JoinOperator
-from persist.compute.dataflow.operators.operators import Arrangement, EntryOperator, Operator, SinkOperator
+from persist.compute.dataflow.operators.operators import EntryOperator, Operator, SinkOperator
 from persist.compute.dataflow.operators.reduce import TotalReduce
 from persist.compute.dataflow.plan.origin import reads_time
 from persist.compute.dataflow.plan.plan import (
@@ -119,10 +120,12 @@ class Partial:
 
     Attributes:
         as_of: what its requests read is what collections held as of this time.
-        pasts: of each source, by the number of its node, and of outputs that are read.
+        sources: what reads each source.
+        pasts: these, and what reads outputs.
     """
 
     as_of: int
+    sources: list[Past] = field(default_factory=list)
     pasts: list[Past] = field(default_factory=list)
 
     @classmethod
@@ -150,6 +153,7 @@ class Partial:
                 continue
             past = Past(plan.name, node.title, readers[number].handle, node.schema, domain, as_of)
             pasts[number] = past
+            made.sources.append(past)
             made.pasts.append(past)
             entry.stored = past.contents
             entry.has_few = partial(getattr, past, "is_small")
@@ -196,7 +200,9 @@ class Partial:
             refuses: whether to refuse to read all of a source that is not small.
         """
         for past in self.pasts:
-            past.readings, past.refuses = [], refuses
+            past.readings = []
+        for past in self.sources:
+            past.refuses = refuses
 
     @property
     def readings(self) -> list[Reading]:

@@ -2,9 +2,8 @@
 
 import threading
 import time as clock
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, fields
-from html import escape
 from os import PathLike
 from os.path import isdir
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from persist.blob.errors import Indeterminate, InvalidUsage, Unavailable
-from persist.compute.dataflow.operators.loop import Loop
 from persist.compute.dataflow.operators.operators import Operator
 from persist.compute.dataflow.plan.draft import Draft
 from persist.compute.dataflow.plan.optimise import Statistics, optimised, statistics_of
@@ -25,6 +23,7 @@ from persist.compute.dataflow.ports.sinks import Outputs
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
 from persist.compute.dataflow.running.graph import Builder
 from persist.compute.dataflow.running.partial import Partial, requested_columns, why_whole
+from persist.compute.dataflow.running.reports import OperatorReport, reports_of, shown
 from persist.compute.dataflow.running.resume import resumed
 from persist.compute.dataflow.state.spine import Spill, in_memory
 from persist.compute.dataflow.updates.times import meet_of
@@ -32,36 +31,8 @@ from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Time
 from persist.core.closing import Closes
 from persist.core.progress import task
-from persist.core.rendering import html_rows, plain
 from persist.engine.compact import give_back
 from persist.engine.location.engine import Engine
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorReport:
-    """One operator.
-
-    Attributes:
-        title, kind: how messages call it, and what it is, such as "join".
-        inputs: the places, in the list of all, of the operators that it reads.
-        updates, seconds: it gave out so many, and took so long, since the program was opened.
-        kept_updates, kept_bytes: its state.
-    """
-
-    title: str
-    kind: str
-    inputs: tuple[int, ...]
-    updates: int
-    seconds: float
-    kept_updates: int
-    kept_bytes: int
-
-    @property
-    def rate(self) -> float | None:
-        """Updates given out per second of its own work; None where there was none."""
-        works = self.updates and self.seconds > 0 and self.kind != "entry"
-        return self.updates / self.seconds if works else None
-
 
 POLL_S = 0.02
 CATCH_UP_UPDATES_MIN = 1 << 17  # Of a step that catches up, at least.
@@ -362,7 +333,7 @@ class Running(Closes):
             give_back()
 
     def catch_up(self) -> None:
-        """Do all that is complete now; errors are those of `step`. What is sealed meanwhile is left to the next call."""
+        """Do all that is complete now, and nothing that is sealed meanwhile; errors are those of `step`."""
         self.first_seqno = None
         with task("refresh", self.program.name, unit="updates") as tell:
             self._catch_up(tell)
@@ -564,51 +535,6 @@ class _Sweep:
         for kind, rows in held.items():
             interners[kind].retain(np.concatenate(rows) if rows else np.empty(0, np.int64))
         self._least = max(1 << 16, sum(map(len, interners.values())))
-
-
-def reports_of(operators: Sequence[Operator]) -> list[OperatorReport]:
-    """Return a report of each operator of the outermost scope; an iteration is one."""
-    places = {id(operator): place for place, operator in enumerate(operators)}
-    return [_report(operator, places) for operator in operators]
-
-
-def _report(operator: Operator, places: dict[int, int]) -> OperatorReport:
-    state = [*operator.state()]
-    return OperatorReport(
-        title=operator.title,
-        kind="iteration" if isinstance(operator, Loop) else type(operator).__name__.removesuffix("Operator").lower(),
-        inputs=tuple(dict.fromkeys(places[id(source)] for source in operator.inputs if id(source) in places)),
-        updates=operator.given_out,
-        seconds=operator.seconds,
-        kept_updates=sum(rows for _, rows, _ in state),
-        kept_bytes=sum(size for _, _, size in state),
-    )
-
-
-def depths(reports: Sequence[OperatorReport]) -> list[int]:
-    """Return how many steps each operator is from those that read nothing."""
-    steps: list[int] = []
-    for place, report in enumerate(reports):
-        steps.append(max((steps[i] + 1 for i in report.inputs if i < place), default=0))
-    return steps
-
-
-def shown(name: str, reports: Sequence[OperatorReport]) -> str:
-    """Return the operators as a table in HTML; nothing in names is interpreted."""
-    head = ("", "operator", "kind", "reads", "updates", "per second", "keeps")
-    rows = [
-        (
-            str(place),
-            report.title,
-            report.kind,
-            ", ".join(map(str, report.inputs)),
-            f"{report.updates:,}",
-            "" if report.rate is None else f"{report.rate:,.0f}",
-            f"{report.kept_updates:,} ({report.kept_bytes:,} B)" if report.kept_bytes else "",
-        )
-        for place, report in enumerate(reports)
-    ]
-    return f"<figure><figcaption>{escape(plain(name))}</figcaption>{html_rows(head, rows)}</figure>"
 
 
 def requested_indexes(program: Draft, key_of: Callable[[str], tuple[str, ...]]) -> list[tuple[str, tuple[str, ...]]]:
