@@ -1,10 +1,12 @@
 """Steps and open handles: at every time a view holds what DuckDB computes anew, whichever of the two refreshes it."""
 
 import re
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -194,6 +196,33 @@ def test_a_handle_that_keeps_more_than_its_budget_lets_go_of_it(client: persist.
     view.refresh()
     assert not view.is_open
     assert held(view) == totals(client)
+
+
+def test_the_work_of_a_cold_refresh_is_bounded(client: persist.Client) -> None:
+    client.create_view("totals", JOINED).refresh()
+    calls = []
+    for time in (1, 2):
+        change(client, time, 8)
+        with persist.open(client.url, settings=QUIET) as fresh:
+            view, count = fresh.view("totals"), 0
+
+            def counted(frame: Any, event: str, argument: Any) -> None:
+                nonlocal count
+                count += event == "call"
+
+            sys.setprofile(counted)
+            try:
+                view.refresh()
+            finally:
+                sys.setprofile(None)
+            calls.append(count)
+            assert way_of(view) == "part"
+            running = view.live.running
+            assert running is not None
+            assert running.partial is not None
+            assert sum(reading.bytes for reading in running.partial.readings) < 100_000
+    assert calls[-1] <= 12_000  # 8,700 where they were measured.
+    assert held(client.view("totals")) == totals(client)
 
 
 def turn(client: persist.Client, time: int, *keys: int) -> None:

@@ -75,7 +75,7 @@ class Past:
         refuses: raise WouldRecompute where all records would have to be read of a large collection.
 
     Attributes:
-        readings: what was read since the time last moved.
+        readings: what was read since the refresh began.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class Past:
         self._domain = domain
         self._as_of = as_of
         self._snapshot: Snapshot | None = None
+        self._bytes: int | None = None
         self._everything: Ints | None = None
         self._requested: dict[tuple[tuple[int, ...], bytes], Ints] = {}
         self._null: dict[str, bool] = {}
@@ -113,14 +114,14 @@ class Past:
         return count is None or count > 0
 
     def move(self, as_of: int) -> None:
-        """Read as of a later time from now on."""
-        if as_of != self._as_of:
-            self.close()
-            self._as_of = as_of
-            self._null = {}
+        """Read as of a later time from now on. What was read is forgotten: its words may lose their meaning."""
+        self.close()
+        self._as_of = as_of
+        self._null = {}
 
     def close(self) -> None:
         """Stop reading; idempotent."""
+        self._bytes = None
         self._everything = None
         self._requested = {}
         if self._snapshot is not None:
@@ -130,7 +131,9 @@ class Past:
     @property
     def bytes(self) -> int:
         """About how many bytes the collection takes, decoded."""
-        return self._scan.memory
+        if self._bytes is None:
+            self._bytes = self._scan.memory
+        return self._bytes
 
     @property
     def is_small(self) -> bool:

@@ -146,10 +146,7 @@ class Partial:
         for number, entry in entries.items():
             node = plan.nodes[number]
             if isinstance(node.operator, Constant):
-                rows = [*(domain.encode(node.operator.table[name]) for name in node.schema.names)]
-                count = node.operator.table.num_rows
-                table = np.array([*rows, np.zeros(count, np.int64), np.ones(count, np.int64)], np.int64)
-                entry.stored = partial(_requested_of, table)
+                entry.stored = partial(_constants, domain, node.operator.table.select(node.schema.names))
                 continue
             past = Past(plan.name, node.title, readers[number].handle, node.schema, domain, as_of)
             pasts[number] = past
@@ -272,7 +269,11 @@ def requested_columns(
     return found
 
 
-def _requested_of(updates: Ints, keys: Keys | None) -> Ints:
+def _constants(domain: Domain, table: pa.Table, keys: Keys | None) -> Ints:
+    """Return constants for some keys. Nothing keeps their words, so they are encoded at each request."""
+    rows = [domain.encode(column) for column in table.columns]
+    count = table.num_rows
+    updates = np.array([*rows, np.zeros(count, np.int64), np.ones(count, np.int64)], np.int64)
     return updates if keys is None else updates[:, keys.selects(updates)]
 
 

@@ -319,8 +319,8 @@ class Running(Closes):
             if self._outputs is not None:
                 self._outputs.take()
             self._graph.forget()
-            if self._partial is not None and limit is not None:
-                self._partial.move(limit - 1)
+            if self._partial is not None:
+                self._partial.move(self._partial.as_of if limit is None else limit - 1)
         except BaseException:
             self._is_broken = True
             raise
