@@ -468,10 +468,12 @@ class ViewsTogether(Closes):
                 if self._running.partial is not None and self._running.state_bytes > self._budget:
                     self.close()
                 return
-            except ViewRedefined:
+            except (ViewRedefined, SourceLost):  # Somebody else has refreshed them meanwhile: begin where they are now.
                 self.close()
                 if not left:
                     raise
+                engine.follower.looks.again()
+                engine.follower.refresh()
             except FAILURES as error:
                 self.close()
                 _pass_over(self._program(), engine, self._options, error)

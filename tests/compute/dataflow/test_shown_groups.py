@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pytest
@@ -131,6 +131,21 @@ def test_nothing_of_the_past_of_a_group_is_read(client: persist.Client) -> None:
     facts.write([((7000, (0, 7000, None)), 2, -1), ((7000, (0, 7001, None)), 2, 1)], seal=3).result()
     client.load("dims").seal(3).result()
     assert check(*views)
+
+
+@pytest.mark.parametrize("indexes", [None, "auto"])
+def test_a_group_that_a_condition_hides_is_not_taken_for_an_empty_one(
+    client: persist.Client, indexes: Literal["auto"] | None
+) -> None:
+    facts = client.create_or_load("facts", key={"i": pa.int64()}, value={"d": pa.int64()})
+    facts.write([((i, i % 2), 0, 1) for i in range(4)], seal=1).result()
+    query = "SELECT d, count(*) AS n FROM facts GROUP BY d HAVING count(*) > 2"
+    client.create_view("v", query, indexes=indexes).refresh()
+    for time in range(1, 4):
+        facts.write([((10 + time, 1), time, 1)], seal=time + 1).result()
+        with requests_by_key():
+            client.view("v").refresh()
+        assert [*client.view("v").snapshot().rows()] == ([(1, 2 + time)] if time else [])
 
 
 def test_a_sum_that_becomes_zero_is_done_without(client: persist.Client) -> None:

@@ -11,6 +11,7 @@ whole at its first request, and kept.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from persist.codecs.errors import SchemaMismatch
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.part import Part
 from persist.compute.dataflow.updates.batch import Keys
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.compute.index import PAYS, Path, own_path, paths_of
-from persist.core.errors import WouldRecompute
+from persist.core.errors import AsOfCompacted, CollectionNotFound, LeaseExpired, SourceLost, WouldRecompute
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.lookups.lookup import Lookup
@@ -145,8 +147,12 @@ class Past:
 
         Raises:
             WouldRecompute: all records are requested, and this program refuses that.
-            AsOfCompacted, LeaseExpired: it cannot be read at that time any more.
+            SourceLost: it cannot be read at that time any more.
         """
+        with explained(self._handle.name):
+            return self._contents(keys)
+
+    def _contents(self, keys: Keys | None) -> Ints:
         if keys is not None and not self.is_small:
             return self._of_keys(keys)
         if keys is None and self.refuses and not self.is_small:
@@ -248,14 +254,15 @@ class Past:
     def _scan(self) -> Scan:
         if self._snapshot is None:
             handle = self._handle
-            self._snapshot = snapshot(
-                handle,
-                self._as_of,
-                columns=self._columns.names,
-                form="diff",
-                schema=handle.schema.version,
-                timeout_s=0.0,
-            )
+            with explained(handle.name):
+                self._snapshot = snapshot(
+                    handle,
+                    self._as_of,
+                    columns=self._columns.names,
+                    form="diff",
+                    schema=handle.schema.version,
+                    timeout_s=0.0,
+                )
         return self._snapshot.scan
 
     def _encoded(self, tables: "Iterator[pa.Table] | list[pa.Table]") -> Ints:
@@ -269,6 +276,32 @@ class Past:
             for into, row in zip((*updates[:-2], updates[-1]), rows, strict=True):
                 into[first:end] = row
         return updates
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Say what became of a source, and what to do, where reading the collection of a name fails."""
+    try:
+        yield
+    except SchemaMismatch as error:
+        raise SchemaMismatch(
+            f"source {name!r} has evolved in what the program reads: {error} Of a program, drop its outputs or "
+            "open it with replace=True; of a view, make another one."
+        ) from error
+    except CollectionNotFound as error:
+        raise SourceLost(
+            name, "the collection is not there (any more)", "Create it again, or drop the program."
+        ) from error
+    except AsOfCompacted as error:
+        raise SourceLost(
+            name,
+            f"what the program needs has been compacted ({error})",
+            "Somebody has released its hold: drop the program and its outputs, and open it anew.",
+        ) from error
+    except LeaseExpired as error:
+        raise SourceLost(
+            name, f"what the program reads is not kept any more ({error})", "Close the program, and open it again."
+        ) from error
 
 
 def encoded(domain: Domain, columns: pa.Schema, table: pa.Table) -> list[Ints]:

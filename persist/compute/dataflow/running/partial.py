@@ -315,6 +315,8 @@ def _seeds(
     assert isinstance(node.operator, Reduce)
     places = {column: at for at, column in enumerate(operator.origins) if column is not None}  # In the output.
     width = operator.keys
+    if not all(isinstance(stage, Map) for stage in node.operator.after):
+        return None  # A filter hides groups.
     if not all(at in places for at in range(width)):
         return None
     shown = {number: places[width + number] for number in range(len(aggregates)) if width + number in places}
