@@ -32,11 +32,11 @@ from persist.blob.protocol import MemoryBlob
 from persist.engine.read.merging import read_snapshot
 from tests.support.clocks import ImpatientClock
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
 
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.string()}
-WAIT_S = 60.0
 
 
 def table(*rows: tuple[int, str, int, int]) -> pa.Table:
@@ -754,7 +754,7 @@ def test_a_client_dropped_after_failed_writes_leaves_no_thread_behind() -> None:
         told.set()
 
     orders.write([((1, None), 0, 1)]).add_done_callback(tell)
-    assert told.wait(60)
+    assert told.wait(WAIT_S)
     del client, orders, tell
     deadline_s = monotonic() + 20
     while left := set(threading.enumerate()) - before:

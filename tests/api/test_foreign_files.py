@@ -18,6 +18,7 @@ from persist.core.log import kinds
 from persist.core.log.framing import encode_framed
 from persist.core.log.keys import record_key
 from persist.core.log.records import Record
+from tests.support.stepped import WAIT_S
 
 QUIET = persist.Settings(background=False)
 
@@ -50,7 +51,7 @@ print(persist.fsck(sys.argv[1]))
 
 
 def _read(folder: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", READ, str(folder)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", READ, str(folder)], capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

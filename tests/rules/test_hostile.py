@@ -42,6 +42,7 @@ from tests.support.parts import commit_parts
 from tests.support.paths import ROOT
 from tests.support.reads import KEY, VALUE, table
 from tests.support.servers.fixtures import make_bucket
+from tests.support.stepped import WAIT_S
 from tests.support.watched import KEY as STORED_KEY
 from tests.support.watched import WatchedBlob
 
@@ -778,7 +779,7 @@ def test_nothing_that_is_read_is_executed(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

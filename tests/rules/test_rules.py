@@ -20,6 +20,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
 from tests.support.clocks import ImpatientClock
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.string()}
@@ -112,7 +113,7 @@ def test_rule_3_a_snapshot_that_waits_succeeds_when_another_client_seals(
         waiting = reader.engine.pool.submit(lambda: reader.load("orders").snapshot(0, timeout_s=60).count())
         other.load("orders").write([((1, "a"), 0, 1)])
         other.load("orders").seal(1).result()
-        assert waiting.result(60) == 1
+        assert waiting.result(WAIT_S) == 1
 
 
 def test_rule_4_allow_compaction_before_since_is_an_error_and_it_may_pass_upper(
@@ -369,7 +370,7 @@ def _write_and_die(path: str, name: str) -> None:
 def test_rule_9_an_acknowledged_write_survives_the_loss_of_every_client(tmp_path: Path) -> None:
     child = multiprocessing.get_context("spawn").Process(target=_write_and_die, args=(str(tmp_path), "orders"))
     child.start()
-    child.join(60)
+    child.join(WAIT_S)
     assert child.exitcode == 1
     with persist.open(tmp_path, mode="read") as reader:
         assert list(reader.load("orders").snapshot(0).rows()) == [(1, "a")]

@@ -38,6 +38,7 @@ from tests.support.reads import (
     writes,
 )
 from tests.support.servers.fixtures import SECRET_ACCESS_KEY, make_bucket
+from tests.support.stepped import WAIT_S
 from tests.support.watched import KEY as STORED_KEY
 from tests.support.watched import WatchedBlob
 
@@ -328,7 +329,12 @@ def test_a_folder_that_nobody_may_write_can_be_read(reachable: Path) -> None:
             read_everything(client)
     """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(reachable)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code, str(reachable)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert tree(reachable) == before

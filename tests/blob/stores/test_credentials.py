@@ -16,6 +16,7 @@ from persist.blob.errors import StoreMisconfigured
 from persist.blob.stores.s3 import RENEW_EVERY_S, Credentials, S3Blob
 from tests.support.iam import Gate
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 
 LIFE_S = 900.0
 ROLE = "arn:aws:iam::123456789012:role/writer"
@@ -138,7 +139,7 @@ os.wait()
 
 def test_a_forked_process_is_told_to_be_spawned() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKED]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True)
     before, after = done.stdout.splitlines()
     assert before.startswith("Unavailable")
     assert after.startswith("InvalidUsage")

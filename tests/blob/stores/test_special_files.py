@@ -18,6 +18,7 @@ from persist.blob.layers.retry import RetryBlob
 from persist.blob.protocol import get_at_most
 from persist.blob.stores.file import FileBlob
 from persist.core.log.keys import is_immutable
+from tests.support.stepped import WAIT_S
 
 
 def _fifo(path: Path) -> None:
@@ -58,7 +59,7 @@ def _in_time(call: Callable[[], object]) -> BaseException | None:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(WAIT_S)
     assert outcome, "the call hangs"
     return outcome[0]
 

@@ -10,10 +10,10 @@ import persist
 from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
 from persist.engine.write.commit_future import Committed
+from tests.support.stepped import WAIT_S
 
 SETTINGS = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.int64()}
-WAIT_S = 60
 
 
 @pytest.fixture

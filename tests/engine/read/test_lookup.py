@@ -37,6 +37,7 @@ from tests.codecs.strategies import python_values
 from tests.support.clocks import ImpatientClock
 from tests.support.keyframes import add_keyframe, snapshots
 from tests.support.reads import rows_with
+from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
 
 NAN = math.nan
@@ -497,7 +498,7 @@ with persist.open(sys.argv[1], mode="read") as client:
     assert "pandas" not in sys.modules
     assert found.to_pylist() == [{"k": 1, "v": "b"}, {"k": 3, "v": "a"}], found
 """
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=WAIT_S)
 
 
 def test_other_columns_are_decoded_only_where_a_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.parts import commit_parts
 from tests.support.rollback import Copy, copied, restore
-from tests.support.stepped import Stepped
+from tests.support.stepped import WAIT_S, Stepped
 from tests.support.tuned import tuned
 
 KEY = {"k": pa.int64()}
@@ -517,7 +517,7 @@ class HeldCheckpoint(DatedBlob):
     def create(self, key: str, value: bytes) -> bool:
         if key.startswith("checkpoint/") and not self.is_held.is_set():
             self.is_held.set()
-            assert self.let_go.wait(60)
+            assert self.let_go.wait(WAIT_S)
         return super().create(key, value)
 
 
@@ -530,7 +530,7 @@ def test_a_client_does_not_collect_what_a_checkpoint_that_it_is_making_will_refe
         c = client.create_or_load("c", key=KEY)
         for time in range(INTERVAL):
             c.write(table(10, time), seal=time + 1).result()
-        assert blob.is_held.wait(60)
+        assert blob.is_held.wait(WAIT_S)
         (named,) = keys(blob, "state/")
         # Its thread may have come late, and taken in the last record.
         c.write(table(10, INTERVAL), seal=INTERVAL + 1).result()

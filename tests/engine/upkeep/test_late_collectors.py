@@ -20,10 +20,10 @@ from persist.core.log.keys import checkpoint_key
 from persist.engine.follow.checkpoint import write_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.invariants import Guarded, check_named
+from tests.support.stepped import WAIT_S
 from tests.support.tuned import tuned
 
 HOUR = 3600.0
-WAIT_S = 60.0
 KEY = {"k": pa.int64()}
 SETTINGS: dict[str, Any] = {
     "background": False,

@@ -20,6 +20,7 @@ from persist.engine.write.part_writer import PartWriter
 from tests.support.clocks import ImpatientClock
 from tests.support.parts import commit_parts
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 
 KEY = {"k": pa.int64()}
 ROW = [((1, None), 5, 1)]
@@ -286,7 +287,7 @@ def test_a_process_that_exits_without_closing_does_not_hang_and_loses_nothing_ac
         "listen = c.listen(0)\n"
         "c.hold(0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], timeout=60, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", script], timeout=WAIT_S, cwd=ROOT)
     assert done.returncode == 0
     with persist.open(tmp_path, mode="read") as client:
         assert rows(client.load("c")) == 1

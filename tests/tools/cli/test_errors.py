@@ -23,6 +23,7 @@ import pytest
 import persist
 from persist.tools.cli import dispatch, loading
 from persist.tools.cli.main import main
+from tests.support.stepped import WAIT_S
 from tests.tools.cli.test_wording import PYTHON
 
 AT_ONCE = persist.Settings(background=False, grace_s=0, orphan_grace_s=0)
@@ -89,7 +90,7 @@ def test_a_read_whose_collection_was_destroyed_and_collected_ends_with_an_error(
             first = os.read(reading.stdout.fileno(), 1)  # From now on the pipe is full, and the command waits.
             many.drop().result()
             client.gc()
-            printed, said = reading.communicate(timeout=60)
+            printed, said = reading.communicate(timeout=WAIT_S)
     assert reading.returncode == 3, said
     error = json.loads(said)
     assert error["error"] == "LeaseExpired"

@@ -12,6 +12,7 @@ import pytest
 import persist
 from persist.tools.cli.logs import chosen
 from persist.tools.cli.main import main
+from tests.support.stepped import WAIT_S
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_maintain_goes_on_until_it_is_ended(shop: Path) -> None:
             client.write("orders", [{"id": 100, "amount": 100}])
         assert json.loads(process.stdout.readline())["views refreshed"] == 1
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, err) == (0, "")
     assert total(shop) == [{"total": 136}]
 

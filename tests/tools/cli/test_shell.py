@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import persist
 from persist.tools.cli.main import main
 from persist.tools.cli.shell import Lines, matching, statements_in
+from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
 
 Printed = pytest.CaptureFixture[str]
@@ -133,6 +134,6 @@ def test_a_query_without_end_is_ended_by_a_signal(place: str, sent: signal.Signa
     """
     endless = "SELECT * FROM range(100000000000) t(i), range(100000) u(j) WHERE i + j < 0"
     asked = [sys.executable, "-c", code, "sql", place, endless]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
