@@ -6,7 +6,6 @@ import gc
 import multiprocessing
 import queue
 import subprocess
-import sys
 import threading
 import uuid
 import weakref
@@ -31,6 +30,7 @@ from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.engine.read.merging import read_snapshot
 from tests.support.clocks import ImpatientClock
+from tests.support.forks import forked_python
 from tests.support.paths import ROOT
 from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
@@ -477,7 +477,7 @@ def test_a_process_that_ends_without_close_ends(location: str, tmp_path: Path) -
         "print('end')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, url], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True
+        [*forked_python(), "-c", code, url], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True
     )
     assert (done.stdout, done.stderr) == ("end\n", "")
 

@@ -16,6 +16,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.frozen_map import FrozenMap
 from tests.support.clocks import ImpatientClock
+from tests.support.forks import forked_python
 from tests.support.paths import ROOT
 from tests.support.stepped import WAIT_S
 
@@ -37,7 +38,7 @@ def run(script: str) -> str:
 def ended(script: str) -> subprocess.CompletedProcess[str]:
     """Run script in a process of its own, which must end."""
     return subprocess.run(
-        [sys.executable, "-c", "import os, sys, threading, persist, pyarrow as pa\n" + script],
+        [*forked_python(), "-c", "import os, sys, threading, persist, pyarrow as pa\n" + script],
         timeout=WAIT_S,
         cwd=ROOT,
         capture_output=True,
@@ -211,7 +212,7 @@ def test_a_reentrance_id_that_cannot_be_stored_or_shown_is_refused(blob: MemoryB
 
 def test_without_pyspark_the_import_says_what_to_install() -> None:
     script = "import sys; sys.modules['pyspark'] = None; import persist.spark"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([*forked_python(), "-c", script], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
         "ModuleNotFoundError: persist.spark needs PySpark, which is not installed. pip install 'pyspark>=4.3,<5'"
     )

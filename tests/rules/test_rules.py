@@ -3,7 +3,6 @@
 import asyncio
 import multiprocessing
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
 from tests.support.clocks import ImpatientClock
+from tests.support.forks import forked_python
 from tests.support.paths import ROOT
 from tests.support.stepped import WAIT_S
 
@@ -275,7 +275,7 @@ def test_rule_7_a_retried_write_with_the_same_token_happens_once_across_crashes_
         "os.kill(os.getpid(), 9)\n"
     )
     for _ in range(2):
-        subprocess.run([sys.executable, "-c", script], check=False, cwd=ROOT)
+        subprocess.run([*forked_python(), "-c", script], check=False, cwd=ROOT)
     with persist.open(tmp_path) as client:
         c = client.load("c")
         c.write([((1, None), 5, 1)], token="job 7", seal=6).result()

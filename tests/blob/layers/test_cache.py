@@ -4,7 +4,6 @@ import errno
 import os
 import random
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from persist.blob.stores.file import FileBlob
 from persist.blob.threads import SystemClock
 from persist.core.log.keys import is_immutable
 from tests.support.clocks import ImpatientClock
+from tests.support.forks import forked_python
 from tests.support.paths import ROOT
 from tests.support.stepped import WAIT_S
 
@@ -575,7 +575,7 @@ def test_processes_share_a_folder_that_is_too_small_for_them(tmp_path: Path) -> 
     for number in range(100):
         store.set(f"part/{number}", value_of(number))
     room, processes = 40_000, 4
-    command = [sys.executable, "-c", WORKER, str(tmp_path / "store"), str(tmp_path / "cache"), str(room)]
+    command = [*forked_python(), "-c", WORKER, str(tmp_path / "store"), str(tmp_path / "cache"), str(room)]
     running = [
         subprocess.Popen([*command, str(n)], cwd=ROOT, stdout=subprocess.PIPE, text=True) for n in range(processes)
     ]

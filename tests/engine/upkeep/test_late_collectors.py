@@ -285,7 +285,7 @@ class Actor:
         assert self._may_go_on.wait(WAIT_S)
 
 
-@pytest.mark.thorough(except_every=300)
+@pytest.mark.thorough  # It draws what the tests of rule 24 above do one by one, and takes seconds.
 @pytest.mark.parametrize("seed", range(300))
 def test_any_number_of_late_collectors_and_makers_of_checkpoints_leave_a_location_whole(seed: int) -> None:
     """Each of them stops somewhere, for as long as the others go on, and they end in any order."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import persist
+from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
 
 # What the programs below have in common. `Slow` is a store whose commits begin only when a file is there.
@@ -49,7 +50,7 @@ def run(
 ) -> "subprocess.CompletedProcess[str]":
     path = folder.parent / "program.py"  # A file, because spawned children import it again.
     path.write_text(BEGIN + program)
-    command = [sys.executable, *options, str(path), str(folder)]
+    command = [*([sys.executable] if options else forked_python()), *options, str(path), str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         during(process)

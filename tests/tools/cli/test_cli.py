@@ -14,6 +14,7 @@ import pytest
 import persist
 from persist.blob.url import open_blob
 from persist.tools.cli.main import main
+from tests.support.forks import forked_python
 from tests.support.paths import ROOT
 
 
@@ -157,7 +158,7 @@ def test_storage_options_reach_the_store(folder: Path) -> None:
 
 def test_the_module_runs_as_a_program(folder: Path) -> None:
     (folder / "log" / f"{0:020d}").unlink()
-    command = [sys.executable, "-m", "persist", "fsck", str(folder)]
+    command = [*forked_python(), "-m", "persist", "fsck", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout

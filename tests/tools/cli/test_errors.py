@@ -9,7 +9,6 @@ is no CodecMismatch.
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import pytest
 import persist
 from persist.tools.cli import dispatch, loading
 from persist.tools.cli.main import main
+from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
 from tests.tools.cli.test_wording import PYTHON
 
@@ -83,7 +83,7 @@ def test_a_read_whose_collection_was_destroyed_and_collected_ends_with_an_error(
             keys = range(part * rows, (part + 1) * rows)
             many.write(pa.table({"k": keys, "v": [f"{text}{k}" for k in keys]}), time=part)
         many.seal(parts).result()
-        command = [sys.executable, "-m", "persist", "read", "shop", "many", "--json"]
+        command = [*forked_python(), "-m", "persist", "read", "shop", "many", "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reading:
             assert reading.stdout is not None
             assert reading.stderr is not None
