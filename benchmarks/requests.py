@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 LATENCY_S = 0.02
 LOOK = "look"
+AGAIN = "again"
 QUIET = persist.Settings(background=False)
 
 
@@ -42,8 +43,8 @@ class Requests:
 
     @property
     def steady(self) -> int:
-        """All but the looks at slots of the log that were free yet, of which a busy machine makes more."""
-        return self.total - self.kinds[LOOK]
+        """All but looks at free slots of the log, and gets of the same bytes. A busy machine makes more of these."""
+        return self.total - self.kinds[LOOK] - self.kinds[AGAIN]
 
     @property
     def writes(self) -> int:
@@ -69,13 +70,17 @@ class CountedStore(MemoryBlob):
         self.latency_s = latency_s
         self.requests = Requests()
         self._counting = threading.Lock()
+        self._seen: set[object] = set()  # Gets of this operation.
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        """Count a GET; one of a slot that is free yet is a look."""
+        """Count a GET. If the slot of the log is free, it is a look."""
+        with self._counting:
+            kind = AGAIN if (key, range) in self._seen else "get"
+            self._seen.add((key, range))
         return self._counted(
-            "get",
+            kind,
             lambda: super(CountedStore, self).get(key, range),
-            lambda value: LOOK if value is None and key.startswith("log/") else "get",
+            lambda value: LOOK if value is None and key.startswith("log/") else kind,
         )
 
     def set(self, key: str, value: bytes) -> None:
@@ -107,6 +112,7 @@ class CountedStore(MemoryBlob):
     def of(self, call: Callable[[], object]) -> Requests:
         """Return what a call asks for."""
         self.requests = requests = Requests()
+        self._seen = set()
         call()
         self.requests = Requests()
         return requests
@@ -122,10 +128,10 @@ class Operation:
     writes_max: int | None = None
 
 
-def operations(latency_s: float = 0.0) -> Iterator[Operation]:
-    """Yield what each operation asks for, of stores whose requests take so long."""
+def operations(latency_s: float = 0.0, parts: int = 450) -> Iterator[Operation]:
+    """Yield the requests of each operation, on stores with this latency and a tail of so many small parts."""
     yield from _opening(latency_s)
-    yield from _tail(latency_s)
+    yield from _tail(latency_s, parts)
     yield from _many(latency_s)
     yield from _views(latency_s)
 
@@ -135,8 +141,7 @@ def _opening(latency_s: float) -> Iterator[Operation]:
     with _opened(store) as client:
         for number in range(1000):
             client.create_or_load(f"rows{number:04}", key={"k": pa.int64()}, value={"v": pa.int64()})
-        _settle(client)
-        write_checkpoint(store, *client.engine.follower.recent())  # Those of the background are late on a busy machine.
+        _settle(store, client)
     store.latency_s = latency_s
     clients: list[persist.Client] = []
     yield Operation("open 1,000 collections", store.of(lambda: clients.append(_opened(store, "read"))), (10, 4))
@@ -153,23 +158,25 @@ def _opening(latency_s: float) -> Iterator[Operation]:
     clients[0].close()
 
 
-def _tail(latency_s: float) -> Iterator[Operation]:
+def _tail(latency_s: float, parts: int) -> Iterator[Operation]:
     store = CountedStore()
     with _opened(store) as client:
         rows = client.create_or_load("rows", key={"k": pa.int64()}, value={"v": pa.int64()})
         rows.write(_rows(0, 200_000, 0), seal=1).result()
         rows.compact()
-        for number in range(1, 451):
+        for number in range(1, parts + 1):
             rows.write(_rows(number * 200, 5000, number), seal=number + 1).result()
+            _wait_for_checkpoint(client)
+        _settle(store, client)
     store.latency_s = latency_s
     for name, call, reach in (
-        ("first get, tail of 450 small parts", lambda c: c["rows"].snapshot().get([777]), (4, 3)),
-        ("snapshot of the same", lambda c: c["rows"].snapshot().to_arrow(), (460, 15)),
+        (f"first get, tail of {parts} small parts", lambda c: c["rows"].snapshot().get([777]), (4, 3)),
+        ("snapshot of the same", lambda c: c["rows"].snapshot().to_arrow(), (parts + 10, 15)),
     ):
         with _opened(store, "read") as client:
             yield Operation(name, store.of(lambda call=call, client=client: call(client)), reach)  # type: ignore[misc]
     with _opened(store) as client:
-        yield Operation("compaction of 450 small parts", store.of(client["rows"].compact), (600, 40))
+        yield Operation(f"compaction of {parts} small parts", store.of(client["rows"].compact), (parts + 150, 40))
 
 
 def _many(latency_s: float) -> Iterator[Operation]:
@@ -178,6 +185,7 @@ def _many(latency_s: float) -> Iterator[Operation]:
         for number in range(100):
             rows = client.create_or_load(f"rows{number:02}", key={"k": pa.int64()}, value={"v": pa.int64()})
             rows.write([(1, 1)], time=0, seal=1)
+        _settle(store, client)
     store.latency_s = latency_s
     with _opened(store) as client:
         names = client.collections()
@@ -193,6 +201,7 @@ def _views(latency_s: float) -> Iterator[Operation]:
     with _opened(store) as client:
         rows = client.create_or_load("rows", key={"k": pa.int64()}, value={"v": pa.int64()})
         rows.write(_rows(0, 100_000, 0), seal=1).result()
+        _settle(store, client)
     store.latency_s = latency_s
 
     with _opened(store) as client:
@@ -212,7 +221,7 @@ def _views(latency_s: float) -> Iterator[Operation]:
         views[0].refresh()
         client["rows"].compact()
         client["sums"].compact()
-        _settle(client)
+        _settle(store, client)
 
     def cold() -> None:
         with _opened(store) as fresh:
@@ -227,10 +236,18 @@ def _views(latency_s: float) -> Iterator[Operation]:
         store.latency_s = 0.0
 
 
-def _settle(client: persist.Client) -> None:
-    """Commit until a checkpoint is there, and none is due: a busy machine makes more records before, or fewer."""
+def _settle(store: CountedStore, client: persist.Client) -> None:
+    """Commit until no checkpoint is due soon, and write one: the background may be late on a busy machine."""
+    client.describe("settle").result()
     while client.seqno % 16:
         client.describe(f"at {client.seqno}").result()
+    _wait_for_checkpoint(client)
+    write_checkpoint(store, *client.engine.follower.recent())
+
+
+def _wait_for_checkpoint(client: persist.Client) -> None:
+    """Wait until no checkpoint is being made."""
+    client.engine.writer("settle").committer.groups.checkpointing.wait()
 
 
 def _insert(client: persist.Client, time_: int) -> None:

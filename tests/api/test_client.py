@@ -6,7 +6,6 @@ import gc
 import multiprocessing
 import queue
 import subprocess
-import sys
 import threading
 import uuid
 import weakref
@@ -31,12 +30,13 @@ from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.engine.read.merging import read_snapshot
 from tests.support.clocks import ImpatientClock
+from tests.support.forks import forked_python
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
 
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.string()}
-WAIT_S = 60.0
 
 
 def table(*rows: tuple[int, str, int, int]) -> pa.Table:
@@ -477,7 +477,7 @@ def test_a_process_that_ends_without_close_ends(location: str, tmp_path: Path) -
         "print('end')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, url], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True
+        [*forked_python(), "-c", code, url], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True
     )
     assert (done.stdout, done.stderr) == ("end\n", "")
 
@@ -754,7 +754,7 @@ def test_a_client_dropped_after_failed_writes_leaves_no_thread_behind() -> None:
         told.set()
 
     orders.write([((1, None), 0, 1)]).add_done_callback(tell)
-    assert told.wait(60)
+    assert told.wait(WAIT_S)
     del client, orders, tell
     deadline_s = monotonic() + 20
     while left := set(threading.enumerate()) - before:

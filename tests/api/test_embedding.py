@@ -16,7 +16,9 @@ from persist.blob.protocol import MemoryBlob
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.frozen_map import FrozenMap
 from tests.support.clocks import ImpatientClock
+from tests.support.forks import forked_python
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 
 KEY = {"k": pa.int64()}
 ROW = [((1, None), 5, 1)]
@@ -36,8 +38,8 @@ def run(script: str) -> str:
 def ended(script: str) -> subprocess.CompletedProcess[str]:
     """Run script in a process of its own, which must end."""
     return subprocess.run(
-        [sys.executable, "-c", "import os, sys, threading, persist, pyarrow as pa\n" + script],
-        timeout=60,
+        [*forked_python(), "-c", "import os, sys, threading, persist, pyarrow as pa\n" + script],
+        timeout=WAIT_S,
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -53,7 +55,7 @@ class GatedBlob(MemoryBlob):
         self.gate.set()
 
     def create(self, key: str, value: bytes) -> bool:
-        self.gate.wait(10)
+        self.gate.wait(WAIT_S)
         return super().create(key, value)
 
 
@@ -84,7 +86,7 @@ def test_a_read_in_a_callback_does_not_wait_for_a_thread_that_waits_for_the_call
         c.write(ROW).add_done_callback(callback)
         blob.gate.set()
         c.seal(2).result()
-        other.join(10)
+        other.join(WAIT_S)
         assert seen == [persist.InvalidUsage, "claimed"]
 
 
@@ -100,8 +102,8 @@ def test_a_callback_may_write_though_there_is_no_room(blob: MemoryBlob, monkeypa
             called.set()
 
         c.write(row(1)).add_done_callback(callback)
-        assert called.wait(10), "the write in the callback waits for room, which only the thread it is in can make"
-        written[0].result(10)
+        assert called.wait(WAIT_S), "the write in the callback waits for room, which only the thread it is in can make"
+        written[0].result(WAIT_S)
         c.seal(6).result()
         assert c.snapshot().count() == 2
 
@@ -113,7 +115,7 @@ def test_a_callback_that_exits_fails_nothing_that_was_committed_with_it(blob: Me
         for future in futures[::5]:
             future.add_done_callback(lambda _: sys.exit(1))
         for future in futures:
-            future.result(10)
+            future.result(WAIT_S)
         c.seal(6).result()
         assert c.snapshot().count() == 20
 
@@ -210,7 +212,7 @@ def test_a_reentrance_id_that_cannot_be_stored_or_shown_is_refused(blob: MemoryB
 
 def test_without_pyspark_the_import_says_what_to_install() -> None:
     script = "import sys; sys.modules['pyspark'] = None; import persist.spark"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([*forked_python(), "-c", script], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
         "ModuleNotFoundError: persist.spark needs PySpark, which is not installed. pip install 'pyspark>=4.3,<5'"
     )

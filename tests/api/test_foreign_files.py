@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -18,6 +17,8 @@ from persist.core.log import kinds
 from persist.core.log.framing import encode_framed
 from persist.core.log.keys import record_key
 from persist.core.log.records import Record
+from tests.support.forks import forked_python
+from tests.support.stepped import WAIT_S
 
 QUIET = persist.Settings(background=False)
 
@@ -50,7 +51,7 @@ print(persist.fsck(sys.argv[1]))
 
 
 def _read(folder: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", READ, str(folder)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*forked_python(), "-c", READ, str(folder)], capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

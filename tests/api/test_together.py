@@ -9,6 +9,7 @@ import pytest
 import persist
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.protocol import MemoryBlob
+from tests.support.stepped import WAIT_S
 
 KEY = {"k": pa.int64()}
 QUIET = persist.Settings(background=False)
@@ -119,7 +120,7 @@ def test_the_latest_of_all_is_of_one_state_while_somebody_commits_to_all(blob: M
             assert len(times) == 1
             assert {each.count() for each in found.values()} == {time + 1 for time in times}
             seen |= times
-        thread.join(60)
+        thread.join(WAIT_S)
         assert client.snapshots(dict.fromkeys(names))["c0"].as_of == 59
 
 

@@ -15,6 +15,7 @@ from persist.blob.protocol import Blob, is_remote
 from tests.blob.places import Place
 from tests.blob.race import is_candidate, race
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 
 THREADS = 16
 PROCESSES = 4
@@ -77,7 +78,7 @@ def test_each_key_has_exactly_one_winner_and_no_reader_sees_part_of_its_value(pl
     processes = PROCESSES if place.is_shared else 0
     racers = THREADS + processes
     keys = KEYS_ON_SERVER if is_remote(blob) else KEYS
-    together = threading.Barrier(THREADS, timeout=60)  # The threads start on each key at the same moment.
+    together = threading.Barrier(THREADS, timeout=WAIT_S)  # The threads start on each key at the same moment.
     is_over = threading.Event()
     with ExitStack() as stack, ThreadPoolExecutor(THREADS + 1) as pool:
         others = [stack.enter_context(racer_process(place, n, keys)) for n in range(THREADS, racers)]

@@ -11,6 +11,7 @@ import pytest
 import persist
 from examples.dbt.shop import add_day
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 
 pytest.importorskip("dbt.adapters.duckdb", reason="dbt is not installed: pip install 'dbt-core<1.12' dbt-duckdb")
 pytestmark = [pytest.mark.thorough, pytest.mark.costly("dbt itself loads for seconds, four times")]
@@ -28,7 +29,7 @@ def built(project: Path, location: Path, *arguments: str) -> str:
         "DBT_PROFILES_DIR": ".", "DO_NOT_TRACK": "1", "PERSIST_LOCATION": str(location),
         "PYTHONPATH": str(EXAMPLE.parent.parent),
     }  # fmt: skip
-    done = subprocess.run(program, cwd=project, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(program, cwd=project, env=environment, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -11,6 +11,7 @@ import pytest
 
 import persist
 from persist.core.progress import Bars
+from tests.support.forks import forked_python
 
 LONG = 40_000
 
@@ -133,7 +134,7 @@ for each in found:
 
 def test_commits_reads_and_compactions_are_spans_below_those_of_the_caller() -> None:
     pytest.importorskip("opentelemetry.sdk")
-    done = subprocess.run([sys.executable, "-c", SPANS], capture_output=True, text=True)
+    done = subprocess.run([*forked_python(), "-c", SPANS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "persist.commit create_or_load False UNSET" in lines
@@ -153,5 +154,5 @@ def test_an_error_that_only_a_span_has_seen_is_not_lost(tmp_path: Path) -> None:
         "try: client.close()\n"
         "except persist.errors.UpdateNotBeyondUpper: print('raised')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([*forked_python(), "-c", code], capture_output=True, text=True)
     assert done.stdout == "raised\n", done.stderr

@@ -15,6 +15,7 @@ from persist.codecs.evolution import is_wider
 from persist.core.log import kinds as record_kinds
 from persist.core.settings import Tuning
 from tests.support.reads import rows_with
+from tests.support.stepped import WAIT_S
 
 KEY = {"k": pa.int32()}
 VALUE = {"v": pa.int32(), "s": pa.string()}
@@ -482,16 +483,16 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
     listen = orders.listen(0)
     orders.evolve(add={"note": pa.string()}, rename={"v": "n"})
     orders.write([((9, (9, "9", "note")), 1, 1)], seal=2).result()
-    progress = listen.poll(timeout_s=10)
+    progress = listen.poll(timeout_s=WAIT_S)
     assert progress is not None
     assert progress.updates.to_pylist() == [{"k": 9, "v": 9, "s": "9", "_time": 1, "_diff": 1}]
     orders.evolve(drop=["s"])
     orders.write([((10, (10, "note")), 2, 1)], seal=3).result()
     with pytest.raises(persist.errors.SchemaMismatch, match=r"'s' of schema version 1 is gone.*begins again"):
-        listen.poll(timeout_s=10)
+        listen.poll(timeout_s=WAIT_S)
     listen.close()
     again = client.load("orders").listen(1)
-    progress = again.poll(timeout_s=10)
+    progress = again.poll(timeout_s=WAIT_S)
     assert progress is not None
     assert progress.updates.column_names == ["k", "n", "note", "_time", "_diff"]
     again.close()

@@ -14,6 +14,7 @@ from persist.core.log import kinds
 from persist.core.state_rules.collection_rules import ExpectParts
 from persist.events import History, InsertIfAbsent
 from tests.support.resolving import resolve_events
+from tests.support.stepped import WAIT_S
 
 KEY = {"id": pa.int32()}
 VALUE = {"at": pa.int32(), "city": pa.string(), "gone": pa.bool_()}
@@ -225,7 +226,7 @@ def test_a_collection_with_one_value_per_key_becomes_keyed(client: persist.Clien
     users.upsert([(1, ("Chur", 5)), (3, ("Olten", None))], time=2, seal=3).result()
     assert rows(users) == [(1, "Chur", 5), (2, "Basel", None), (3, "Olten", None)]
     assert rows(users, 0) == [(1, "Bern", None), (2, "Basel", None)]
-    progress = listen.poll(timeout_s=10)
+    progress = listen.poll(timeout_s=WAIT_S)
     assert progress is not None
     assert sorted(progress.updates.to_pydict()["_diff"]) == [-1, 1, 1]
     listen.close()

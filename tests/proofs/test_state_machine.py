@@ -19,6 +19,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
 from tests.support.clocks import ImpatientClock
 from tests.support.model import EMPTY, Collection, Refused, changes, contents
+from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
 
 NAMES = st.sampled_from(["orders", "items"])
@@ -288,7 +289,7 @@ def patiently(call: Callable[[], object]) -> None:
 
 def settle(future: persist.CommitFuture) -> None:
     """Wait for a commit and forget its seqno."""
-    future.result(timeout=60)
+    future.result(timeout=WAIT_S)
 
 
 TestTwoClients = TwoClients.TestCase

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import persist
 from persist.blob.stores.file import FileBlob
 from persist.codecs.part.part import Part
 from persist.codecs.types import arrow_types
@@ -30,6 +32,7 @@ from tests.rules.golden.make import HERE, digest, stored_members
 FORMATS = sorted(path.name for path in HERE.glob("format-*"))
 PRESENT = HERE / f"format-{FORMAT}" / "location"
 ARCHIVE = re.compile("part/[0-9a-f]{32}/[0-9]{20}-[0-9a-f]{32}[.]json")
+REMEMBERED = "remembered"  # The collection that was written with many tokens.
 PROCEDURE = "see docs/inside/golden.md"
 
 
@@ -48,6 +51,22 @@ def test_golden_files_read_as_they_did(name: str) -> None:
     folder = HERE / name
     for collection, expected in json.loads((folder / "expected.json").read_text()).items():
         assert digest(folder / "location", collection) == expected, f"{collection}: {PROCEDURE}"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FORMATS if REMEMBERED in (HERE / name / "expected.json").read_text()]
+)
+def test_a_token_of_an_older_release_stands_for_the_same_data(name: str, tmp_path: Path) -> None:
+    """The digest that a token remembers depends on no release of this library, of Arrow or of DuckDB."""
+    shutil.copytree(HERE / name / "location", tmp_path / "location")
+    with persist.open(tmp_path / "location", settings=persist.Settings(background=False)) as client:
+        written = client[REMEMBERED]
+        before, last = written.snapshot().to_arrow(), written.upper.time - 1
+        for n in (last - 4, last):  # The first is in an archive.
+            written.write([((n, None), n, 1)], seal=n + 1, token=f"t{n}").result()
+            with pytest.raises(persist.errors.TokenReused):
+                written.write([((n + 100, None), n, 1)], token=f"t{n}").result()
+        assert written.snapshot().to_arrow() == before
 
 
 def objects(location: Path) -> Iterator[dict[str, Any]]:

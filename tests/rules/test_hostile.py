@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -37,11 +36,13 @@ from persist.core.state_rules.location import Dropped
 from persist.engine.follow.checkpoint import Checkpoint, write_checkpoint
 from persist.engine.follow.state_objects import StateObject
 from persist.engine.write.part_writer import PartWriter
+from tests.support.forks import forked_python
 from tests.support.iam import Gate
 from tests.support.parts import commit_parts
 from tests.support.paths import ROOT
 from tests.support.reads import KEY, VALUE, table
 from tests.support.servers.fixtures import make_bucket
+from tests.support.stepped import WAIT_S
 from tests.support.watched import KEY as STORED_KEY
 from tests.support.watched import WatchedBlob
 
@@ -774,11 +775,11 @@ def test_nothing_that_is_read_is_executed(tmp_path: Path) -> None:
             )
             commit_parts(evil, [part], seal=persist.Antichain(1)).result()
     done = subprocess.run(
-        [sys.executable, "-c", READ_AND_TELL, str(location)],
+        [*forked_python(), "-c", READ_AND_TELL, str(location)],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

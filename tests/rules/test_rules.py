@@ -3,7 +3,6 @@
 import asyncio
 import multiprocessing
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,9 @@ from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
 from tests.support.clocks import ImpatientClock
+from tests.support.forks import forked_python
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.string()}
@@ -112,7 +113,7 @@ def test_rule_3_a_snapshot_that_waits_succeeds_when_another_client_seals(
         waiting = reader.engine.pool.submit(lambda: reader.load("orders").snapshot(0, timeout_s=60).count())
         other.load("orders").write([((1, "a"), 0, 1)])
         other.load("orders").seal(1).result()
-        assert waiting.result(60) == 1
+        assert waiting.result(WAIT_S) == 1
 
 
 def test_rule_4_allow_compaction_before_since_is_an_error_and_it_may_pass_upper(
@@ -274,7 +275,7 @@ def test_rule_7_a_retried_write_with_the_same_token_happens_once_across_crashes_
         "os.kill(os.getpid(), 9)\n"
     )
     for _ in range(2):
-        subprocess.run([sys.executable, "-c", script], check=False, cwd=ROOT)
+        subprocess.run([*forked_python(), "-c", script], check=False, cwd=ROOT)
     with persist.open(tmp_path) as client:
         c = client.load("c")
         c.write([((1, None), 5, 1)], token="job 7", seal=6).result()
@@ -369,7 +370,7 @@ def _write_and_die(path: str, name: str) -> None:
 def test_rule_9_an_acknowledged_write_survives_the_loss_of_every_client(tmp_path: Path) -> None:
     child = multiprocessing.get_context("spawn").Process(target=_write_and_die, args=(str(tmp_path), "orders"))
     child.start()
-    child.join(60)
+    child.join(WAIT_S)
     assert child.exitcode == 1
     with persist.open(tmp_path, mode="read") as reader:
         assert list(reader.load("orders").snapshot(0).rows()) == [(1, "a")]

@@ -5,7 +5,6 @@ import inspect
 import logging
 import os
 import subprocess
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from persist.blob.stores.file import FileBlob
 from persist.blob.stores.s3 import S3Blob
 from persist.core.settings import Tuning
 from persist.engine.write.part_writer import PartWriter
+from tests.support.forks import forked_python
 from tests.support.iam import ACTIONS, Call, Gate, Grant, policies_in
 from tests.support.paths import ROOT
 from tests.support.reads import (
@@ -38,6 +38,7 @@ from tests.support.reads import (
     writes,
 )
 from tests.support.servers.fixtures import SECRET_ACCESS_KEY, make_bucket
+from tests.support.stepped import WAIT_S
 from tests.support.watched import KEY as STORED_KEY
 from tests.support.watched import WatchedBlob
 
@@ -328,7 +329,12 @@ def test_a_folder_that_nobody_may_write_can_be_read(reachable: Path) -> None:
             read_everything(client)
     """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(reachable)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [*forked_python(), "-c", code, str(reachable)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert tree(reachable) == before

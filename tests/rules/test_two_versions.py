@@ -24,6 +24,7 @@ from persist.core.log.framing import FORMAT
 from persist.core.log.keys import LOG, record_key
 from persist.errors import AsOfNotSealed
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 
 LOAD_S = float(os.environ.get("PERSIST_TWO_VERSIONS_S", "12"))
 ENOUGH = 10  # Writes of each worker before the upgrade.
@@ -123,7 +124,7 @@ def test_two_releases_work_on_one_location_until_it_is_upgraded(number: int, tmp
 
     def upgrade() -> None:
         command = [sys.executable, "-m", "persist", "upgrade", location]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=WAIT_S)
 
     both = [threading.Thread(target=upgrade) for _ in range(2)]  # Two at once.
     try:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tests.support.stepped import WAIT_S
+
 
 class Copies:
     """Processes that call a function, of what `start` is given and of a connection by which it tells of each step."""
@@ -27,7 +29,7 @@ class Copies:
         """Wait until the oldest has made so many steps more; return what it told of each."""
         told = []
         for _ in range(steps):
-            assert self._running[0][1].poll(120), "a step takes less than two minutes"
+            assert self._running[0][1].poll(WAIT_S), "a step takes less than five minutes"
             told.append(self._running[0][1].recv())
         return told
 

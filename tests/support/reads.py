@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import persist
 from persist import slider
 from persist.engine.read.lookups.requested_keys import wanted_keys
+from tests.support.stepped import WAIT_S
 
 CLIENT_READS = {
     "about", "close", "collections", "comment", "create_function", "create_or_load", "follow", "fsck", "history",
@@ -96,7 +97,7 @@ def read_everything(client: persist.Client) -> None:
     with orders.changes(1, 4) as changes:
         assert len(list(changes.updates())) == changes.to_arrow().num_rows == 3
     listen = orders.listen(1)
-    progress = listen.poll(timeout_s=10)
+    progress = listen.poll(timeout_s=WAIT_S)
     assert progress is not None
     assert progress.updates.num_rows == 2
     listen.close()

@@ -4,7 +4,6 @@ import errno
 import os
 import random
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +23,9 @@ from persist.blob.stores.file import FileBlob
 from persist.blob.threads import SystemClock
 from persist.core.log.keys import is_immutable
 from tests.support.clocks import ImpatientClock
+from tests.support.forks import forked_python
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 
 KEY = "part/c/00000000000000000001-0123456789abcdef0123456789abcdef.parquet"
 
@@ -170,7 +171,7 @@ class Gate(MemoryBlob):
         if not self.is_open:
             self.reads += 1
             self.arrived.release()
-            assert self.let.acquire(timeout=10)
+            assert self.let.acquire(timeout=WAIT_S)
         return value
 
 
@@ -187,7 +188,7 @@ def test_a_fetch_that_a_write_overtakes_is_not_kept(tmp_path: Path, write: str, 
     )
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(cached.get, KEY)
-        assert store.arrived.acquire(timeout=10)
+        assert store.arrived.acquire(timeout=WAIT_S)
         if write == "set":
             cached.set(KEY, b"after")
         elif write == "delete":
@@ -196,7 +197,7 @@ def test_a_fetch_that_a_write_overtakes_is_not_kept(tmp_path: Path, write: str, 
             store.set(KEY, b"after")
             cached.forget(KEY)
         store.let.release()
-        assert reading.result(10) == b"before", "the read began before the write"
+        assert reading.result(WAIT_S) == b"before", "the read began before the write"
     store.is_open = True
     assert cached.get(KEY) == (None if write == "delete" else b"after")
 
@@ -207,18 +208,18 @@ def test_a_read_that_begins_after_a_write_does_not_join_a_fetch_from_before_it()
     cached = CachedBlob(store, is_immutable=is_immutable)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(cached.get, KEY)
-        assert store.arrived.acquire(timeout=10)
+        assert store.arrived.acquire(timeout=WAIT_S)
         cached.set(KEY, b"after")
         second = pool.submit(cached.get, KEY)
-        assert store.arrived.acquire(timeout=10)
+        assert store.arrived.acquire(timeout=WAIT_S)
         store.let.release(2)
-        assert (first.result(10), second.result(10)) == (b"before", b"after")
+        assert (first.result(WAIT_S), second.result(WAIT_S)) == (b"before", b"after")
 
 
 def waiting(cached: CachedBlob, others: int, gate: Gate, pool: ThreadPoolExecutor) -> list[Future[bytes | None]]:
     """Have one thread fetch KEY and others wait for it; return their futures."""
     reads = [pool.submit(cached.get, KEY)]
-    assert gate.arrived.acquire(timeout=10)
+    assert gate.arrived.acquire(timeout=WAIT_S)
     reads += [pool.submit(cached.get, KEY) for _ in range(others)]
     time.sleep(0.05)  # Nothing tells from outside that they wait; if they do not yet, they find the value kept.
     return reads
@@ -231,7 +232,7 @@ def test_threads_that_want_a_key_at_the_same_time_share_one_fetch() -> None:
     with ThreadPoolExecutor(8) as pool:
         reads = waiting(cached, 7, store, pool)
         store.let.release(8)
-        assert [read.result(10) for read in reads] == [b"value"] * 8
+        assert [read.result(WAIT_S) for read in reads] == [b"value"] * 8
     assert store.reads == 1
     assert (cached.counts().shared, cached.counts().misses) == (7, 1)
 
@@ -241,12 +242,12 @@ def test_a_shared_fetch_that_found_nothing_is_not_the_answer_for_the_others() ->
     cached = CachedBlob(store, is_immutable=is_immutable)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(cached.get, KEY)
-        assert store.arrived.acquire(timeout=10)
+        assert store.arrived.acquire(timeout=WAIT_S)
         store.set(KEY, b"value")  # By another client.
         second = pool.submit(cached.get, KEY)
         time.sleep(0.05)
         store.let.release(2)
-        assert (first.result(10), second.result(10)) == (None, b"value")
+        assert (first.result(WAIT_S), second.result(WAIT_S)) == (None, b"value")
 
 
 def test_a_shared_fetch_that_failed_fails_for_all_and_the_next_read_tries_again() -> None:
@@ -265,7 +266,7 @@ def test_a_shared_fetch_that_failed_fails_for_all_and_the_next_read_tries_again(
         store.let.release(4)
         for read in reads:
             with pytest.raises(Unavailable):
-                read.result(10)
+                read.result(WAIT_S)
     assert store.reads == 1
     store.is_open = True
     assert cached.get(KEY) == b"value"
@@ -287,8 +288,8 @@ def test_an_interrupted_fetch_does_not_interrupt_those_that_wait_for_it() -> Non
         reads = waiting(cached, 1, store, pool)
         store.let.release()
         with pytest.raises(KeyboardInterrupt):
-            reads[0].result(10)
-        assert reads[1].result(10) == b"value"
+            reads[0].result(WAIT_S)
+        assert reads[1].result(WAIT_S) == b"value"
 
 
 # Room.
@@ -574,7 +575,7 @@ def test_processes_share_a_folder_that_is_too_small_for_them(tmp_path: Path) -> 
     for number in range(100):
         store.set(f"part/{number}", value_of(number))
     room, processes = 40_000, 4
-    command = [sys.executable, "-c", WORKER, str(tmp_path / "store"), str(tmp_path / "cache"), str(room)]
+    command = [*forked_python(), "-c", WORKER, str(tmp_path / "store"), str(tmp_path / "cache"), str(room)]
     running = [
         subprocess.Popen([*command, str(n)], cwd=ROOT, stdout=subprocess.PIPE, text=True) for n in range(processes)
     ]
@@ -635,7 +636,7 @@ def test_a_file_that_is_written_while_another_thread_makes_room_is_within_it_too
     def unlink(path: str) -> None:
         if ".tmp-" not in path and late.ident is None:
             late.start()
-            late.join(10)
+            late.join(WAIT_S)
         remove(path)
 
     monkeypatch.setattr(os, "unlink", unlink)

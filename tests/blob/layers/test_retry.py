@@ -17,6 +17,7 @@ from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import LIST_PAGE_ENTRIES, BlobEntry, MemoryBlob
 from persist.blob.url import open_blob
 from tests.support.clocks import ImpatientClock
+from tests.support.stepped import WAIT_S
 
 NO = Fault.UNAVAILABLE
 DOUBT = Fault.NOT_HAPPENED_DOUBTFUL
@@ -352,7 +353,7 @@ class Mute(MemoryBlob):
         self.may_answer = threading.Event()
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
-        assert self.may_answer.wait(10), "nobody said anything"
+        assert self.may_answer.wait(WAIT_S), "nobody said anything"
         return super().list(prefix, start_after)
 
 
@@ -394,7 +395,7 @@ def test_a_dead_endpoint_is_spoken_of_and_given_up_in_time_however_it_is_dead(
             began_s = time.monotonic()
             with pytest.raises(Unavailable, match=r"given up.*Check that the store is up and reachable") as caught:
                 next(blob.list(""))
-            assert time.monotonic() - began_s < 10
+            assert time.monotonic() - began_s < 50  # One attempt of the client of S3 takes 60 s.
             blob.close()
             assert "list of '' at s3://b/p is tried for up to 0.3 s" in caplog.messages[0]
             # A busy machine takes longer to refuse than it is waited for before something is said.

@@ -4,9 +4,8 @@ import fcntl
 import os
 import threading
 import time
-import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from persist.blob.protocol import turn_at
 from persist.blob.stores import creation_queue
 from persist.blob.stores.file import FileBlob
 from tests.blob.places import WRAPPERS
+from tests.support.stepped import WAIT_S
 
 RACERS = 8
 
@@ -59,7 +59,7 @@ def test_who_loses_a_race_has_written_nothing(tmp_path: Path, monkeypatch: pytes
         blob = FileBlob(tmp_path)
         won = 0
         for key in keys:
-            together.wait(30)
+            together.wait(WAIT_S)
             won += blob.create(key, b"value")
         return won
 
@@ -76,20 +76,22 @@ def test_one_who_keeps_the_turn_delays_others_once(tmp_path: Path, monkeypatch: 
     before = threading.active_count()
     with somebody_has_the_turn(tmp_path / "log"):
         assert blob.create("log/1", b"b")
+        monkeypatch.setattr(creation_queue, "WAIT_MAX_S", WAIT_S)
         began = time.monotonic()
-        assert all(blob.create(f"log/{number}", b"c") for number in range(2, 12))
-        assert time.monotonic() - began < 10 * 0.2, "each waits again"
+        assert all(blob.create(f"log/{number}", b"c") for number in range(2, 5))
+        assert time.monotonic() - began < WAIT_S, "one waits again"
         assert threading.active_count() == before + 1, "a thread waits for the turn"
     assert blob.create("log/12", b"d")
     assert not blob.create("log/12", b"e")
     assert blob.get("log/1") == b"b"
     for thread in threading.enumerate():
         if thread.name == "persist-turn":
-            thread.join(10)
+            thread.join(WAIT_S)
     assert threading.active_count() == before
 
 
-def test_a_turn_that_comes_in_time_is_waited_for(tmp_path: Path) -> None:
+def test_a_turn_that_comes_in_time_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(creation_queue, "WAIT_MAX_S", WAIT_S)
     blob = FileBlob(tmp_path)
     assert blob.create("log/0", b"a")
     with ThreadPoolExecutor(1) as pool:
@@ -97,22 +99,33 @@ def test_a_turn_that_comes_in_time_is_waited_for(tmp_path: Path) -> None:
             created = pool.submit(blob.create, "log/1", b"b")
             time.sleep(0.05)
             assert not created.done()
-        assert created.result(10)
+        assert created.result(WAIT_S)
 
 
 def test_a_line_is_waited_for_as_long_as_it_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creation_queue, "WAIT_MAX_S", 0.2)
     blob = FileBlob(tmp_path, fsync=False)
     assert blob.create("log/0", b"a")
+    folder, has_waited, waits = tmp_path / "log", threading.Event(), list[float | None]()
+
+    class Line(Future[int]):
+        """A turn that others take five times, without any time passing. Each of them changes the folder."""
+
+        def result(self, timeout: float | None = None) -> int:
+            waits.append(timeout)
+            if len(waits) <= 5:
+                os.utime(folder, ns=(0, len(waits)))
+                raise TimeoutError
+            has_waited.set()
+            return super().result(WAIT_S)
+
+    monkeypatch.setattr(creation_queue, "Future", Line)
     with ThreadPoolExecutor(1) as pool:
-        with somebody_has_the_turn(tmp_path / "log"):
+        with somebody_has_the_turn(folder):
             created = pool.submit(blob.create, "log/last", b"b")
-            ends_s = time.monotonic() + 5 * 0.2
-            while time.monotonic() < ends_s:
-                (tmp_path / "log" / uuid.uuid4().hex).touch()
-                time.sleep(0.01)
-                assert not created.done(), "it did not wait for its turn"
-        assert created.result(10)
+            assert has_waited.wait(WAIT_S)
+            assert not created.done(), "it did not wait for its turn"
+        assert created.result(WAIT_S)
+    assert waits == [creation_queue.WAIT_MAX_S] * 6
 
 
 @pytest.mark.parametrize("wrapper", [*WRAPPERS])

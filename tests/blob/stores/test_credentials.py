@@ -1,7 +1,6 @@
 """Credentials that expire: who asks for new ones, when, and that requests are signed with them."""
 
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -14,8 +13,10 @@ from botocore.exceptions import CredentialRetrievalError
 
 from persist.blob.errors import StoreMisconfigured
 from persist.blob.stores.s3 import RENEW_EVERY_S, Credentials, S3Blob
+from tests.support.forks import forked_python
 from tests.support.iam import Gate
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 
 LIFE_S = 900.0
 ROLE = "arn:aws:iam::123456789012:role/writer"
@@ -137,8 +138,8 @@ os.wait()
 
 
 def test_a_forked_process_is_told_to_be_spawned() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", FORKED]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    command = [*forked_python(), "-W", "ignore", "-c", FORKED]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True)
     before, after = done.stdout.splitlines()
     assert before.startswith("Unavailable")
     assert after.startswith("InvalidUsage")

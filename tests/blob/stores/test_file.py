@@ -3,7 +3,6 @@
 import errno
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from persist.blob.errors import CorruptBlob, Indeterminate, InvalidUsage, StoreMisconfigured, Unavailable
 from persist.blob.protocol import TEMPORARY_AGE_MAX_S, BlobEntry
 from persist.blob.stores.file import CLOCK_TICK_NS, FileBlob
+from tests.support.forks import forked_python
 
 ROOT = Path(__file__).parents[3]
 NOBODY = 65534
@@ -400,7 +400,7 @@ def test_a_user_without_rights_is_told_which_folder_and_what_to_do(
     (location / "hidden").chmod(0)
     location.chmod(0o555)
     try:
-        command = [sys.executable, "-c", WITHOUT_RIGHTS, str(location), str(NOBODY)]
+        command = [*forked_python(), "-c", WITHOUT_RIGHTS, str(location), str(NOBODY)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     finally:
         location.chmod(0o755)
@@ -440,7 +440,7 @@ def test_two_processes_agree_on_a_folder(tmp_path: Path) -> None:
     blob = FileBlob(tmp_path)
     blob.create("log/1", b"from the parent")
 
-    command = [sys.executable, "-c", READ_BACK, str(tmp_path)]
+    command = [*forked_python(), "-c", READ_BACK, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[('log/1', 15), ('log/2', 14)]"

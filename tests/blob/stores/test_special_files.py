@@ -4,7 +4,6 @@ import errno
 import os
 import stat
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,8 @@ from persist.blob.layers.retry import RetryBlob
 from persist.blob.protocol import get_at_most
 from persist.blob.stores.file import FileBlob
 from persist.core.log.keys import is_immutable
+from tests.support.forks import forked_python
+from tests.support.stepped import WAIT_S
 
 
 def _fifo(path: Path) -> None:
@@ -27,7 +28,7 @@ def _fifo(path: Path) -> None:
 def _socket(path: Path) -> None:
     # A relative name, because the path of a socket may have 108 bytes only.
     program = "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", program, path.name], cwd=path.parent, check=True)
+    subprocess.run([*forked_python(), "-c", program, path.name], cwd=path.parent, check=True)
     assert stat.S_ISSOCK(path.stat().st_mode)
 
 
@@ -58,7 +59,7 @@ def _in_time(call: Callable[[], object]) -> BaseException | None:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(WAIT_S)
     assert outcome, "the call hangs"
     return outcome[0]
 
@@ -178,7 +179,7 @@ for path in ("location", "location/log", "location/part/x", "location/log/1", "l
 )
 def test_files_and_folders_have_their_mode_under_any_umask(modes: str, folder: str, file: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", UNDER_UMASK, str(tmp_path), modes], capture_output=True, text=True, check=True
+        [*forked_python(), "-c", UNDER_UMASK, str(tmp_path), modes], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == [folder] * 3 + [file] * 2
 

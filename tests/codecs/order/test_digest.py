@@ -112,11 +112,37 @@ EXAMPLES: list[tuple[pa.DataType, list[Any]]] = [
 ]
 
 
+# Of the examples, in order. Records remember digests, so no release of this library or of Arrow may change one.
+PINNED = [
+    "c99ad468bfdf82a0530f8cde146f5de1",
+    "7b441fe6228cb265c58c847a5ff87156",
+    "8c751e728e0e3753564d377a7e5b917b",
+    "fe416dc2b000072339d683ad191fb5c8",
+    "5aec03270b0a2eeb7b68b048fb21b856",
+    "6b63b1738f450b6394ea47661f93712d",
+    "294cf6a83f8067427f1145b09cd793b3",
+    "70fde14fa0c7fb8b7322c26eb5fd25a3",
+    "19de4340bd8fda7fdf80239a629b9b8b",
+    "ab627b5ce6f9304784e87e1c7ad63b67",
+    "c3db9a46d00e4246e00e35463415b38a",
+    "c3db9a46d00e4246e00e35463415b38a",
+    "66209659d41700172c5cdfdcd31acfab",
+    "7025391938c827f5cd1065278cf31d3e",
+    "d503c3ee989e6f5c733bd3923a0f8aa3",
+    "7f7d8e446100cbd2968eb2b6866066db",
+    "acd85d1ef5632d212a0ca927720d67a5",
+    "5f1f3ea001d0f479fb654c9d0eda698e",
+    "bda0b93768ad3f72bcdc9db848cedeb0",
+    "2729a42dfec8fafe5f046b1ee3f849b2",
+    "a984d9f6e577aae372eb1fc6f988a889",
+]
+
+
 @pytest.mark.parametrize(("kind", "values"), EXAMPLES, ids=lambda each: str(each)[:20])
 def test_a_digest_is_what_its_definition_says(kind: pa.DataType, values: list[Any]) -> None:
     table = pa.table({"v": pa.array([*values, *values], kind), "n": range(2 * len(values))})
     expected = slow_digest(table)
-    assert digest(table) == expected
+    assert digest(table) == expected == PINNED[EXAMPLES.index((kind, values))]
     assert digest(table.slice(0, 1), table.slice(1), columns=["n", "v"]) == expected
     assert digest(table.slice(1)) == slow_digest(table.slice(1)) != expected
 

@@ -11,6 +11,7 @@ from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.lending import lent_buffer, wait_for_returns
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
+from tests.support.stepped import WAIT_S
 
 SCHEMA = CollectionSchema.of({"k": pa.int64()}, {"v": pa.float64(), "s": pa.string()})
 
@@ -88,6 +89,6 @@ has_read.wait()
 
 
 def test_a_daemon_thread_that_reads_at_the_end_is_refused_and_aborts_nothing() -> None:
-    done = subprocess.run([sys.executable, "-c", READS_FOR_EVER], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", READS_FOR_EVER], capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stderr[-1000:]
     assert "the process is ending, and daemon threads read nothing any more" in done.stderr

@@ -18,7 +18,7 @@ from persist.dataflow import Program, Running, col
 from tests.compute.dataflow.ledger import Bank, check, ledger, rows_at
 from tests.proofs.simulator.world import ClientStore, Moments, Tap
 from tests.support.clocks import ImpatientClock
-from tests.support.stepped import Stepped, wait_until
+from tests.support.stepped import WAIT_S, Stepped, wait_until
 
 ONCE = persist.Settings(background=False, tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
 IMPATIENT = persist.Settings(tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
@@ -186,7 +186,7 @@ def test_run_forever_repeats_a_step_whose_commit_is_in_doubt() -> None:
             bank.transfer()
             writer.load("totals").snapshot(bank.time - 1, timeout_s=60).count()
             running.stop()
-            worker.join(30)
+            worker.join(WAIT_S)
             assert not worker.is_alive()
         check(writer)
 
@@ -207,6 +207,6 @@ def test_run_forever_goes_on_when_the_store_comes_back_and_ends_when_it_is_stopp
             # Waits until the program has come that far.
             writer.load("totals").snapshot(bank.time - 1, timeout_s=120).count()
             running.stop()
-            worker.join(30)
+            worker.join(WAIT_S)
             assert not worker.is_alive()
         check(writer)

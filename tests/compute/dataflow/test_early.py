@@ -17,7 +17,7 @@ from persist.dataflow import Captured, Program, col, lit
 from tests.compute.dataflow.oracle import Updates, updates_of
 from tests.compute.dataflow.programs import OPERATORS, build
 from tests.compute.dataflow.schedule import captured, complete, drive, updates_strategy
-from tests.support.stepped import Stepped
+from tests.support.stepped import WAIT_S, Stepped
 from tests.support.tiers import examples
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.int64()}
@@ -125,7 +125,7 @@ def test_a_source_gives_what_is_written_before_it_is_sealed_and_outputs_wait(cli
 
 def stop_here(asked: threading.Event, goes_on: threading.Event) -> None:
     asked.set()
-    goes_on.wait(60)
+    goes_on.wait(WAIT_S)
 
 
 def test_what_is_under_way_is_seen_before_it_is_durable_and_taken_back_if_it_fails(blob: MemoryBlob) -> None:
@@ -141,7 +141,7 @@ def test_what_is_under_way_is_seen_before_it_is_durable_and_taken_back_if_it_fai
                 store.before("create", "log/", partial(stop_here, asked, goes_on))
                 time = 2 if is_sealed_by_another else 1
                 write = events.write([((2, 7), time, 1)])
-                asked.wait(60)
+                asked.wait(WAIT_S)
                 running.step()
                 assert shown(seen, early=True)[2, 8, time, 1] == 1
                 assert not write.done()

@@ -14,6 +14,7 @@ from persist.compute.dataflow.ports.sources import SourceReader, poll_all
 from persist.dataflow import Program, col, lit, open_together
 from persist.errors import OutputConflict, SourceLost
 from tests.compute.dataflow.ledger import Bank, Row, check, ledger, moves_of, rows_at
+from tests.support.stepped import WAIT_S
 
 
 def test_an_output_holds_at_every_time_what_recomputing_gives(client: persist.Client) -> None:
@@ -220,7 +221,7 @@ def test_a_program_that_waits_hears_of_each_of_its_sources(client: persist.Clien
             waiting = threading.Thread(target=lambda: heard.append(wait()), daemon=True)  # noqa: B023
             waiting.start()
             each.write([((time, None), time, 1)], seal=3).result()
-            waiting.join(60)
+            waiting.join(WAIT_S)
             assert heard == [True]
         running.step()
     assert rows_at(client.load("both"), 2) == Counter([(1,), (2,)])
@@ -393,7 +394,7 @@ def test_a_program_that_waits_asks_the_store_seldom_and_is_stopped_at_once() -> 
             assert not threading.Event().wait(1.5)
             assert blob.counts()["get"].requests <= asked + 3  # The pauses double.
             running.stop()
-            worker.join(5)
+            worker.join(WAIT_S)
             assert not worker.is_alive()
 
 

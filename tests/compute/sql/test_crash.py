@@ -19,6 +19,7 @@ from persist.sql import open_together
 from tests.compute.dataflow.ledger import Bank
 from tests.compute.sql.ledger import VIEWS, check, views_of
 from tests.support.copies import Copies
+from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
 
 KILLS = max(2, examples(6))
@@ -105,7 +106,7 @@ def test_clients_that_refresh_different_views_of_one_graph_at_once_agree(tmp_pat
                 with persist.open(inner) as client:
                     view = client.view(name)
                     for _ in range(rounds):
-                        start.wait(120)
+                        start.wait(WAIT_S)
                         view.refresh()
             except BaseException as error:
                 errors.append(error)
@@ -118,9 +119,9 @@ def test_clients_that_refresh_different_views_of_one_graph_at_once_agree(tmp_pat
             for _ in range(3):
                 bank.transfer()
             with suppress(threading.BrokenBarrierError):
-                start.wait(120)
+                start.wait(WAIT_S)
         for each in threads:
-            each.join(120)
+            each.join(WAIT_S)
         assert [repr(each) for each in errors] == []
         views[-1].refresh()
         check(writer, bank.time)
@@ -138,7 +139,7 @@ def test_a_view_is_made_and_dropped_by_several_clients_at_once_without_leaving_a
             try:
                 with persist.open(inner) as client:
                     for _ in range(6):
-                        start.wait(60)
+                        start.wait(WAIT_S)
                         try:
                             view = client.create_view("totals", VIEWS["totals"])
                             view.refresh()
@@ -153,7 +154,7 @@ def test_a_view_is_made_and_dropped_by_several_clients_at_once_without_leaving_a
         for each in threads:
             each.start()
         for each in threads:
-            each.join(120)
+            each.join(WAIT_S)
         assert [repr(each) for each in errors] == []
         assert writer.collections() == ["moves"]
         assert [hold.name for hold in bank.moves.holds() if hold.name] == []

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import duckdb
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from tests.support.forks import forked_python
 
 COLUMNS = {
     "z": pa.timestamp("us", "UTC"), "ts": pa.timestamp("us"), "d": pa.date32(), "user": pa.string(), "n": pa.int64()
@@ -116,7 +116,8 @@ view.refresh()
 print(json.dumps(view.snapshot().to_pylist(), default=str))
 """
     environment = {**os.environ, "TZ": "America/New_York"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    command = [*forked_python(), "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     [row] = json.loads(done.stdout)
     assert (row["text"], row["hour"], row["as_text"]) == ("00", 0, "2020-01-01 00:00:00+00")
     assert row["folded"] == "2020-06-01 00:00:00+00:00"

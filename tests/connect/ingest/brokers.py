@@ -9,6 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.support.stepped import WAIT_S
+
 PARTITIONS = 4  # Of topics that the mock cluster makes by itself.
 
 
@@ -19,7 +21,7 @@ class Cluster:
         from confluent_kafka import Producer
 
         self._producer = Producer({"bootstrap.servers": "", "test.mock.num.brokers": 1, "log_level": 0})
-        broker = next(iter(self._producer.list_topics(timeout=60).brokers.values()))
+        broker = next(iter(self._producer.list_topics(timeout=WAIT_S).brokers.values()))
         self.address = f"{broker.host}:{broker.port}"
 
     def send(self, topic: str, *messages: Any, partition: int = 0, at_ms: int = 0) -> None:

@@ -4,7 +4,6 @@ import errno
 import gzip
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import persist
 from persist.connect import Run, SourceMoved
 from persist.connect.ingest.driver import source_of
 from persist.tools.cli.main import main
+from tests.support.forks import forked_python
 
 ROWS = [{"id": 1, "amount": 1.5}, {"id": 2, "amount": 2.5}]
 
@@ -242,7 +242,7 @@ def test_a_terminated_command_ends_well(tmp_path: Path, folder: Path, options: d
     done = ingested(tmp_path, options)
     (folder / "b.csv").write_text("id,amount\n3,3.5\n")
     command = [
-        sys.executable,
+        *forked_python(),
         "-m",
         "persist",
         "ingest",

@@ -1,4 +1,4 @@
-"""Rules 3 and 5 hold in callbacks of futures, of the same client and of others in the process."""
+"""Rules 3, 5 and 6 hold in callbacks of futures, of the same client and of others in the process."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,10 +10,10 @@ import persist
 from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
 from persist.engine.write.commit_future import Committed
+from tests.support.stepped import WAIT_S
 
 SETTINGS = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.int64()}
-WAIT_S = 60
 
 
 @pytest.fixture
@@ -178,3 +178,101 @@ def test_a_callback_of_a_keyed_seal_may_close_its_client() -> None:
     threading.Thread(target=gate.open).start()
     in_callback(first, client.close)
     assert second.result(timeout=WAIT_S) > first.result()
+
+
+def committed(client: persist.Client, of: str, n: int = 1) -> "persist.CommitFuture":
+    """Return a future of a plain write or of a keyed seal."""
+    return plain(client).write([(n, n)]) if of == "plain" else keyed(client).upsert([(n, n, n - 1)], seal=n)
+
+
+@pytest.mark.parametrize("asked", ["plain", "keyed"])
+def test_a_callback_of_a_plain_write_may_commit_but_not_wait_for_its_own_client(
+    client: persist.Client, asked: str
+) -> None:
+    committed(client, asked).result()
+    futures = list[persist.CommitFuture]()
+
+    def call() -> None:
+        futures.extend(committed(client, asked, n) for n in range(2, 22))
+        for wait in (futures[-1].result, lambda: client[asked].snapshot().count()):
+            with pytest.raises(persist.InvalidUsage, match="callback waits for another commit"):
+                wait()
+
+    in_callback(client["plain"].write([(99, 99)]) if asked == "plain" else plain(client).write([(99, 99)]), call)
+    for future in futures:
+        future.result(timeout=WAIT_S)
+    assert client[asked].snapshot().count() == (22 if asked == "plain" else 21)
+
+
+@pytest.mark.parametrize("of", ["plain", "keyed"])
+@pytest.mark.parametrize("asked", ["plain", "keyed"])
+def test_a_callback_of_a_future_that_failed_may_write_and_wait_for_another_client(
+    client: persist.Client, other: persist.Client, of: str, asked: str
+) -> None:
+    target = plain(client) if of == "plain" else keyed(client)
+    target.seal(9).result()
+    late = target.write([((5, 5), 1, 1)]) if of == "plain" else target.upsert([(5, 5, 1)], seal=20)
+    in_callback(late, lambda: committed(other, asked, 1).result(timeout=WAIT_S))
+    assert other[asked].snapshot().count() == 1
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper):
+        late.result()
+
+
+@pytest.mark.parametrize("of", ["plain", "keyed"])
+def test_a_commit_to_both_kinds_in_a_callback_happens_whole(
+    client: persist.Client, other: persist.Client, of: str
+) -> None:
+    orders, users = plain(other, "orders"), keyed(other, "users")
+
+    def call() -> None:
+        with other.multi_write() as multi:
+            multi.write(orders, [((1, 1), 0, 1)])
+            multi.upsert(users, [(1, 1, 0)])
+            multi.seal(orders, 1)
+            multi.seal(users, 1)
+        assert (orders.snapshot(0).count(), users.snapshot(0).count()) == (1, 1)
+
+    in_callback(committed(client, of), call)
+
+
+@pytest.mark.parametrize("of", ["plain", "keyed"])
+@pytest.mark.parametrize("asked", ["plain", "keyed"])
+def test_clients_that_commit_in_callbacks_of_each_other_all_go_on(
+    client: persist.Client, other: persist.Client, of: str, asked: str
+) -> None:
+    for each, kind in ((client, of), (other, asked)):
+        plain(each) if kind == "plain" else keyed(each)
+    done, count, errors = threading.Event(), 30, list[BaseException]()
+
+    def go_on(n: int) -> None:
+        try:
+            if n > count:
+                done.set()
+                return
+            future = committed(client, of, n) if n % 2 else committed(other, asked, n)
+            future.add_done_callback(lambda _: go_on(n + 1))
+        except BaseException as error:
+            errors.append(error)
+            done.set()
+
+    go_on(1)
+    assert done.wait(WAIT_S), "a callback waits for its own thread"
+    assert not errors
+    assert (client[of].snapshot().count(), other[asked].snapshot().count()) == (count // 2, count // 2)
+
+
+@pytest.mark.parametrize("of", ["plain", "keyed"])
+@pytest.mark.parametrize("asked", ["plain", "keyed"])
+def test_a_callback_may_close_another_client_that_still_has_commits(
+    client: persist.Client, of: str, asked: str
+) -> None:
+    other = persist.open(MemoryBlob(), settings=SETTINGS)
+    futures = list[persist.CommitFuture]()
+
+    def call() -> None:
+        futures.extend(committed(other, asked, n) for n in range(1, 21))
+        other.close()
+
+    in_callback(committed(client, of), call)
+    seqnos = [future.result(timeout=WAIT_S) for future in futures]
+    assert seqnos == sorted(seqnos)

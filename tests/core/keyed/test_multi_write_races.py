@@ -14,6 +14,7 @@ import persist
 from persist.blob.protocol import MemoryBlob
 from tests.core.keyed.test_crash import MortalBlob
 from tests.support import model
+from tests.support.stepped import WAIT_S
 
 NAMES = ("accounts", "owners")
 POLICIES: dict[str, Any] = {"accounts": "seal", "owners": "background"}
@@ -207,7 +208,7 @@ def test_processes_that_race_on_two_collections_change_both_alike(tmp_path: Path
     for process in processes:
         process.start()
     for process in processes:
-        process.join(240)
+        process.join(WAIT_S)
         assert process.exitcode == 0
     with persist.open(tmp_path) as client:
         each = made(client)

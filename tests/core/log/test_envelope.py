@@ -17,6 +17,7 @@ from persist.engine.follow.checkpoint import Checkpoint
 from persist.engine.follow.directory import DirectoryObject
 from persist.engine.follow.state_objects import StateObject
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 
 RECORD = Record(
     location="0" * 32,
@@ -144,7 +145,7 @@ print("alive")
 
 def test_threads_that_decode_the_first_object_of_a_kind_together_do_not_crash_the_process() -> None:
     command = [sys.executable, "-c", MANY_THREADS_DECODE_A_NEW_KIND]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
 

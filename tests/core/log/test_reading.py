@@ -13,6 +13,7 @@ from persist.core.log.framing import encode_framed, fetched, put_framed
 from persist.core.log.keys import list_prefix, record_key
 from persist.core.log.records import AHEAD_FIRST, AHEAD_MAX, LISTED_MAX, ONE_BY_ONE, PartList, RecordReader
 from tests.core.log.test_commits import ORDERS, create, record
+from tests.support.stepped import WAIT_S
 
 
 class Near(MemoryBlob):
@@ -30,7 +31,7 @@ class Near(MemoryBlob):
         with self.lock:
             self.reads[key] += 1
         if self.together is not None:
-            self.together.wait(10)
+            self.together.wait(WAIT_S)
         return super().get(key, range)
 
 

@@ -25,7 +25,7 @@ from persist.errors import UploadExpired
 from tests.support.clocks import ImpatientClock
 from tests.support.keyframes import add_keyframe
 from tests.support.parts import commit_parts
-from tests.support.stepped import Stepped
+from tests.support.stepped import WAIT_S, Stepped
 from tests.support.tuned import tuned
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
@@ -416,7 +416,7 @@ def together(collection: persist.Collection, step: kinds.Replace) -> list[persis
 
     is_asked = threading.Event()
     collection.write([((76, "innocent"), 100, 1)]).add_done_callback(ask)
-    assert is_asked.wait(10)
+    assert is_asked.wait(WAIT_S)
     return asked
 
 

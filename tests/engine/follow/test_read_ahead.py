@@ -13,6 +13,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.core.log.records import AHEAD_FIRST, AHEAD_MAX, ONE_BY_ONE
 from persist.engine.follow.follower import Follower
 from tests.support.clocks import ImpatientClock
+from tests.support.stepped import WAIT_S
 
 QUIET = persist.Settings(background=False)
 
@@ -33,7 +34,7 @@ class Far(MemoryBlob):
         with self.lock:
             self.asked["get"] += 1
         if self.barrier is not None and key in self.together:
-            self.barrier.wait(20)
+            self.barrier.wait(WAIT_S)
         return super().get(key, range)
 
     def list(self, prefix: str, start_after: str | None = None):  # type: ignore[no-untyped-def]
@@ -157,7 +158,7 @@ def test_the_log_is_listed_while_the_checkpoint_is_read() -> None:
         is_listed = threading.Event()
 
         def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-            assert not key.startswith("checkpoint/") or self.is_listed.wait(20), "the log is listed only afterwards"
+            assert not key.startswith("checkpoint/") or self.is_listed.wait(WAIT_S), "the log is listed only afterwards"
             return super().get(key, range)
 
         def list(self, prefix: str, start_after: str | None = None):  # type: ignore[no-untyped-def]

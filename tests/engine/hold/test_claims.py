@@ -14,6 +14,7 @@ from persist.core.state_rules.state import State
 from persist.engine.follow.follower import Follower
 from persist.engine.hold import Leases, WantedClaim
 from tests.support.clocks import ImpatientClock
+from tests.support.stepped import WAIT_S
 
 KEY = {"k": pa.int64()}
 MANY = 300
@@ -140,7 +141,7 @@ class GatedBlob(MemoryBlob):
         self.gate.set()
 
     def create(self, key: str, value: bytes) -> bool:
-        self.gate.wait(60)
+        self.gate.wait(WAIT_S)
         return super().create(key, value)
 
 
@@ -159,7 +160,7 @@ def test_claims_that_threads_make_while_the_store_is_busy_share_a_record() -> No
             threading.Event().wait(0.001)
         blob.gate.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(WAIT_S)
         found = kinds_after(blob, start)
         assert len(found) <= 3
         assert sum(kinds.get(record_kinds.SetHold, 0) for kinds in found) == len(collections)

@@ -3,7 +3,6 @@
 import datetime as dt
 import math
 import subprocess
-import sys
 import threading
 from collections import Counter
 from decimal import Decimal
@@ -35,8 +34,10 @@ from persist.engine.read.parts.reader import PartReader
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
 from tests.codecs.strategies import python_values
 from tests.support.clocks import ImpatientClock
+from tests.support.forks import forked_python
 from tests.support.keyframes import add_keyframe, snapshots
 from tests.support.reads import rows_with
+from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
 
 NAN = math.nan
@@ -497,7 +498,7 @@ with persist.open(sys.argv[1], mode="read") as client:
     assert "pandas" not in sys.modules
     assert found.to_pylist() == [{"k": 1, "v": "b"}, {"k": 3, "v": "a"}], found
 """
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+    subprocess.run([*forked_python(), "-c", script, str(tmp_path)], check=True, timeout=WAIT_S)
 
 
 def test_other_columns_are_decoded_only_where_a_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import persist
 from persist.blob.protocol import MemoryBlob
 from persist.codecs.order.sums import consolidate
 from tests.support.keyframes import add_keyframe, snapshots
+from tests.support.stepped import WAIT_S
 
 
 def sealed(client: persist.Client, key: Any, value: Any, updates: list[Any]) -> persist.Collection:
@@ -146,7 +147,7 @@ def test_those_who_wait_hear_of_it_when_the_client_is_closed() -> None:
         thread.start()
     client.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(WAIT_S)
     assert len(heard) == 2
 
 

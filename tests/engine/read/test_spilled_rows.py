@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,9 @@ from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.mapped import CHUNK_BYTES, MappedRows, mapped_file
 from persist.engine.read.parts.caches import SpilledRows
 from tests.codecs.strategies import python_values
+from tests.support.forks import forked_python
 from tests.support.reads import rows_with
+from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
 
 ROWS = 40_000
@@ -289,10 +290,10 @@ with persist.open(sys.argv[1] + "/store", mode="read", settings=settings) as cli
         collection = filled(client)
         found(collection, list(range(ROWS)))
         runs = [
-            subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+            subprocess.Popen([*forked_python(), "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
             for _ in range(2)
         ]
-        assert [run.communicate(timeout=120)[0].strip() for run in runs] == ["[15, 117000] True 0"] * 2
+        assert [run.communicate(timeout=WAIT_S)[0].strip() for run in runs] == ["[15, 117000] True 0"] * 2
 
 
 def test_compaction_and_a_schema_that_changes_have_files_of_their_own(tmp_path: Path) -> None:

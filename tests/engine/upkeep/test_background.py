@@ -11,10 +11,8 @@ from persist.blob.protocol import BlobEntry, MemoryBlob
 from persist.engine.upkeep import Upkeep
 from persist.engine.upkeep.background import COMMITS_MAX, RepeatingThread
 from tests.support.clocks import ImpatientClock
-from tests.support.stepped import wait_until
+from tests.support.stepped import WAIT_S, wait_until
 from tests.support.tuned import tuned
-
-PATIENCE_S = 60.0
 
 
 class SlowToListParts(MemoryBlob):
@@ -27,7 +25,7 @@ class SlowToListParts(MemoryBlob):
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         if prefix.startswith("part/"):
             self.asked.set()
-            assert self.goes_on.wait(PATIENCE_S)
+            assert self.goes_on.wait(WAIT_S)
         return super().list(prefix, start_after)
 
 
@@ -37,7 +35,7 @@ def test_a_lease_is_renewed_while_the_collection_of_garbage_takes_long() -> None
     with persist.open(blob, settings=settings) as client:
         c = client.create_or_load("c", key={"k": pa.int64()})
         c.hold(0)
-        assert blob.asked.wait(PATIENCE_S)
+        assert blob.asked.wait(WAIT_S)
         try:
             (lease,) = client.engine.follower.refresh().control.leases.values()
 
@@ -188,7 +186,7 @@ def test_a_thread_pauses_until_it_is_woken_or_stopped() -> None:
     thread = RepeatingThread("a test", do, lambda: 3600.0)
     assert not seen
     thread.wake()
-    assert done.wait(PATIENCE_S)
+    assert done.wait(WAIT_S)
     thread.request_stop()
     thread.join()
     assert seen == [1]
@@ -198,13 +196,13 @@ def test_a_client_is_closed_once_its_threads_have_ended() -> None:
     blob = SlowToListParts()
     client = persist.open(blob, settings=persist.Settings(gc_interval_s=1.0))
     client.create_or_load("c", key={"k": pa.int64()})
-    assert blob.asked.wait(PATIENCE_S)
+    assert blob.asked.wait(WAIT_S)
     closing = threading.Thread(target=client.close)
     closing.start()
     closing.join(0.1)
     assert closing.is_alive()
     blob.goes_on.set()
-    closing.join(PATIENCE_S)
+    closing.join(WAIT_S)
     assert not closing.is_alive()
 
 

@@ -20,10 +20,10 @@ from persist.core.log.keys import checkpoint_key
 from persist.engine.follow.checkpoint import write_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.invariants import Guarded, check_named
+from tests.support.stepped import WAIT_S
 from tests.support.tuned import tuned
 
 HOUR = 3600.0
-WAIT_S = 60.0
 KEY = {"k": pa.int64()}
 SETTINGS: dict[str, Any] = {
     "background": False,
@@ -285,7 +285,7 @@ class Actor:
         assert self._may_go_on.wait(WAIT_S)
 
 
-@pytest.mark.thorough(except_every=300)
+@pytest.mark.thorough  # It draws what the tests of rule 24 above do one by one, and takes seconds.
 @pytest.mark.parametrize("seed", range(300))
 def test_any_number_of_late_collectors_and_makers_of_checkpoints_leave_a_location_whole(seed: int) -> None:
     """Each of them stops somewhere, for as long as the others go on, and they end in any order."""

@@ -1,7 +1,6 @@
 """Times that the commit assigns (rule 21): whose they are, what they are, what is told of them, and what is stored."""
 
 import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core.antichain import Antichain
 from tests.support.clocks import ImpatientClock
+from tests.support.forks import forked_python
 from tests.support.reads import rows_with
 from tests.support.stepped import Gate, Stepped
 from tests.support.tiers import examples
@@ -264,7 +264,7 @@ def test_of_several_processes_that_write_without_time_none_is_refused(tmp_path: 
     with persist.open(tmp_path / "data") as client:
         c = client.create_or_load("c", key=KEY, value=VALUE, timeline="ms")
         keyed = client.create_or_load("keyed", key=KEY, value=VALUE, timeline="ms", keyed=persist.Keyed())
-        command = [sys.executable, "-c", WRITER, str(tmp_path / "data")]
+        command = [*forked_python(), "-c", WRITER, str(tmp_path / "data")]
         writers = [subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True) for n in range(4)]
         assert [writer.communicate()[0] for writer in writers] == ["40\n"] * 4
         assert [writer.returncode for writer in writers] == [0] * 4

@@ -26,7 +26,7 @@ from tests.engine.write.test_left_open import Owner
 from tests.engine.write.test_operations import FIELDS, A, B, uploading, write
 from tests.engine.write.test_parts_of_writes import table
 from tests.support.clocks import ImpatientClock
-from tests.support.stepped import wait_until
+from tests.support.stepped import WAIT_S, wait_until
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_whoever_asks_for_more_than_there_is_room_for_waits_until_there_is(owner
     waiting.join(0.05)
     assert owner.committer.pending() == (2, ("a",))
     owner.gate.open()
-    waiting.join(60)
+    waiting.join(WAIT_S)
     assert asked.is_set()
     assert first.result() < second.result()
     assert owner.committer.pending() == (0, ())
@@ -91,7 +91,7 @@ def test_what_is_asked_for_alone_is_committed_at_once_though_nobody_waits(
     monkeypatch.setattr(committer, "LINGER_S", 60.0)
     done = threading.Event()
     owner.committer.submit([write(size=1)], {A: "a"}).add_done_callback(lambda _: done.set())
-    assert done.wait(10)
+    assert done.wait(WAIT_S)
 
 
 def test_what_became_of_operations_is_counted(owner: Owner) -> None:

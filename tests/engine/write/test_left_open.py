@@ -21,7 +21,7 @@ from persist.engine.write.part_writer import MEMORY_BUDGET
 from persist.engine.write.unclosed_clients import Unclosed
 from tests.engine.write.test_operations import FIELDS, A, B
 from tests.support.clocks import ImpatientClock
-from tests.support.stepped import Gate, Stepped
+from tests.support.stepped import WAIT_S, Gate, Stepped
 
 
 class Owner:
@@ -190,7 +190,7 @@ def test_a_client_that_is_collected_finishes_warns_and_is_forgotten(registry: un
         gc.collect()
     assert registry.taken()[0] == []
     committer.when_ended(has_ended.set)
-    assert has_ended.wait(10), "its thread goes on"
+    assert has_ended.wait(WAIT_S), "its thread goes on"
 
 
 def test_what_belongs_to_the_parent_of_a_fork_is_left_to_it(

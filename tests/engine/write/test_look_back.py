@@ -25,7 +25,7 @@ from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.rollback import KEY, QUIET, Copy, opened, restore, write
 from tests.support.servers.fixtures import make_bucket
-from tests.support.stepped import Stepped, wait_until
+from tests.support.stepped import WAIT_S, Stepped, wait_until
 from tests.support.tuned import tuned
 
 KINDS = ("memory", "far", "file", "all", "cached-folder", "s3", pytest.param("fsspec", marks=pytest.mark.thorough))
@@ -307,7 +307,9 @@ def test_the_look_is_under_way_beside_the_create_of_a_store_far_away(clock: Impa
         looked = threading.Event()
         key = record_key(log(far)[-1])
         store.after("get", key, looked.set)
-        store.before("create", "log/", lambda: looked.wait(60) or pytest.fail("nobody looked before the create ended"))
+        store.before(
+            "create", "log/", lambda: looked.wait(WAIT_S) or pytest.fail("nobody looked before the create ended")
+        )
         write(made(client), range(2, 3))
         assert store.is_done
 
@@ -323,7 +325,7 @@ def test_a_create_that_took_long_is_looked_after_again(clock: ImpatientClock) ->
         key, looked = record_key(log(far)[-1]), threading.Event()
 
         def be_slow() -> None:
-            assert looked.wait(60)
+            assert looked.wait(WAIT_S)
             restore(far, copy)
             clock.sleep(5)
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist
+from tests.support.tiers import examples
 
 ORDERS: dict[str, Any] = {"key": {"id": int}, "value": {"amount": float}}
 
@@ -44,7 +45,7 @@ def test_a_restored_collection_holds_what_it_held_and_keeps_its_history(client: 
     st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(-2, 2)), max_size=6), min_size=1),
     st.data(),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(100))
 def test_any_past_can_be_restored_whatever_its_multiplicities(versions: list[Any], data: st.DataObject) -> None:
     with persist.open(persist.MemoryBlob()) as client:
         numbers = client.create_or_load("numbers", key={"k": int}, value={"v": int})

@@ -11,7 +11,7 @@ import persist
 from persist.blob.protocol import Blob, MemoryBlob, turn_at
 from persist.blob.stores.file import FileBlob
 from tests.blob.stores.test_creation_queue import has_free_turn
-from tests.support.stepped import Stepped
+from tests.support.stepped import WAIT_S, Stepped
 
 QUIET = persist.Settings(background=False)
 
@@ -93,7 +93,7 @@ def test_racing_clients_of_a_folder_lose_few_races(tmp_path: Path) -> None:
     def run(number: int) -> None:
         with persist.open(FileBlob(tmp_path, fsync=False), settings=QUIET) as client:
             collection = client["c"]
-            together.wait(60)
+            together.wait(WAIT_S)
             for step in range(commits):
                 collection.write([((number * commits + step, None), 0, 1)]).result()
             lost.append(client.metrics().groups["commits"]["lost_races"])

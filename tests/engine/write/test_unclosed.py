@@ -3,13 +3,14 @@
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import persist
+from tests.support.forks import forked_python
+from tests.support.stepped import WAIT_S
 
 # What the programs below have in common. `Slow` is a store whose commits begin only when a file is there.
 BEGIN = """
@@ -28,7 +29,7 @@ class Slow(FileBlob):
             raise Unavailable("it is down")
         return super().create(key, value)
 
-QUICK = persist.Settings(background=False, exit_timeout_s=1.0)
+QUICK = persist.Settings(background=False, exit_timeout_s=1.0, retry_s=3600.0)
 HERE = sys.argv[1]
 
 def opened(where=HERE, **options):
@@ -44,12 +45,12 @@ def run(
     program: str,
     folder: Path,
     *options: str,
-    timeout_s: float = 60,
+    timeout_s: float = WAIT_S,
     during: Callable[["subprocess.Popen[str]"], None] = lambda process: None,
 ) -> "subprocess.CompletedProcess[str]":
     path = folder.parent / "program.py"  # A file, because spawned children import it again.
     path.write_text(BEGIN + program)
-    command = [sys.executable, *options, str(path), str(folder)]
+    command = [*([sys.executable] if options else forked_python()), *options, str(path), str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         during(process)
@@ -97,11 +98,9 @@ def test_an_error_that_nobody_looked_at_is_printed_and_fails_the_process(folder:
 
 
 def test_a_store_that_does_not_answer_keeps_the_process_for_the_timeout_only(folder: Path) -> None:
-    began_s = time.monotonic()
     done = run(
         "client, orders = opened(Slow(HERE), settings=QUICK); Slow.is_down = True; orders.write(update(1))\n", folder
     )
-    assert time.monotonic() - began_s < 20
     assert done.returncode == 120
     assert "1 operation of 'orders' was pending when the process ended, and may be lost" in done.stderr
 
@@ -114,7 +113,7 @@ def test_a_client_that_is_collected_warns_finishes_and_prints_its_errors(folder:
         "    warnings.simplefilter('always'); del client, orders; gc.collect()\n"
         "print([str(each.message).partition('; ')[2] for each in caught if each.category is ResourceWarning])\n"
         "f.result(); del f\n"
-        "until = time.time() + 20\n"
+        "until = time.time() + 300\n"
         "while threading.active_count() > 1 and time.time() < until: time.sleep(0.01)\n"
         "print(threading.active_count())\n",
         folder,
@@ -169,7 +168,7 @@ def test_a_child_of_multiprocessing_finishes_what_it_wrote(method: str, folder: 
         "    for fails in (False, True):\n"
         "        if fails:\n"
         "            client, orders = opened(); orders.seal(1).result(); client.close()\n"
-        "        process = mp.Process(target=child, args=(fails,)); process.start(); process.join(30)\n"
+        "        process = mp.Process(target=child, args=(fails,)); process.start(); process.join(300)\n"
         "        print(process.exitcode)\n",
         folder,
     )
@@ -239,14 +238,12 @@ def test_ctrl_c_ends_the_program_not_its_commits_and_again_the_wait_for_them(fol
                 process.send_signal(signal.SIGINT)
                 return
 
-    began_s = time.monotonic()
     done = run(
-        "client, orders = opened(Slow(HERE), settings=persist.Settings(exit_timeout_s=60)); Slow.seconds = 45\n"
-        "orders.write(update(1)); print('ready', flush=True); time.sleep(60)\n",
+        "client, orders = opened(Slow(HERE), settings=persist.Settings(exit_timeout_s=3600)); Slow.seconds = 3600\n"
+        "orders.write(update(1)); print('ready', flush=True); time.sleep(3600)\n",
         folder,
         during=interrupt,
     )
-    assert time.monotonic() - began_s < 30
     assert "1 operation of 'orders' was pending when the process ended, and may be lost" in done.stderr
     assert done.returncode != 0
 

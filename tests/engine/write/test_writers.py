@@ -1,7 +1,6 @@
 """Several writers: exactly once by token, compare-and-append, and one exclusive writer at a time."""
 
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,10 @@ from persist.core.log.keys import record_key, uploaded_seqno
 from persist.core.log.records import Record
 from persist.engine.write.part_writer import PartWriter
 from tests.support.clocks import ImpatientClock
+from tests.support.forks import forked_python
 from tests.support.parts import commit_parts
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 
 KEY = {"k": pa.int64()}
 ROW = [((1, None), 5, 1)]
@@ -269,7 +270,7 @@ def test_a_holder_that_died_is_replaced_by_its_successor_or_by_force(tmp_path: P
         "c.create_or_load('c', key=persist.Int64).seal(5).result()\n"
         "os._exit(1)\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=False, cwd=ROOT)
+    subprocess.run([*forked_python(), "-c", script], check=False, cwd=ROOT)
     with pytest.raises(persist.errors.Locked):
         persist.open(tmp_path, mode="exclusive", reentrance_id="other")
     with persist.open(tmp_path, mode="exclusive", reentrance_id="nightly") as client:
@@ -286,7 +287,7 @@ def test_a_process_that_exits_without_closing_does_not_hang_and_loses_nothing_ac
         "listen = c.listen(0)\n"
         "c.hold(0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], timeout=60, cwd=ROOT)
+    done = subprocess.run([*forked_python(), "-c", script], timeout=WAIT_S, cwd=ROOT)
     assert done.returncode == 0
     with persist.open(tmp_path, mode="read") as client:
         assert rows(client.load("c")) == 1

@@ -23,7 +23,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.services.serve import commits, flight_calls, server
 from persist.services.serve.messages import parsed_address
 from tests.services.serve.test_serve import LOCAL, QUIET, asked, got
-from tests.support.stepped import wait_until
+from tests.support.stepped import WAIT_S, wait_until
 
 TOKEN = "right"
 MIB = 1 << 20
@@ -66,7 +66,7 @@ def peak_mib(process: "subprocess.Popen[str]") -> int:
 
 def connection_to(url: str) -> socket.socket:
     address = parsed_address(url)
-    return socket.create_connection((address.host, address.port), timeout=60)
+    return socket.create_connection((address.host, address.port), timeout=WAIT_S)
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -82,7 +82,7 @@ def is_closed(connection: socket.socket) -> bool:
 @pytest.mark.parametrize("token", ["wrong", TOKEN])
 def test_no_size_of_message_raises_the_memory_of_a_server(tmp_path: Path, token: str) -> None:
     body = b"a" * (100 * MIB)
-    options = flight.FlightCallOptions(timeout=120, headers=[(b"authorization", f"Bearer {token}".encode())])
+    options = flight.FlightCallOptions(timeout=WAIT_S, headers=[(b"authorization", f"Bearer {token}".encode())])
     with process_serving(tmp_path / "location") as (url, process):
         before = peak_mib(process)
         refused: list[str] = []
@@ -107,7 +107,7 @@ def test_no_size_of_message_raises_the_memory_of_a_server(tmp_path: Path, token:
 def test_who_has_no_token_is_refused_before_its_message_has_come(serving: Client) -> None:
     with serving.serve(LOCAL, token=TOKEN) as served, flight.FlightClient(served.url) as client:
         # Nothing of the request is sent, and yet there is an answer: to the call itself, if it comes soon.
-        command, options = flight.FlightDescriptor.for_command(b"{}"), flight.FlightCallOptions(timeout=60)
+        command, options = flight.FlightDescriptor.for_command(b"{}"), flight.FlightCallOptions(timeout=WAIT_S)
         with pytest.raises(flight.FlightUnauthenticatedError, match="token"):
             client.do_exchange(command, options)[1].read_chunk()
 
@@ -159,7 +159,7 @@ def test_a_message_that_does_not_come_ends_its_call(serving: Client, monkeypatch
     command = msgspec.json.encode({"commit": 1000})
     with serving.serve(LOCAL, commits=True) as served, flight.FlightClient(served.url) as client:
         writer, reader = client.do_exchange(
-            flight.FlightDescriptor.for_command(command), flight.FlightCallOptions(timeout=60)
+            flight.FlightDescriptor.for_command(command), flight.FlightCallOptions(timeout=WAIT_S)
         )
         writer.write_metadata(b"a")
         with pytest.raises(flight.FlightUnavailableError):
@@ -252,7 +252,7 @@ def test_a_server_takes_as_many_connections_as_half_the_files_that_it_may_open(
 
 def test_headers_larger_than_any_are_refused(serving: Client) -> None:
     with serving.serve(LOCAL, token=TOKEN) as served, flight.FlightClient(served.url) as client:
-        options = flight.FlightCallOptions(timeout=60, headers=[(b"x", b"y" * 100_000)])
+        options = flight.FlightCallOptions(timeout=WAIT_S, headers=[(b"x", b"y" * 100_000)])
         with pytest.raises((pa.ArrowException, OSError)):
             list(client.list_actions(options))
         assert asked(client, "wait", TOKEN, after=-1, waiter="w", timeout_s=0)["seqno"] >= 0

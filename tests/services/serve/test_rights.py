@@ -18,6 +18,7 @@ from persist.services.serve.messages import message_of
 from persist.services.serve.rights import RIGHTS, NotAllowed, Right, Tokens
 from persist.tools.cli.exposition import MetricsServer
 from persist.tools.web.explorer import Explorer
+from tests.support.stepped import WAIT_S
 
 LOCAL = "grpc://127.0.0.1:0"
 READS, WRITES = "it-lets-read", "it-lets-write"
@@ -125,7 +126,7 @@ def test_a_caller_has_the_rights_of_its_token_at_every_endpoint_and_no_others(
     rights: set[Right],
 ) -> None:
     headers = [] if caller is None else [(b"authorization", f"Bearer {caller}".encode())]
-    options = flight.FlightCallOptions(timeout=20, headers=headers)
+    options = flight.FlightCallOptions(timeout=WAIT_S, headers=headers)
     with serving(client, tokens) as server, flight.FlightClient(server.url) as connection:
         let_in = {name for name, use in USES.items() if is_let_in(use, (connection, options))}
     assert let_in == {name for name in USES if CHANGES.get(name, Right.READ) in rights}

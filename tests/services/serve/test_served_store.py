@@ -17,7 +17,7 @@ from persist.blob.served import ServedBlob
 from persist.errors import InvalidUsage
 from persist.services.serve.flight_calls import CALLS_A_CONNECTION_MAX
 from tests.services.serve.line import Line
-from tests.support.stepped import wait_until
+from tests.support.stepped import WAIT_S, wait_until
 
 LOCAL = "grpc://127.0.0.1:0"
 READS, WRITES = "it-lets-read", "it-lets-write"
@@ -109,7 +109,7 @@ def test_a_server_serves_its_store_only_if_it_is_told_to(blob: MemoryBlob) -> No
 
 def test_a_read_that_has_no_answer_is_unavailable_and_a_write_indeterminate(url: str, blob: MemoryBlob) -> None:
     line = Line(url)
-    served = ServedBlob(line.url, token=WRITES, timeout_s=5.0)
+    served = ServedBlob(line.url, token=WRITES, timeout_s=WAIT_S)
     assert served.create("one", b"1")
     line.cut()
     with pytest.raises(Unavailable):

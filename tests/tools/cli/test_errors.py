@@ -9,7 +9,6 @@ is no CodecMismatch.
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,8 @@ import pytest
 import persist
 from persist.tools.cli import dispatch, loading
 from persist.tools.cli.main import main
+from tests.support.forks import forked_python
+from tests.support.stepped import WAIT_S
 from tests.tools.cli.test_wording import PYTHON
 
 AT_ONCE = persist.Settings(background=False, grace_s=0, orphan_grace_s=0)
@@ -82,14 +83,14 @@ def test_a_read_whose_collection_was_destroyed_and_collected_ends_with_an_error(
             keys = range(part * rows, (part + 1) * rows)
             many.write(pa.table({"k": keys, "v": [f"{text}{k}" for k in keys]}), time=part)
         many.seal(parts).result()
-        command = [sys.executable, "-m", "persist", "read", "shop", "many", "--json"]
+        command = [*forked_python(), "-m", "persist", "read", "shop", "many", "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reading:
             assert reading.stdout is not None
             assert reading.stderr is not None
             first = os.read(reading.stdout.fileno(), 1)  # From now on the pipe is full, and the command waits.
             many.drop().result()
             client.gc()
-            printed, said = reading.communicate(timeout=60)
+            printed, said = reading.communicate(timeout=WAIT_S)
     assert reading.returncode == 3, said
     error = json.loads(said)
     assert error["error"] == "LeaseExpired"

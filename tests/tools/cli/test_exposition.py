@@ -17,6 +17,7 @@ from persist.core.metrics import Reading
 from persist.tools.cli import exposition
 from persist.tools.cli.exposition import MetricsServer, text_of
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 
 QUIET = persist.Settings(background=False)
 NASTY = 'or"ders {x="'
@@ -34,7 +35,7 @@ def client(tmp_path: Path) -> Iterator[persist.Client]:
 
 def asked(url: str, path: str = "/metrics", **headers: str) -> tuple[int, str]:
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=WAIT_S)
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,8 @@ import pytest
 import persist
 from persist.tools.cli.logs import chosen
 from persist.tools.cli.main import main
+from tests.support.forks import forked_python
+from tests.support.stepped import WAIT_S
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_retain_asks_and_bounds_the_history(shop: Path, capsys: pytest.CaptureFi
 
 
 def test_maintain_goes_on_until_it_is_ended(shop: Path) -> None:
-    command = [sys.executable, "-m", "persist", "maintain", str(shop), "--every", "0.1", "--json"]
+    command = [*forked_python(), "-m", "persist", "maintain", str(shop), "--every", "0.1", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["views refreshed"] == 1
@@ -61,7 +62,7 @@ def test_maintain_goes_on_until_it_is_ended(shop: Path) -> None:
             client.write("orders", [{"id": 100, "amount": 100}])
         assert json.loads(process.stdout.readline())["views refreshed"] == 1
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, err) == (0, "")
     assert total(shop) == [{"total": 136}]
 

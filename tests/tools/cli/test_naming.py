@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 import persist
 from persist.tools.cli.main import main
+from tests.support.forks import forked_python
 
 Printed = pytest.CaptureFixture[str]
 
@@ -271,7 +271,7 @@ def test_one_time_goes_out_as_parquet_and_comes_back(place: str, tmp_path: Path,
 
 
 def test_a_location_is_served_until_it_is_interrupted(place: str) -> None:
-    command = [sys.executable, "-m", "persist", "serve", place, "--json"]
+    command = [*forked_python(), "-m", "persist", "serve", place, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["url"].startswith("grpc://127.0.0.1:")

@@ -17,6 +17,7 @@ import pytest
 import persist
 from persist.core.settings import Tuning
 from persist.tools.cli.main import main
+from tests.support.forks import forked_python
 
 Printed = pytest.CaptureFixture[str]
 NOBODY = [
@@ -113,7 +114,7 @@ def test_a_file_that_is_not_finished_does_not_appear(place: str, tmp_path: Path,
 def test_what_is_written_to_a_pipe_leaves_the_pipe_where_it_is(place: str, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    command = [sys.executable, "-m", "persist", "read", place, "orders", "--format", "csv", "--output", str(pipe)]
+    command = [*forked_python(), "-m", "persist", "read", place, "orders", "--format", "csv", "--output", str(pipe)]
     with subprocess.Popen(command) as process:
         assert pipe.read_text().splitlines()[0] == '"id","status","amount"'
     assert process.returncode == 0
@@ -467,7 +468,7 @@ def test_a_terminal_of_80_columns_breaks_no_name_and_shows_a_time_once(
 
 
 def test_an_output_that_nobody_reads_is_no_error(place: str) -> None:
-    command = [sys.executable, "-m", "persist", "read", place, "orders", "--format", "csv"]
+    command = [*forked_python(), "-m", "persist", "read", place, "orders", "--format", "csv"]
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as closed:

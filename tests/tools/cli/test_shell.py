@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 import persist
 from persist.tools.cli.main import main
 from persist.tools.cli.shell import Lines, matching, statements_in
+from tests.support.forks import forked_python
+from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
 
 Printed = pytest.CaptureFixture[str]
@@ -92,7 +94,7 @@ SELECT count(*) AS n FROM "order-lines" WHERE status = 'new'; .tables
 def test_a_person_completes_names_goes_on_after_mistakes_and_finds_lines_again(place: str, tmp_path: Path) -> None:
     here, there = pty.openpty()
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "TERM": "dumb"}
-    command = [sys.executable, "-m", "persist", "sql", place, "--format", "csv"]
+    command = [*forked_python(), "-m", "persist", "sql", place, "--format", "csv"]
     with subprocess.Popen(command, stdin=there, stdout=there, stderr=there, env=environment) as shell:
         os.close(there)
         seen = ""
@@ -132,7 +134,7 @@ def test_a_query_without_end_is_ended_by_a_signal(place: str, sent: signal.Signa
         entry()
     """
     endless = "SELECT * FROM range(100000000000) t(i), range(100000) u(j) WHERE i + j < 0"
-    asked = [sys.executable, "-c", code, "sql", place, endless]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    asked = [*forked_python(), "-c", code, "sql", place, endless]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr

@@ -13,6 +13,7 @@ import typer
 import persist
 from persist.tools.cli.command import SECTIONS, SectionedGroup, app
 from persist.tools.cli.main import main
+from tests.support.stepped import WAIT_S
 
 HEAVY = {"pyarrow", "numpy", "msgspec", "fsspec", "boto3", "duckdb", "pandas", "starlette", "uvicorn", "click", "rich"}
 
@@ -169,7 +170,7 @@ def test_what_has_no_end_ends_well_by_sigterm(command: list[str], tmp_path: Path
         assert process.stdout is not None
         assert process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, err) == (0, "")
 
 

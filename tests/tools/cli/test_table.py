@@ -19,6 +19,7 @@ import persist
 from persist.core.rendering import text_width
 from persist.tools.cli.main import main
 from persist.tools.cli.text import print_table, say, wrapped
+from tests.support.forks import forked_python
 from tests.support.tiers import examples
 
 Printed = pytest.CaptureFixture[str]
@@ -136,7 +137,7 @@ def test_lists_come_in_each_format(place: str, tmp_path: Path, capsys: Printed) 
 def test_what_is_watched_is_shown_again_when_it_changes_and_ends_well(place: str, capsys: Printed) -> None:
     assert main(["ls", place, "--watch", "--json"]) == 2
     assert "--watch shows a table" in capsys.readouterr().err
-    command = [sys.executable, "-m", "persist", "ls", place, "--watch"]
+    command = [*forked_python(), "-m", "persist", "ls", place, "--watch"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         assert watching.stdout.readline().startswith("name")

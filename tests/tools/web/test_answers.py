@@ -5,7 +5,6 @@ import json
 import re
 import socket
 import subprocess
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -27,6 +26,7 @@ from persist.tools.web.app import FILES, MEMORY_BUDGET, names_of, served
 from persist.tools.web.explorer import Explorer
 from persist.tools.web.results import QUERIES_AT_ONCE
 from persist.tools.web.slider import picture
+from tests.support.forks import forked_python
 from tests.tools.web.places import NASTY, START, add_views, fill, shown
 
 Ask = Callable[..., Any]
@@ -395,7 +395,7 @@ def test_a_port_in_use_is_one_line_that_says_what_to_do(folder: Path, capsys: py
 def test_the_command_prints_an_address_that_answers_and_ends_when_interrupted(folder: Path) -> None:
     import signal
 
-    command = [sys.executable, "-m", "persist", "ui", str(folder), "--port", "0", "--json"]
+    command = [*forked_python(), "-m", "persist", "ui", str(folder), "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]

@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import pytest
 
 from persist.tools.web import app
+from tests.support.stepped import WAIT_S
 from tests.tools.web.places import fill, shown
 
 
@@ -32,7 +33,7 @@ def url(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def connected(url: str, sent: bytes) -> socket.socket:
     parts = urlsplit(url)
-    connection = socket.create_connection((parts.hostname, parts.port or 80), timeout=30)
+    connection = socket.create_connection((parts.hostname, parts.port or 80), timeout=WAIT_S)
     with contextlib.suppress(ConnectionError):
         connection.sendall(sent)
     return connection
@@ -67,7 +68,7 @@ def test_a_request_that_is_never_whole_ends_its_connection(url: str, kind: str) 
         opened = [stack.enter_context(connected(url, sent)) for _ in range(20)]
         for connection in opened:
             all_of(connection)
-    with urlopen(url, timeout=30) as answer:
+    with urlopen(url, timeout=WAIT_S) as answer:
         assert answer.status == 200
 
 
@@ -109,7 +110,7 @@ def test_more_connections_than_there_may_be_are_closed_and_make_room_when_they_e
         opened = [stack.enter_context(connected(url, b"")) for _ in range(1000)]
         for connection in opened:
             assert all_of(connection) == b""
-    with urlopen(url, timeout=30) as answer:
+    with urlopen(url, timeout=WAIT_S) as answer:
         assert answer.status == 200
 
 

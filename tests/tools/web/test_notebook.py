@@ -11,6 +11,7 @@ import pytest
 import persist
 from persist import slider
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 from tests.tools.web.browser import browser, find_chromium
 from tests.tools.web.places import NASTY, fill
 
@@ -27,7 +28,7 @@ def client(tmp_path: Path) -> Iterator[persist.Client]:
 
 def test_a_slider_needs_no_package_of_the_page() -> None:
     code = "import sys; sys.modules['uvicorn'] = None; from persist import slider"
-    assert not subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode
+    assert not subprocess.run([sys.executable, "-c", code], check=False, timeout=WAIT_S).returncode
 
 
 def test_a_slider_shows_what_was_there_and_what_changed(client: persist.Client) -> None:

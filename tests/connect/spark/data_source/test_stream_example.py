@@ -11,6 +11,7 @@ import pytest
 import persist
 from examples.totals import HOUR, check, open_orders, open_totals, place_orders
 from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 
 pytestmark = pytest.mark.spark
 
@@ -67,7 +68,7 @@ def test_the_job_goes_on_after_it_was_killed(tmp_path: Path) -> None:
         place_orders(location, 10)
 
         job = following(location, "--once")
-        output, _ = job.communicate(timeout=200)
+        output, _ = job.communicate(timeout=WAIT_S)
         assert job.returncode == 0, output
         assert f"micro-batch {batches - 1} was written before" in output
         assert f"micro-batch {batches}: " in output

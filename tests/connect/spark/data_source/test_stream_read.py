@@ -24,6 +24,7 @@ from persist.blob.stores.file import FileBlob
 from persist.compute.tasks import stream_source as stream_source
 from persist.connect.spark.data_source.reader import PersistStreamReader
 from persist.connect.spark.data_source.source import PersistDataSource
+from tests.support.stepped import WAIT_S
 
 Update = tuple[int, str, int, int]
 CHANGES = {"collection": "orders", "form": "changes"}
@@ -326,7 +327,7 @@ def test_with_available_now_a_query_that_may_wait_waits_for_the_first_seal(path:
             with pytest.raises(TimeoutError):
                 preparing.result(0.3)
             late.seal(5).result()
-            preparing.result(60)
+            preparing.result(WAIT_S)
 
 
 def test_a_stream_of_rows_is_for_collections_that_only_grow(path: str) -> None:
