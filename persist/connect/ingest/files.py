@@ -12,7 +12,7 @@ import logging
 import posixpath
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -25,9 +25,10 @@ from persist.blob.threads import Backoff
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.python_types import arrow_type
 from persist.codecs.types.schema import check_field
-from persist.connect.ingest.file_rows import DELETED, FileRows
+from persist.codecs.updates.inputs import DELETED
 from persist.connect.ingest.row_casts import Misfits
-from persist.connect.ingest.row_files import misfit_error, names_in, pieces_of
+from persist.connect.ingest.row_columns import RowColumns
+from persist.connect.ingest.row_files import names_in, pieces_of
 from persist.connect.ingest.row_formats import MEND, RowFile, format_by_name
 from persist.connect.ingest.row_types import is_open, types_of
 from persist.connect.ingest.source import Batch, Change, Run, SourceMoved, SourceUnavailable, Target
@@ -37,6 +38,7 @@ from persist.core.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 EMPTY = "ingest.empty"  # A property: columns of files that had no value yet, as JSON.
+DRIFT = 'say drift = "add" to add such columns to the collection, or drift = "ignore" to leave them out'
 RETRY_S = 600.0
 _LIBRARIES = {"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "requests", "s3fs", "urllib3"}
 _VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified", "created")
@@ -313,18 +315,16 @@ class Files:
             yield piece
         _warn_of_nulls(source, [name for name in columns.types if name in less and batch.rows])
         if misfits.count:
-            raise misfit_error(
-                f"{misfits.count:,} of the {batch.rows + misfits.count:,} rows of {file.path} do not fit. {MEND}:\n"
-                f"{misfits}"
-            )
+            raise misfits.error(file.path, batch.rows, MEND)
 
-    def _columns(self, collection: Collection, source: RowFile) -> FileRows:
+    def _columns(self, collection: Collection, source: RowFile) -> RowColumns:
         """Return the columns to read, after the collection has got those that it is to follow."""
-        types = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
-        types |= {DELETED: pa.bool_()} if collection.handle.keyed is not None else {}
+        mark: Literal["_deleted"] | None = None if collection.handle.keyed is None else "_deleted"
+        columns = RowColumns(collection.schema, DRIFT, mark, may_lack_values=True)
+        types = columns.types | columns.optional_fields
         drift, empty = self.config.drift, json.loads(collection.about.properties.get(EMPTY, "[]"))
         if source.format == "json" and drift == "refuse" and not {*empty} - {*types}:
-            return FileRows(collection.name, types, collection.schema.key_names, ())  # A line is refused by itself.
+            return columns  # A line is refused by itself.
         found = types_of(source, types) if source.format == "json" else dict.fromkeys(names_in(source), pa.null())
         more = [name for name in found if name not in types]
         if more and (drift == "add" or {*empty} & {*more}):
@@ -341,14 +341,13 @@ class Files:
                 )
         if added:
             collection.evolve(add=added)
-            types |= added
             logger.warning("%s has new columns, which %r has from now on: %s", source.name, collection.name, added)
         ignored = [n for n in more if n not in added and (drift != "refuse" or n in empty)]
         if drift == "ignore" and ignored:
             logger.warning("%s has columns that are left out: %s", source.name, ", ".join(ignored))
         if source.format != "json":
             _warn_of_nulls(source, [name for name in collection.schema.names if name not in found])
-        return FileRows(collection.name, types, collection.schema.key_names, tuple(ignored))
+        return replace(columns, schema=collection.schema, ignored=tuple(ignored))
 
     def _row_file(self, file: SourceFile) -> RowFile:
         by_name, compression = format_by_name(file.path)
