@@ -407,7 +407,8 @@ def _own(client: "persist.Client", collection: str, rows: "RowFile | None" = Non
         if rows is None:
             raise
         raise persist.InvalidUsage(
-            f"{error} To create it with the columns of {rows.name}, say which are its key: --key NAME, or --no-key"
+            f"{error.describe()} To create it with the columns of {rows.name}, say which are its key: "
+            "--key NAME, or --no-key"
         ) from error
     if loaded.handle.contents().view is not None:
         raise persist.InvalidUsage(

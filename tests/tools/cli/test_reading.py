@@ -363,7 +363,7 @@ def test_errors_of_the_library_have_their_statuses_and_their_advice(place: str, 
         (["read", place, "orders", "--as-of", "10"], "AsOfCompacted", "Read at time 12 or later"),
         (["changes", place, "orders", "10"], "AsOfCompacted", "from 13 or later"),
         (["read", place, "less"], "NegativeMultiplicity", "persist read --form diff"),
-        (["seal", place, "orders", "3"], "FrontierRegression", "at or beyond"),
+        (["seal", place, "orders", "3"], "FrontierRegression", "Ask for 5 or later"),
         (["delete", place, "orders", "--time", "3", "--where", "id = 1"], "UpdateNotBeyondUpper", "at times >= 13"),
     ):
         assert main([*arguments, "--json"]) == 2

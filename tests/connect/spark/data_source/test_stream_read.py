@@ -286,7 +286,7 @@ def test_a_collection_without_anything_sealed_can_be_followed(path: str) -> None
 def test_what_cannot_be_read_is_not_written_down_as_a_beginning(orders: persist.Collection, path: str) -> None:
     orders.allow_compaction(70).result()  # Since may pass upper.
     for options in (CHANGES, {**CHANGES, "start": "latest"}, {**CHANGES, "start": 70}):
-        with Query(path, options) as query, pytest.raises(persist.errors.AsOfCompacted, match=r"since=Antichain\(70\)"):
+        with Query(path, options) as query, pytest.raises(persist.errors.AsOfCompacted, match=r"since=70"):
             query.next()
         assert query.ends == []
     assert orders.holds() == []
@@ -455,7 +455,7 @@ def test_without_a_hold_nothing_is_written_and_nothing_is_kept(orders: persist.C
     orders.allow_compaction(40).result()
     with (
         Query(path, CHANGES, query.ends) as again,
-        pytest.raises(persist.errors.AsOfCompacted, match="since=Antichain"),
+        pytest.raises(persist.errors.AsOfCompacted, match="since="),
     ):
         again.next()
 
@@ -474,7 +474,7 @@ def test_history_that_goes_while_a_query_without_a_hold_runs_stops_it(
             query.next()
         orders.allow_compaction(40).result()
         orders.compact()
-        with pytest.raises(persist.errors.AsOfCompacted, match="since=Antichain"):
+        with pytest.raises(persist.errors.AsOfCompacted, match="since="):
             query.next()
 
 
