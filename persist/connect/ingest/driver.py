@@ -100,7 +100,8 @@ def _tell_of_others(source: Source, moments: Collection, names: list[str]) -> No
     """Say which collections the source filled before, and does not fill any more."""
     before: list[str] = msgspec.json.decode(moments.about.properties.get(FILLED, "[]"))
     if before != names:
-        if gone := {*before} - {*names}:
+        retired = {f"{moments.name.removesuffix('.transactions')}.offsets"}  # Positions are properties now.
+        if gone := {*before} - {*names} - retired:
             logger.warning(
                 "%s: these collections are not filled any more, because their tables are gone or not wanted: %s. They "
                 "stay as they are. If their tables come back, drop them first, and they are copied again",
@@ -172,6 +173,13 @@ def _read(source: Source, run: Run) -> Generator[Batch]:
 
 def _commit(source: Source, run: Run, batch: Batch, moments: Moments | None) -> None:
     """Commit a batch: all its rows, the moments of its times, and the seals of all collections, or nothing."""
+    for target in batch.targets:
+        if target.name not in run.collections:
+            filled = {SOURCE: source.name}
+            if source.moments is not None:
+                filled[MOMENTS] = run.collections[source.moments].handle.id
+            run.collections[target.name] = _collection(run.client, target, filled)
+            run.uppers[target.name] = 0
     changes = batch.changes
     if moments is not None and batch.upper is not None and batch.upper > run.uppers[source.moments or ""]:
         assert batch.moments[-1][0] == batch.upper - 1, "the last moment is that of the last sealed time"

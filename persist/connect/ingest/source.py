@@ -83,6 +83,7 @@ class Batch:
         since: collections whose contents before a time are not known, with that time.
         properties: what collections say of themselves from this commit on.
         behind: how many bytes of the source are still to be read after it; None if that is not known.
+        targets: collections that it needs, and that are made if they are not there.
     """
 
     changes: Iterable[Change]
@@ -93,6 +94,7 @@ class Batch:
     since: Mapping[str, int] = field(default_factory=dict)
     properties: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     behind: int | None = None
+    targets: Sequence[Target] = ()
 
 
 @dataclass
@@ -108,7 +110,7 @@ class Run:
     """
 
     client: Client
-    collections: Mapping[str, Collection]
+    collections: dict[str, Collection]
     once: bool
     stop: threading.Event
     uppers: dict[str, int] = field(init=False)
