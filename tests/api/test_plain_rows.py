@@ -210,7 +210,7 @@ def test_an_overwrite_that_is_refused_says_whose_the_updates_are(blob: MemoryBlo
             f"this client ({own.writer}): 1 update at time",
             f"; {other.writer}: 3 updates at times",
             "tokens 'load 2', 'load 1'",
-            "seal(1795262401)",
+            "seal to 1795262401",
         ):
             assert part in said
         copy = pickle.loads(pickle.dumps(caught.value))

@@ -252,7 +252,7 @@ def test_ten_keys_that_stand_against_it_are_named(client: persist.Client) -> Non
     assert users.handle.contents().keyed is None
     # At an old time only: once that is forgotten, nothing stands against it.
     users.write([((k, "1"), 3, -1) for k in range(1, 20, 2)], seal=4).result()
-    with pytest.raises(persist.errors.NotOneValue, match="allow_compaction"):
+    with pytest.raises(persist.errors.NotOneValue, match="let since pass them"):
         users.evolve(keyed=persist.Keyed())
     users.seal(5).result()
     users.allow_compaction(3).result()

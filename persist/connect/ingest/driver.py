@@ -147,15 +147,17 @@ def _follow(source: Source, run: Run) -> Ingested:
         for batch in batches:
             try:
                 _commit(source, run, batch, moments)
-            except (SourceMoved, SourceUnavailable) as moved:
+            except SourceMoved as moved:
                 if run.once:
                     raise
-                run.failed(moved) if isinstance(moved, SourceUnavailable) else logger.warning("%s", moved)
+                logger.warning("%s", moved)
+            except SourceUnavailable as problem:
+                run.outage.wait(problem)
             else:
                 batch.is_durable = True
                 rows, commits = rows + batch.rows, commits + bool(batch.rows)
                 done(batch.rows)
-                run.tell(None)
+                run.outage.end()
             if run.stop.is_set():
                 break
     uppers = {name: collection.upper.time for name, collection in run.collections.items()}
@@ -163,12 +165,15 @@ def _follow(source: Source, run: Run) -> Ingested:
 
 
 def _read(source: Source, run: Run) -> Generator[Batch]:
-    """Yield batches; if the source does not answer, a collection says so."""
-    try:
-        yield from source.batches(run)
-    except Unavailable as problem:
-        run.tell(problem)
-        raise
+    """Yield batches; if the source does not answer, a collection says so, and it is read anew after a while."""
+    while True:
+        try:
+            yield from source.batches(run)
+            return
+        except Unavailable as problem:
+            run.outage.wait(problem)
+        if run.stop.is_set():
+            return
 
 
 def _commit(source: Source, run: Run, batch: Batch, moments: Moments | None) -> None:

@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from persist.api.client import Client
 from persist.api.collection import Collection
-from persist.blob.threads import Backoff
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.python_types import arrow_type
 from persist.codecs.types.schema import check_field
@@ -39,7 +38,6 @@ from persist.core.timeline import Timeline
 logger = logging.getLogger(__name__)
 EMPTY = "ingest.empty"  # A property: columns of files that had no value yet, as JSON.
 DRIFT = 'say drift = "add" to add such columns to the collection, or drift = "ignore" to leave them out'
-RETRY_S = 600.0
 _LIBRARIES = {"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "requests", "s3fs", "urllib3"}
 _VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified", "created")
 
@@ -107,8 +105,6 @@ class Files:
             raise InvalidUsage(f"{self.name} cannot be opened: {without_secrets(str(error))}") from None
         except OSError as error:
             raise SourceUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}") from None
-        self._problem: SourceUnavailable | None = None
-        self._tries: Backoff | None = None
         self._is_pattern = any(mark in self._path for mark in "*?[")
         if not config.poll_s > 0 or not config.settle_s >= 0:
             raise InvalidUsage(f"poll_s={config.poll_s} must be above 0, and settle_s={config.settle_s} not below it")
@@ -130,16 +126,9 @@ class Files:
         marks = run.collections[f"{self.config.collection}.files"]
         known = {} if not run.uppers[marks.name] else _known(marks)
         while not run.stop.is_set():
-            try:
-                with self._answering():
-                    waiting, listed = False, self._listed()
-            except SourceUnavailable as problem:
-                if run.once:
-                    raise
-                run.failed(problem)
-                self._back_off(run)
-                continue
-            run.tell(None)
+            with self._answering():
+                waiting, listed = False, self._listed()
+            run.outage.end()
             for number, file in enumerate(listed):
                 if not self._is_new(file, known):
                     continue
@@ -149,13 +138,12 @@ class Files:
                 batch = self._batch(run, file)
                 batch.behind = sum(later.size for later in listed[number + 1 :] if later.name not in known)
                 yield batch
-                if batch.is_durable:
-                    known[file.name] = (file.size, file.version)
-                    self._tries = None
-                elif self._problem is not None:
-                    self._back_off(run)
+                if not batch.is_durable:
+                    if run.once:
+                        return
                     waiting = True
-                    break
+                    break  # It is read anew, before those after it.
+                known[file.name] = (file.size, file.version)
                 if run.stop.is_set():
                     return
             if run.once and not waiting:
@@ -168,7 +156,6 @@ class Files:
     @contextmanager
     def _answering(self) -> Iterator[None]:
         """Say by one error of ours that the store of the files does not answer."""
-        self._problem = None
         try:
             yield
         except (PersistError, FileNotFoundError, pa.ArrowException):
@@ -178,15 +165,7 @@ class Files:
         except Exception as error:
             if not isinstance(error, OSError) and type(error).__module__.split(".")[0] not in _LIBRARIES:
                 raise
-            self._problem = SourceUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}")
-            raise self._problem from None
-
-    def _back_off(self, run: Run) -> None:
-        """Wait before the store is asked again; raise what is wrong, if it has been so for long."""
-        assert self._problem is not None
-        self._tries = self._tries or Backoff(run.client.engine.clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
-        if not self._tries.wait():
-            raise self._problem
+            raise SourceUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}") from None
 
     def _made(self) -> Target:
         """Return the collection as the options and the first files with values say.

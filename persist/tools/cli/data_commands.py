@@ -277,7 +277,7 @@ def _page_packages() -> Iterator[None]:
     except ImportError as missing:
         raise persist.InvalidUsage(
             f"the page and the metrics need the package {missing.name}, which is not installed: "
-            "pip install 'persist-collections[ui]'"
+            "pip install 'starlette>=0.45' 'uvicorn>=0.34' 'prometheus-client>=0.21'"
         ) from missing
 
 

@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 
 from persist.api.client import Client
 from persist.api.collection import Collection
-from persist.blob.threads import Backoff
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.types.python_types import arrow_type
 from persist.connect.envelopes import Events, canal, debezium, maxwell, plain, samples_of, values_at
@@ -40,7 +39,6 @@ from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.rendering import counted
 
 logger = logging.getLogger(__name__)
-RETRY_S = 600.0
 PEEKED_ROWS = 1_000
 PEEK_S = 5.0
 DELETED = "_deleted"
@@ -85,20 +83,14 @@ class Kafka:
 
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield what comes until the run stops; with `once`, until the offsets that the topics had at the start."""
-        clock, tries = run.client.engine.clock, None
-        while not run.stop.is_set():
-            try:
-                for batch in self._followed(run, self._positions(run)):
-                    yield batch
-                    tries = None
-                return
-            except Unavailable as problem:
-                tries = tries or Backoff(clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
-                if run.once or not tries.wait():
-                    raise
-                run.failed(problem)
-                self._topics.close()
-                self._topics = Topics(self._brokers, self.config)
+        if run.stop.is_set():
+            return
+        try:
+            yield from self._followed(run, self._positions(run))
+        except Unavailable:
+            self._topics.close()
+            self._topics = Topics(self._brokers, self.config)
+            raise
 
     def close(self) -> None:
         """End the threads of the client library."""
