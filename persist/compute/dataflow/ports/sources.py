@@ -7,8 +7,8 @@ where they are.
 """
 
 import time as clock
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from typing import TypeAlias
@@ -22,10 +22,11 @@ from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.dataflow.plan.plan import Source
 from persist.compute.dataflow.plan.types import is_read_as, shown
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
+from persist.compute.dataflow.ports.past import encoded, explained
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain
-from persist.core.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, LeaseExpired, SourceLost
+from persist.core.errors import AsOfNotSealed
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import version_of
 from persist.engine.collection.descriptions import hold_with_schema, list_holds, take_hold
@@ -176,6 +177,13 @@ class SourceReader:
             for name in self._holders if self._renews else ():
                 hold_with_schema(handle, name, version)
             self.handle = replace(handle, is_kept=self._is_brief)
+
+    def skip_contents(self) -> None:
+        """Give what comes after the time at which it begins only."""
+        with self._explained():
+            self._listen = begun_listen(self.handle, self._as_of, None, columns=self._schema.names)
+        self._reach(Antichain(self._as_of + 1))
+        self._let_go()
 
     def held_at(self) -> int | None:
         """Return where the first of the permanent holds on this source is; None if there is none."""
@@ -340,43 +348,13 @@ class SourceReader:
 
     def _columns(self, table: pa.Table) -> list[Ints]:
         """Return the words of each column, and the diffs."""
-        rows = []
-        for field in self._schema:
-            column = table[field.name]
-            rows.append(self._domain.encode(column if column.type == field.type else column.cast(field.type)))
-        return [*rows, table["_diff"].combine_chunks().to_numpy()]
+        return encoded(self._domain, self._schema, table)
 
     def _reach(self, upper: Antichain) -> None:
         self._gate.frontier = upper
 
     def _explained(self) -> AbstractContextManager[None]:
         return explained(self.operator.collection)
-
-
-@contextmanager
-def explained(name: str) -> Iterator[None]:
-    """Say what became of a source, and what to do, where reading the collection of a name fails."""
-    try:
-        yield
-    except SchemaMismatch as error:
-        raise SchemaMismatch(
-            f"source {name!r} has evolved in what the program reads: {error} Of a program, drop its outputs or "
-            "open it with replace=True; of a view, make another one."
-        ) from error
-    except CollectionNotFound as error:
-        raise SourceLost(
-            name, "the collection is not there (any more)", "Create it again, or drop the program."
-        ) from error
-    except AsOfCompacted as error:
-        raise SourceLost(
-            name,
-            f"what the program needs has been compacted ({error})",
-            "Somebody has released its hold: drop the program and its outputs, and open it anew.",
-        ) from error
-    except LeaseExpired as error:
-        raise SourceLost(
-            name, f"what the program reads is not kept any more ({error})", "Close the program, and open it again."
-        ) from error
 
 
 class UpperReader:
