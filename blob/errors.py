@@ -6,10 +6,34 @@ the way up; `persist.errors` adds the errors that speak of collections and re-ex
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from string import Formatter
-from typing import Any
+from typing import Any, Protocol, Self
+
+
+class Face(Protocol):
+    """The words of Python, of the command line or of Spark for what a user calls."""
+
+    def name_call(self, name: str) -> str:
+        """Return how users of this face say a call of the library."""
+
+    def name_option(self, name: str, value: str) -> str:
+        """Return how users of this face give an option; an empty value stands for any."""
+
+
+class _Python:
+    """The words of Python."""
+
+    def name_call(self, name: str) -> str:
+        return f"{name}()"
+
+    def name_option(self, name: str, value: str) -> str:
+        is_plain = not value or value.isdigit() or value in ("True", "False", "None")
+        return f"{name}={value}" if is_plain else f'{name}="{value}"'
+
+
+PYTHON = _Python()
 
 
 class PersistError(Exception):
@@ -17,17 +41,34 @@ class PersistError(Exception):
 
     An error with attributes is a `dataclass(eq=False, repr=False)`: its fields are the arguments of the constructor,
     and `template` is the message as a format string over them. `{name:names}` lists texts in quotes, and `{upper:time}`
-    shows a time of one collection. An error whose message has several forms defines `__str__` instead.
+    shows a time of one collection. An error whose message has several forms defines `describe` instead.
+
+    `remedy` says what a user does about the error. It is a format string over the attributes, too; besides,
+    `{compact:call}` names a call of the library and `{late:option:collect}` an option, for each face to word.
     """
 
     template = ""
+    remedy = ""
 
     def __post_init__(self) -> None:
         # Errors cross process boundaries in Spark: pickle builds them anew of their arguments.
         self.args = tuple(getattr(self, field.name) for field in fields(self) if field.init)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        return _Words(self).format(self.template) if self.template else super().__str__()
+        return self.word(PYTHON)
+
+    def describe(self) -> str:
+        """Return what was wrong, and what is allowed."""
+        return _Words(self, PYTHON).format(self.template) if self.template else super().__str__()
+
+    def word(self, face: Face) -> str:
+        """Return the message and the remedy in the words of a face."""
+        return " ".join(filter(None, [self.describe(), _Words(self, face).format(self.remedy)]))
+
+    def with_remedy(self, remedy: str) -> Self:
+        """Return this error with a remedy."""
+        self.remedy = remedy
+        return self
 
     def shown(self, time: Any) -> str:
         """Return a time or a frontier for a message. Errors that know of a timeline show moments, too."""
@@ -35,15 +76,26 @@ class PersistError(Exception):
 
 
 class _Words(Formatter):
-    """Fills a template with the attributes of an error."""
+    """Fills a template with the attributes of an error, and with calls and options in the words of a face."""
 
-    def __init__(self, error: PersistError) -> None:
+    def __init__(self, error: PersistError, face: Face) -> None:
         self._error = error
+        self._face = face
+
+    def parse(self, template: str) -> Iterator[Any]:
+        for literal, name, spec, conversion in super().parse(template):
+            is_word = spec is not None and spec.partition(":")[0] in ("call", "option")
+            yield (literal, "args", f"{name}:{spec}", None) if is_word else (literal, name, spec, conversion)
 
     def get_value(self, key: int | str, args: Any, kwargs: Any) -> Any:
         return getattr(self._error, str(key))
 
     def format_field(self, value: Any, format_spec: str) -> str:
+        match format_spec.split(":", 2):
+            case [name, "call"]:
+                return self._face.name_call(name)
+            case [name, "option", *option]:
+                return self._face.name_option(name, "".join(option))
         if format_spec == "names":
             return ", ".join(map(repr, value))
         return self._error.shown(value) if format_spec == "time" else str(format(value, format_spec))
@@ -86,7 +138,7 @@ class NotDeleted(Unavailable):
     failed: Mapping[str, PersistError]
     url: str
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         key, error = next(iter(self.failed.items()))
         return (
             f"{len(self.failed)} of many keys at {self.url} could not be deleted, the first of them {key!r}: {error} "
@@ -170,7 +222,7 @@ class IncompatibleVersion(Corruption):
     supported: int
     unknown: str = ""
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         if self.unknown:
             return (
                 f"blob {self.key!r} has format version {self.found} and something that this version of persist does "

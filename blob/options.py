@@ -16,7 +16,7 @@ def check_fields(options: Any, *, but: tuple[str, ...] = ()) -> None:
     A boolean is no number, a fraction is no count, and what is not finite is refused.
 
     Raises:
-        InvalidUsage: a value is not allowed; the message names the class, the field, the value (unless the field has
+        InvalidUsage: a value is not allowed; the message names the field, the value (unless the field has
             `repr=False`, because it is a secret) and what is allowed.
     """
     kinds = get_type_hints(type(options), include_extras=True)
@@ -24,7 +24,7 @@ def check_fields(options: Any, *, but: tuple[str, ...] = ()) -> None:
         if field.name not in but:
             value = getattr(options, field.name)
             shown = f"{field.name}={value!r}" if field.repr else field.name
-            _converted(value, kinds[field.name], f"{type(options).__name__}({shown}) is not allowed", strict=True)
+            _converted(value, kinds[field.name], f"{shown} is not allowed", strict=True)
 
 
 def read_options(options: Mapping[str, Any] | None, kinds: Mapping[str, Any], store: str) -> dict[str, Any]:

@@ -96,8 +96,8 @@ def arrow_type(given: Any, where: str) -> pa.DataType:
         return stored_type(_converted(given))
     except _Unknown as error:
         raise SchemaMismatch(
-            f"{where} has {given!r:.80} for a type{error}: give a pyarrow type, such as pa.int64() or pa.string(), its "
-            'name, such as "int64" or "timestamp[us, tz=UTC]", or a Python type, such as int, str or datetime'
+            f"{where} has {given!r:.80} for a type{error}: give the name of a type of Arrow, such as int64, float64, "
+            "string, date32 or timestamp[us, tz=UTC]; in Python, the type itself, or one of Python, such as int or str"
         ) from error
 
 

@@ -192,7 +192,8 @@ def _integers(values: Sequence[Any], name: str) -> pa.Array:
         column = to_array(values, _INT64, name)
     except InvalidUpdate as error:
         if any(isinstance(value, date) for value in values):
-            raise InvalidUpdate(f'{error} Moments are times in a collection with a timeline="us", say.') from error
+            remedy = "Moments are times in a collection with {timeline:option:us}, say."
+            raise InvalidUpdate(str(error)).with_remedy(remedy) from error
         raise
     if column.null_count:
         row = values.index(None)

@@ -129,8 +129,9 @@ def _with_times(table: pa.Table, moments: Moments | None) -> pa.Table:
         if pat.is_temporal(kind):
             raise SchemaMismatch(
                 f"column {TIME!r} has type {kind}, the collection stores int64, and it has no timeline by which a "
-                'moment would be a time: create one with timeline="us", say; or give integers that count what its '
-                "times count"
+                "moment would be a time."
+            ).with_remedy(
+                "Create one with {timeline:option:us}, say, or give integers that count what its times count."
             )
         return table
     times = moments.column_of_times(table.column(at), TIME)

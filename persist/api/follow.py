@@ -56,10 +56,8 @@ class Following(ShownByRepr, Steps[Progress]):
         """Whether everything has been given out, for ever, or this was closed."""
         return self.held == TIME_MAX or self._listen.is_finished
 
-    def poll(self, timeout_s: float | None = 0.0) -> Progress | None:
-        """Return the next progress, or None if there is none in time; limits and errors are those of `Listen.poll`."""
+    def check_unclosed(self) -> None:
         self._listen.check_unclosed()
-        return self.step(timeout_s)
 
     def step(self, timeout_s: float | None) -> Progress | None:
         """Do what `poll` does, but return None once this is closed."""

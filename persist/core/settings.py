@@ -135,7 +135,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_fields(self, but=("cache_folder",))  # Its type is beyond msgspec.
         if not isinstance(self.cache_folder, str | os.PathLike | None):
-            raise InvalidUsage(f"Settings(cache_folder={self.cache_folder!r}) is not allowed: give a path, or None")
+            raise InvalidUsage(f"cache_folder={self.cache_folder!r} is not allowed: give a path, or None")
 
     @property
     def retry(self) -> RetryPolicy:

@@ -148,9 +148,8 @@ class Timeline:
         if not allow_future and time > self.now(wall_ms) + AHEAD_S * self.per_second:
             raise InvalidUsage(
                 f"{what} {self.text_of(time)} is more than a day ahead of the clock, which says "
-                f"{self.text_of(self.now(wall_ms))}: once it is sealed, nothing can be written before it any more. Say "
-                "allow_future=True if it is meant."
-            )
+                f"{self.text_of(self.now(wall_ms))}: once it is sealed, nothing can be written before it any more."
+            ).with_remedy("Give {allow_future:option:True} if it is meant.")
 
     def times_of(self, times: Sequence[Any]) -> list[Any]:
         """Return the times of updates, each an integer or a moment, as integers; what is neither stays as it is.

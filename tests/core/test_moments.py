@@ -156,7 +156,7 @@ def test_moments_without_a_timeline_are_told_to_make_one(orders: persist.Collect
         persist.errors.SchemaMismatch, match=r'has no timeline by which a moment would be .*timeline="us"'
     ):
         orders.write(with_time(pa.array([NOON])).append_column("v", [["x"]]))
-    with pytest.raises(persist.errors.InvalidUpdate, match=r'Moments are times in a collection with a timeline="us"'):
+    with pytest.raises(persist.errors.InvalidUpdate, match=r'Moments are times in a collection with timeline="us"'):
         orders.write([((1, "x"), NOON, 1)])
     with pytest.raises(persist.InvalidUsage, match=r"has no timeline .*timeline=\"us\""):
         orders.seal(NOON)  # type: ignore[arg-type, unused-ignore]
@@ -215,7 +215,7 @@ def test_messages_and_reprs_show_moments(
     assert repr(clicks).endswith(
         "sealed before 2026-11-21T12:00:00Z, 1 update at time 2026-11-21T12:00:00.005Z not sealed>"
     )
-    shown = f"Antichain({NOON_MS}) (2026-11-21T12:00:00Z)"
+    shown = f"{NOON_MS} (2026-11-21T12:00:00Z)"
     failing: list[tuple[type[persist.PersistError], Callable[[], Any]]] = [
         (persist.errors.AsOfNotSealed, lambda: clicks.snapshot(NOON, timeout_s=0)),
         (persist.errors.AsOfNotSealed, lambda: clicks.changes(NOON, NOON + timedelta(seconds=1), timeout_s=0)),

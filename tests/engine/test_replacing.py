@@ -196,9 +196,9 @@ def test_what_a_keyed_collection_cannot_do_is_said(client: persist.Client) -> No
     assert held(users) == [(1, ("b", 1))]
     sessions = persist.Keyed(machine=AppendDistinct())
     tags = client.create_or_load("tags", key={"id": int}, value={"tag": str}, keyed=sessions)
-    with pytest.raises(persist.InvalidUsage, match=r"overwrite is refused: use transition\(\)"):
+    with pytest.raises(persist.InvalidUsage, match=r"overwrite is refused\. Use transition\(\)"):
         tags.overwrite([(1, "a")])
-    with pytest.raises(persist.InvalidUsage, match=r"use transition\(\)"):
+    with pytest.raises(persist.InvalidUsage, match=r"Use transition\(\)"):
         tags.delete(where="id = 1")
     with pytest.raises(persist.errors.UpdateNotBeyondUpper):
         users.overwrite([(1, ("b", 1))], time=0).result()

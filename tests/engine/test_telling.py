@@ -271,7 +271,7 @@ def test_a_retention_that_unresolved_events_hold_back_says_so(client: persist.Cl
     assert users.since == persist.Antichain(0)
     assert str(users.retention) == (
         "2 times before upper; since waits at 0 for tag 'start' at 3, events at 4 and later that are not resolved yet, "
-        "which maintenance does, or compact()"
+        "which maintenance or a compaction does"
     )
     resolve_events(users)
     users.untag("start").result()

@@ -32,6 +32,7 @@ OPTIONAL = {
     "rich",
     "starlette",
     "uvicorn",
+    "prometheus_client",
 }
 
 

@@ -18,8 +18,8 @@ import typer
 import persist
 from persist.tools.cli import dispatch
 from persist.tools.cli.command import app
-from persist.tools.cli.exposition import Exposition
 from persist.tools.cli.main import main
+from persist.tools.web.metrics import Exposition
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "examples" / "operate"

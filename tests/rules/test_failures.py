@@ -10,9 +10,9 @@ import persist
 from persist.connect.egress.files import FilesConfig, FilesSink
 from persist.engine.collection.failures import failures_of, failures_told
 from persist.errors import TargetUnavailable
-from persist.tools.cli.exposition import Exposition
 from persist.tools.cli.main import main
 from persist.tools.reports.health import Fed, health_of
+from persist.tools.web.metrics import Exposition
 from tests.support.clocks import ImpatientClock
 
 SETTINGS = persist.Settings(background=False)
@@ -138,7 +138,7 @@ def sink_of(place: str) -> Fed:
         [sink] = health_of(client).sinks
         collection = client.load("numbers")
         failed = int(sink.failed is not None)
-        assert f'persist_collection_failed{{collection="numbers"}} {failed}\n' in Exposition(client).text()
+        assert f'persist_collection_failed{{collection="numbers"}} {failed}.0\n' in Exposition(client).text()
         assert ("failed.out" in collection.about.properties) == bool(failed)
         return sink
 

@@ -21,11 +21,11 @@ _INSTEAD = {
     "SET": "DuckDB's settings are those of persist",
     "PRAGMA": "ask SHOW TABLES, DESCRIBE or information_schema",
     "CALL": "ask SHOW TABLES, DESCRIBE or information_schema",
-    "LOAD": "extensions of DuckDB are not loaded, unless files=True needs one",
+    "LOAD": "extensions of DuckDB are not loaded, unless the caller lets the query read files",
     "ATTACH": "read another location with a client of its own",
     "DETACH": "read another location with a client of its own",
     "TRANSACTION": "each statement is one commit; several together are client.multi_write()",
-    "VACUUM": "compact a collection with its compact(), and clear away with client.gc()",
+    "VACUUM": "compact the collection, and clear away with gc",
     **dict.fromkeys(
         ("INSERT", "UPDATE", "DELETE", "MERGE_INTO"),
         "begin with it and the name of the collection, and put WITH behind that: INSERT INTO orders WITH … SELECT …",

@@ -273,8 +273,8 @@ class QueryResult(ArrowResult):
                 f"the query needs more than {self._limits.memory_bytes:,} bytes of memory: narrow it"
             ) from error
         if type(error).__name__ == "PermissionException":
-            way = "" if self._limits else ". Give files=True to let it read files and URLs with your rights"
-            raise InvalidUsage(f"the query reads something that is no collection: {error}{way}") from error
+            way = "" if self._limits else "{files:option:True} lets it read files and URLs with your rights."
+            raise InvalidUsage(f"the query reads something that is no collection: {error}").with_remedy(way) from error
         # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
         why = re.sub(r'\s*Did you mean "[^"]*"\?', "", why_refused(error)).rstrip(" .!\n")
         raise InvalidUsage(

@@ -524,7 +524,9 @@ def live_view(engine: Engine, name: str, options: Mapping[str, Any] = MappingPro
     handle = loaded(engine, name)
     definition = definition_of(handle)
     if definition is None:
-        raise InvalidUsage(f"collection {name!r} is no view: it is written by its users. Load it with load()")
+        raise InvalidUsage(f"collection {name!r} is no view: it is written by its users.").with_remedy(
+            "Use {load:call}."
+        )
     return LiveView(handle, definition, options)
 
 
@@ -556,8 +558,8 @@ def _existing(
     if live.definition.sql.strip() != sql.strip() or (key is not None and live.definition.key != asked_key(key)):
         raise InvalidUsage(
             f"there is a view {name!r} with another definition: {live.definition.sql!r:.300}. Choose another name, "
-            "drop it, or give it this one with redefine()"
-        )
+            "or drop it."
+        ).with_remedy("{redefine:call} gives it this one.")
     begin = None if start is None else given_start(start, live.handle.known().timeline)
     if begin not in (None, live.definition.start):
         raise InvalidUsage(

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from persist.api.client import Client, open
-from persist.blob.threads import Backoff
 from persist.connect.egress.feed import Feed
 from persist.connect.egress.sink import Piece, Sink
 from persist.connect.ingest.driver import check_no_options, checked, described
+from persist.connect.ingest.source import Outage
 from persist.core.errors import InvalidUsage, TargetUnavailable
 from persist.core.progress import task
 from persist.core.settings import Location
@@ -33,7 +33,6 @@ from persist.engine.location.collection_handle import CollectionHandle
 logger = logging.getLogger(__name__)
 KEEP_S = 5.0
 WAIT_S = 1.0
-RETRY_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,10 @@ class _Egress:
     rows: int = 0
     commits: int = 0
     _kept_s: float = field(init=False)
-    _tries: Backoff | None = None
+    _outage: Outage = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._outage = Outage(self.client.engine.clock, self._tell, once=self.once)
 
     def run(self) -> Egressed:
         """Send until all is there, or until it is stopped."""
@@ -145,7 +147,9 @@ class _Egress:
                             break
                     break
                 except TargetUnavailable as problem:
-                    self._wait(problem)
+                    self._outage.wait(problem)
+                    if self.stop.is_set():
+                        raise
         for feed in self.feeds:
             feed.keep()
         uppers = {feed.leaving.name: feed.reached.upper for feed in self.feeds if feed.reached is not None}
@@ -159,7 +163,7 @@ class _Egress:
 
     def _take(self, step: Sequence[Piece]) -> None:
         taken = self.sink.take(step)
-        self._succeeded()
+        self._outage.end()
         for feed in self.feeds:
             for piece in step:
                 if piece.leaving.id == feed.leaving.id:
@@ -172,22 +176,9 @@ class _Egress:
             for feed in self.feeds:
                 feed.keep()
 
-    def _wait(self, problem: TargetUnavailable) -> None:
-        """Wait a while before the target is asked again; raise what is wrong, if it has been so for long.
-
-        The location is told of it.
-        """
-        tell_failure([_first_of(self.feeds)], problem, self.sink.hold)
-        if self.once:
-            raise problem
-        self._tries = self._tries or Backoff(self.client.engine.clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
-        if self.stop.is_set() or not self._tries.wait():
-            raise problem
-        logger.warning("%s; it is tried again", problem)
-
-    def _succeeded(self) -> None:
-        self._tries = None
-        tell_success([_first_of(self.feeds)], self.sink.hold)
+    def _tell(self, problem: Exception | None) -> None:
+        handles = [_first_of(self.feeds)]
+        tell_success(handles, self.sink.hold) if problem is None else tell_failure(handles, problem, self.sink.hold)
 
     def _steps(self) -> Iterator[list[Piece]]:
         """Yield steps; each is taken before the next one is asked for."""
@@ -259,7 +250,7 @@ class _Egress:
 
     def _look(self, wanted: Any) -> bool:
         """Wait until a collection has what is wanted, or a second has passed; return whether this is to go on."""
-        self._succeeded()  # The target answered, and has all.
+        self._outage.end()  # The target answered, and has all.
         if not self.stop.is_set():
             self.client.engine.follower.wait_for(lambda: any(wanted(*pair) for pair in self._at_once()) or None, WAIT_S)
         return not self.stop.is_set()

@@ -237,10 +237,9 @@ class Reader:
 
 def samples_of(texts: pa.Array) -> list[dict[str, Any]]:
     """Return some of the documents as Python values, from all over; those that are no objects are left out."""
-    places = {
-        *range(min(len(texts), SAMPLES // 2)),
-        *(len(texts) * n // SAMPLES for n in range(SAMPLES if len(texts) else 0)),
-    }
+    places = {*range(min(len(texts), SAMPLES))}
+    if len(texts) > SAMPLES:
+        places = {*range(SAMPLES // 2), *(len(texts) * n // SAMPLES for n in range(SAMPLES))}
     documents = []
     for place in sorted(places):
         try:

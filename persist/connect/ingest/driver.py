@@ -100,7 +100,8 @@ def _tell_of_others(source: Source, moments: Collection, names: list[str]) -> No
     """Say which collections the source filled before, and does not fill any more."""
     before: list[str] = msgspec.json.decode(moments.about.properties.get(FILLED, "[]"))
     if before != names:
-        if gone := {*before} - {*names}:
+        retired = {f"{moments.name.removesuffix('.transactions')}.offsets"}  # Positions are properties now.
+        if gone := {*before} - {*names} - retired:
             logger.warning(
                 "%s: these collections are not filled any more, because their tables are gone or not wanted: %s. They "
                 "stay as they are. If their tables come back, drop them first, and they are copied again",
@@ -146,15 +147,17 @@ def _follow(source: Source, run: Run) -> Ingested:
         for batch in batches:
             try:
                 _commit(source, run, batch, moments)
-            except (SourceMoved, SourceUnavailable) as moved:
+            except SourceMoved as moved:
                 if run.once:
                     raise
-                run.failed(moved) if isinstance(moved, SourceUnavailable) else logger.warning("%s", moved)
+                logger.warning("%s", moved)
+            except SourceUnavailable as problem:
+                run.outage.wait(problem)
             else:
                 batch.is_durable = True
                 rows, commits = rows + batch.rows, commits + bool(batch.rows)
                 done(batch.rows)
-                run.tell(None)
+                run.outage.end()
             if run.stop.is_set():
                 break
     uppers = {name: collection.upper.time for name, collection in run.collections.items()}
@@ -162,16 +165,26 @@ def _follow(source: Source, run: Run) -> Ingested:
 
 
 def _read(source: Source, run: Run) -> Generator[Batch]:
-    """Yield batches; if the source does not answer, a collection says so."""
-    try:
-        yield from source.batches(run)
-    except Unavailable as problem:
-        run.tell(problem)
-        raise
+    """Yield batches; if the source does not answer, a collection says so, and it is read anew after a while."""
+    while True:
+        try:
+            yield from source.batches(run)
+            return
+        except Unavailable as problem:
+            run.outage.wait(problem)
+        if run.stop.is_set():
+            return
 
 
 def _commit(source: Source, run: Run, batch: Batch, moments: Moments | None) -> None:
     """Commit a batch: all its rows, the moments of its times, and the seals of all collections, or nothing."""
+    for target in batch.targets:
+        if target.name not in run.collections:
+            filled = {SOURCE: source.name}
+            if source.moments is not None:
+                filled[MOMENTS] = run.collections[source.moments].handle.id
+            run.collections[target.name] = _collection(run.client, target, filled)
+            run.uppers[target.name] = 0
     changes = batch.changes
     if moments is not None and batch.upper is not None and batch.upper > run.uppers[source.moments or ""]:
         assert batch.moments[-1][0] == batch.upper - 1, "the last moment is that of the last sealed time"

@@ -12,7 +12,7 @@ import logging
 import posixpath
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -21,13 +21,13 @@ import pyarrow as pa
 
 from persist.api.client import Client
 from persist.api.collection import Collection
-from persist.blob.threads import Backoff
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.python_types import arrow_type
 from persist.codecs.types.schema import check_field
-from persist.connect.ingest.file_rows import DELETED, FileRows
+from persist.codecs.updates.inputs import DELETED
 from persist.connect.ingest.row_casts import Misfits
-from persist.connect.ingest.row_files import misfit_error, names_in, pieces_of
+from persist.connect.ingest.row_columns import RowColumns
+from persist.connect.ingest.row_files import names_in, pieces_of
 from persist.connect.ingest.row_formats import MEND, RowFile, format_by_name
 from persist.connect.ingest.row_types import is_open, types_of
 from persist.connect.ingest.source import Batch, Change, Run, SourceMoved, SourceUnavailable, Target
@@ -37,7 +37,7 @@ from persist.core.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 EMPTY = "ingest.empty"  # A property: columns of files that had no value yet, as JSON.
-RETRY_S = 600.0
+DRIFT = 'say drift = "add" to add such columns to the collection, or drift = "ignore" to leave them out'
 _LIBRARIES = {"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "requests", "s3fs", "urllib3"}
 _VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified", "created")
 
@@ -105,8 +105,6 @@ class Files:
             raise InvalidUsage(f"{self.name} cannot be opened: {without_secrets(str(error))}") from None
         except OSError as error:
             raise SourceUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}") from None
-        self._problem: SourceUnavailable | None = None
-        self._tries: Backoff | None = None
         self._is_pattern = any(mark in self._path for mark in "*?[")
         if not config.poll_s > 0 or not config.settle_s >= 0:
             raise InvalidUsage(f"poll_s={config.poll_s} must be above 0, and settle_s={config.settle_s} not below it")
@@ -128,16 +126,9 @@ class Files:
         marks = run.collections[f"{self.config.collection}.files"]
         known = {} if not run.uppers[marks.name] else _known(marks)
         while not run.stop.is_set():
-            try:
-                with self._answering():
-                    waiting, listed = False, self._listed()
-            except SourceUnavailable as problem:
-                if run.once:
-                    raise
-                run.failed(problem)
-                self._back_off(run)
-                continue
-            run.tell(None)
+            with self._answering():
+                waiting, listed = False, self._listed()
+            run.outage.end()
             for number, file in enumerate(listed):
                 if not self._is_new(file, known):
                     continue
@@ -147,13 +138,12 @@ class Files:
                 batch = self._batch(run, file)
                 batch.behind = sum(later.size for later in listed[number + 1 :] if later.name not in known)
                 yield batch
-                if batch.is_durable:
-                    known[file.name] = (file.size, file.version)
-                    self._tries = None
-                elif self._problem is not None:
-                    self._back_off(run)
+                if not batch.is_durable:
+                    if run.once:
+                        return
                     waiting = True
-                    break
+                    break  # It is read anew, before those after it.
+                known[file.name] = (file.size, file.version)
                 if run.stop.is_set():
                     return
             if run.once and not waiting:
@@ -166,7 +156,6 @@ class Files:
     @contextmanager
     def _answering(self) -> Iterator[None]:
         """Say by one error of ours that the store of the files does not answer."""
-        self._problem = None
         try:
             yield
         except (PersistError, FileNotFoundError, pa.ArrowException):
@@ -176,15 +165,7 @@ class Files:
         except Exception as error:
             if not isinstance(error, OSError) and type(error).__module__.split(".")[0] not in _LIBRARIES:
                 raise
-            self._problem = SourceUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}")
-            raise self._problem from None
-
-    def _back_off(self, run: Run) -> None:
-        """Wait before the store is asked again; raise what is wrong, if it has been so for long."""
-        assert self._problem is not None
-        self._tries = self._tries or Backoff(run.client.engine.clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
-        if not self._tries.wait():
-            raise self._problem
+            raise SourceUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}") from None
 
     def _made(self) -> Target:
         """Return the collection as the options and the first files with values say.
@@ -313,18 +294,16 @@ class Files:
             yield piece
         _warn_of_nulls(source, [name for name in columns.types if name in less and batch.rows])
         if misfits.count:
-            raise misfit_error(
-                f"{misfits.count:,} of the {batch.rows + misfits.count:,} rows of {file.path} do not fit. {MEND}:\n"
-                f"{misfits}"
-            )
+            raise misfits.error(file.path, batch.rows, MEND)
 
-    def _columns(self, collection: Collection, source: RowFile) -> FileRows:
+    def _columns(self, collection: Collection, source: RowFile) -> RowColumns:
         """Return the columns to read, after the collection has got those that it is to follow."""
-        types = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
-        types |= {DELETED: pa.bool_()} if collection.handle.keyed is not None else {}
+        mark: Literal["_deleted"] | None = None if collection.handle.keyed is None else "_deleted"
+        columns = RowColumns(collection.schema, DRIFT, mark, may_lack_values=True)
+        types = columns.types | columns.optional_fields
         drift, empty = self.config.drift, json.loads(collection.about.properties.get(EMPTY, "[]"))
         if source.format == "json" and drift == "refuse" and not {*empty} - {*types}:
-            return FileRows(collection.name, types, collection.schema.key_names, ())  # A line is refused by itself.
+            return columns  # A line is refused by itself.
         found = types_of(source, types) if source.format == "json" else dict.fromkeys(names_in(source), pa.null())
         more = [name for name in found if name not in types]
         if more and (drift == "add" or {*empty} & {*more}):
@@ -341,14 +320,13 @@ class Files:
                 )
         if added:
             collection.evolve(add=added)
-            types |= added
             logger.warning("%s has new columns, which %r has from now on: %s", source.name, collection.name, added)
         ignored = [n for n in more if n not in added and (drift != "refuse" or n in empty)]
         if drift == "ignore" and ignored:
             logger.warning("%s has columns that are left out: %s", source.name, ", ".join(ignored))
         if source.format != "json":
             _warn_of_nulls(source, [name for name in collection.schema.names if name not in found])
-        return FileRows(collection.name, types, collection.schema.key_names, tuple(ignored))
+        return replace(columns, schema=collection.schema, ignored=tuple(ignored))
 
     def _row_file(self, file: SourceFile) -> RowFile:
         by_name, compression = format_by_name(file.path)

@@ -1,8 +1,7 @@
 """Columns of a file in the types that are asked for: what casts, row by row where it must be, and what does not."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -32,38 +31,6 @@ class CastTable:
         return [(row, self.misfits[row]) for row in sorted(self.misfits)[:count]]
 
 
-class RowCaster(Protocol):
-    """What rows of a file are to become.
-
-    Attributes:
-        types: the columns that a file may have, each with its type.
-        ignored: columns of the file to leave out.
-    """
-
-    @property
-    def types(self) -> dict[str, pa.DataType]: ...
-    @property
-    def ignored(self) -> tuple[str, ...]: ...
-
-    def wanted(self, names: Sequence[str]) -> list[str]:
-        """Return which columns of a file are wanted, in its order."""
-
-    def check_names(self, names: Sequence[str], file: str) -> None:
-        """Raise InvalidUsage unless a file has the columns that are wanted, and no others."""
-
-    def cast(self, table: pa.Table, *, is_text: bool) -> CastTable:
-        """Return a piece of a file with the wanted types."""
-
-    def json_types(self, first: dict[str, Any]) -> dict[str, pa.DataType]:
-        """Return the fields to read; the first object of the file tells about times."""
-
-    def columns_needed(self, *, is_deletion: bool) -> Collection[str]:
-        """Return the columns that a line of JSON must have, or one that deletes its key."""
-
-    def advice(self, name: str) -> str:
-        """Return what to do about a field that is no column."""
-
-
 @dataclass
 class Misfits:
     """The rows that do not fit: how many, and the first reasons with their places."""
@@ -75,6 +42,14 @@ class Misfits:
         """Count some more, with the reasons of the first of them."""
         self.count += count
         self.reasons += reasons[: REASONS_MAX - len(self.reasons)]
+
+    def error(self, file: str, rows: int, remedy: str) -> InvalidUsage:
+        """Return the error of a file with so many rows that fit; its message has several lines."""
+        error = InvalidUsage(
+            f"{self.count:,} of the {rows + self.count:,} rows of {file} do not fit. {remedy}:\n{self}"
+        )
+        setattr(error, "has_lines", True)  # noqa: B010
+        return error
 
     def __str__(self) -> str:
         more = self.count - len(self.reasons)

@@ -17,19 +17,20 @@ import numpy as np
 import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
-from persist.connect.ingest.row_casts import REASONS_MAX, Misfits, RowCaster, check_text_types
+from persist.connect.ingest.row_casts import REASONS_MAX, Misfits, check_text_types
+from persist.connect.ingest.row_columns import RowColumns
 from persist.connect.ingest.row_formats import BLOCK_BYTES, MEND, RowFile
 from persist.core.rendering import counted
 
 FIELD_CHARS_MAX = 2**31 - 1
 
 
-def csv_pieces(file: RowFile, caster: RowCaster, misfits: Misfits) -> Iterator[pa.Table]:
+def csv_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
     """Yield the rows of a CSV file that fit."""
     names = head_of(file)
-    caster.check_names(names, file.name)
-    wanted = caster.wanted(names)
-    check_text_types({column: caster.types[column] for column in wanted if column in caster.types}, "CSV")
+    columns.check_names(names, file.name)
+    selected = columns.select_names(names)
+    check_text_types({column: columns.types[column] for column in selected if column in columns.types}, "CSV")
     wrong_width = 0
 
     def skip(row: Any) -> str:
@@ -38,14 +39,14 @@ def csv_pieces(file: RowFile, caster: RowCaster, misfits: Misfits) -> Iterator[p
         return "skip"
 
     start, located = 0, _Located(file, len(names))
-    for batch in text_batches(file, names, wanted, skip):
-        cast = caster.cast(pa.Table.from_batches([batch]), is_text=True)
+    for batch in text_batches(file, names, selected, skip):
+        cast = columns.cast(pa.Table.from_batches([batch]), is_text=True)
         located.add({start + row: why for row, why in cast.first(REASONS_MAX)})
         misfits.count += len(cast.misfits)
         start += batch.num_rows
         yield cast.table
     if not start:
-        yield pa.schema(caster.types.items()).empty_table()
+        yield pa.schema(columns.types.items()).empty_table()
     misfits.count += wrong_width
     if misfits.count:
         misfits.reasons += located.reasons(wrong_width)

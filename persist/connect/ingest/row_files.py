@@ -1,15 +1,15 @@
-"""Rows from files, typed as a collection wants them; and where and why some of them do not fit.
+"""Rows from files, typed as a collection has them; and where and why some of them do not fit.
 
 CSV, JSON lines (both may be compressed: .gz, .bz2 or .zst), Parquet and Arrow IPC (file or stream). Columns are found
 by name. All rows are looked at, in pieces of one size, whatever the first reasons are; what does not fit is
 found by halving the piece until the rows are alone, so rows that do fit cost nothing more.
 
 JSON lines hold an object on each line. One without a column that it needs, or with a field that is no column, is a
-misfit. The caster says which columns a line needs; another that is not there is NULL.
+misfit. `RowColumns` says which columns a line needs; another that is not there is NULL.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from io import BufferedReader
 from typing import Any
 
@@ -20,35 +20,29 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.errors import SchemaMismatch, did_you_mean
+from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.arrow_types import children, is_flat
 from persist.codecs.updates.inputs import DELETED
 from persist.codecs.updates.tuples import lacks_columns
 from persist.connect.envelopes import Unreadable, in_order, parse, sifted, suspects
-from persist.connect.ingest.row_casts import REASONS_MAX, Misfits, RowCaster, wire_type
+from persist.connect.ingest.row_casts import REASONS_MAX, Misfits, wire_type
+from persist.connect.ingest.row_columns import RowColumns
 from persist.connect.ingest.row_csv import csv_pieces, head_of
 from persist.connect.ingest.row_formats import BLOCK_BYTES, MEND, RowFile, stored_batches, stored_schema
 
 
-def misfit_error(message: str) -> InvalidUsage:
-    """Return the error of rows of a file that do not fit; its message has several lines."""
-    error = InvalidUsage(message)
-    setattr(error, "has_lines", True)  # noqa: B010
-    return error
-
-
-def pieces_of(file: RowFile, caster: RowCaster, misfits: Misfits) -> Iterator[pa.Table]:
+def pieces_of(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
     """Yield the rows that fit, typed, in pieces whose sizes depend on nothing but the file.
 
     Raises:
         InvalidUsage: it is no such file, or its columns are not those wanted.
     """
     if file.format == "csv":
-        yield from csv_pieces(file, caster, misfits)
+        yield from csv_pieces(file, columns, misfits)
     elif file.format == "json":
-        yield from _json_pieces(file, caster, misfits)
+        yield from _json_pieces(file, columns, misfits)
     else:
-        yield from _typed_pieces(file, caster, misfits)
+        yield from _typed_pieces(file, columns, misfits)
 
 
 def names_in(file: RowFile) -> list[str]:
@@ -79,18 +73,18 @@ def check_once(fields: pa.Schema | pa.DataType, file: str, path: str = "") -> No
             check_once(field.type, file, f"{path}{field.name}.")
 
 
-def _typed_pieces(file: RowFile, caster: RowCaster, misfits: Misfits) -> Iterator[pa.Table]:
+def _typed_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
     start = 0
     for batch in stored_batches(file):
         if not start:
             check_once(batch.schema, file.name)
-            caster.check_names(batch.schema.names, file.name)
+            columns.check_names(batch.schema.names, file.name)
         table = pa.Table.from_batches([batch])
         try:
-            cast = caster.cast(table.select(caster.wanted(table.column_names)), is_text=False)
+            cast = columns.cast(table.select(columns.select_names(table.column_names)), is_text=False)
         except SchemaMismatch as error:
             found = (_difference(field.type, kind, field.name) for field in batch.schema
-                     if (kind := caster.types.get(field.name)) is not None)  # fmt: skip
+                     if (kind := columns.types.get(field.name)) is not None)  # fmt: skip
             where = next((what for what in found if what), None)
             raise InvalidUsage(f"{file.name} {f'has {where}: ' if where else 'does not fit: '}{error} {MEND}") from None
         misfits.add(len(cast.misfits), [f"row {start + row + 1}: {why}" for row, why in cast.first(REASONS_MAX)])
@@ -142,11 +136,11 @@ def _first_object(file: RowFile) -> dict[str, Any]:
     return first if isinstance(first, dict) else {}
 
 
-def _json_pieces(file: RowFile, caster: RowCaster, misfits: Misfits) -> Iterator[pa.Table]:
-    for name, wanted in caster.types.items():
+def _json_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
+    for name, wanted in columns.types.items():
         _check_json_type(name, wanted)
-    types = caster.json_types(_first_object(file))
-    lines = _Lines({name: wire_type(kind) for name, kind in types.items()}, caster)
+    types = columns.json_types(_first_object(file))
+    lines = _Lines({name: wire_type(kind) for name, kind in types.items()}, columns)
     is_empty = True
     for numbers, texts in json_blocks(file):
         is_empty = False
@@ -158,27 +152,27 @@ def _json_pieces(file: RowFile, caster: RowCaster, misfits: Misfits) -> Iterator
             bad = [(row, lines.reason(texts[at[row]].as_py(), why)) for row, why in first.items()]
         if found.pieces:
             rows, table = in_order(found.pieces, pa.concat_tables([table for _, table in found.pieces]))
-            cast = caster.cast(table, is_text=True)
+            cast = columns.cast(table, is_text=True)
             bad += [(int(rows[row]), why) for row, why in cast.first(REASONS_MAX)]
             misfits.count += len(cast.misfits)
             yield cast.table
         misfits.count += len(found.bad)
         misfits.add(0, [f"line {line}: {why}" for line, why in sorted(bad)])
     if is_empty:
-        yield pa.schema(caster.types.items()).empty_table()
+        yield pa.schema(columns.types.items()).empty_table()
 
 
 class _Lines:
     """Lines of JSON as rows of some columns."""
 
-    def __init__(self, wires: dict[str, pa.DataType], caster: RowCaster) -> None:
+    def __init__(self, wires: dict[str, pa.DataType], columns: RowColumns) -> None:
         self._fields = pa.schema(wires.items())
-        self._caster = caster
+        self._columns = columns
 
     def read(self, texts: pa.Array) -> pa.Table:
-        table = parse(texts, self._fields, "infer" if self._caster.ignored else "error")
+        table = parse(texts, self._fields, "infer" if self._columns.ignored else "error")
         for name in table.column_names:
-            if name not in self._fields.names and name not in self._caster.ignored:
+            if name not in self._fields.names and name not in self._columns.ignored:
                 raise Unreadable(f"it has the field {name!r}")
         table = table.select(self._fields.names)
         if table.schema != self._fields:
@@ -194,9 +188,7 @@ class _Lines:
         """Return bool[texts]: which lines lack a column; of a table, only those with NULL in one are looked at."""
         found = np.ones(len(texts), np.bool_)
         if table is not None:
-            needed = [
-                table[name] for name in self._caster.columns_needed(is_deletion=False) if name in table.schema.names
-            ]
+            needed = [table[name] for name in self._columns.required_names() if name in table.schema.names]
             nulls = [column.is_null().to_numpy() for column in needed if column.null_count]
             found = np.logical_or.reduce([np.zeros_like(found), *nulls])
         for row in np.flatnonzero(found):
@@ -210,7 +202,7 @@ class _Lines:
         except msgspec.MsgspecError:
             return []
         is_deletion = DELETED in self._fields.names and bytes(values.get(DELETED, b"")) == b"true"
-        return [name for name in self._caster.columns_needed(is_deletion=is_deletion) if name not in values]
+        return [name for name in self._columns.required_names(is_deletion=is_deletion) if name not in values]
 
     def reason(self, line: bytes, why: str) -> str:
         """Return what is wrong with a line that cannot be read alone."""
@@ -229,10 +221,10 @@ class _Lines:
         more = [
             path
             for path in find_unknown_fields(given, pa.struct(list(self._fields)))
-            if path not in self._caster.ignored
+            if path not in self._columns.ignored
         ]
         if more:
-            return f"it has the field {more[0]!r}, which the collection has not: {self._caster.advice(more[0])}"
+            return f"it has the field {self._columns.refuse_name(more[0])}"
         if lacking := self._lacks(line):
             return f"it {lacks_columns(lacking, 'null')}"
         values = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
@@ -242,7 +234,7 @@ class _Lines:
                 try:
                     parse(alone, pa.schema([field]))
                 except (Unreadable, pa.ArrowException):
-                    kind = self._caster.types.get(field.name, field.type)
+                    kind = self._columns.types.get(field.name, field.type)
                     rounds = " without rounding" if "round" in why else ""
                     return f"column {field.name!r}: {bytes(value).decode()[:80]} is no {kind}{rounds}"
         return why
@@ -278,11 +270,3 @@ def _check_json_type(name: str, wanted: pa.DataType) -> None:
         raise InvalidUsage(f"column {name!r} of type {wanted} cannot be read from JSON: use Parquet or Arrow")
     for inner in children(wanted):
         _check_json_type(name, inner.type)
-
-
-def check_columns(names: Sequence[str], types: dict[str, pa.DataType], file: str) -> None:
-    """Raise InvalidUsage if a file has not all columns."""
-    missing = [name for name in types if name not in names]
-    if missing:
-        hint = did_you_mean(missing[0], names) or ""
-        raise InvalidUsage(f"{file} has no column {missing[0]!r}{hint.rstrip(',')}; it has {list(names)}")

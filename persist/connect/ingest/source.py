@@ -2,12 +2,13 @@
 
 import logging
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from persist.api.client import Client
 from persist.api.collection import Collection
+from persist.blob.threads import Backoff, Clock
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.engine.collection.failures import tell_failure, tell_success
 from persist.engine.location.collection_handle import CollectionHandle
@@ -21,6 +22,43 @@ class SourceMoved(InvalidUsage):
 
 class SourceUnavailable(Unavailable):
     """What is read does not answer. The batch is given up, and read again later."""
+
+
+class SourceBusy(SourceUnavailable):
+    """Another process has what is read, and gives it back soon: a reader that ends when all is read waits, too."""
+
+
+RETRY_S = 600.0
+
+
+class Outage:
+    """The waits while a source or a sink does not answer, until that has lasted for `RETRY_S`.
+
+    Args:
+        tell: lets the location say what is wrong, or by None that nothing is any more.
+        once: raise the first problem, unless it passes soon.
+    """
+
+    def __init__(self, clock: Clock, tell: Callable[[Exception | None], None], *, once: bool) -> None:
+        self._clock = clock
+        self._tell = tell
+        self._once = once
+        self._backoff: Backoff | None = None
+
+    def end(self) -> None:
+        """Begin anew with the waits: there was an answer."""
+        self._backoff = None
+        self._tell(None)
+
+    def wait(self, problem: Exception) -> None:
+        """Wait before the next try, after the location was told; raise the problem if there is no other try."""
+        self._tell(problem)
+        if self._once and not isinstance(problem, SourceBusy):
+            raise problem
+        self._backoff = self._backoff or Backoff(self._clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
+        if not self._backoff.wait():
+            raise problem
+        logger.warning("%s; it is tried again", problem)
 
 
 UNSENT: Any = object()  # A long value that an update leaves as it is, and the source does not send.
@@ -83,6 +121,7 @@ class Batch:
         since: collections whose contents before a time are not known, with that time.
         properties: what collections say of themselves from this commit on.
         behind: how many bytes of the source are still to be read after it; None if that is not known.
+        targets: collections that it needs, and that are made if they are not there.
     """
 
     changes: Iterable[Change]
@@ -93,6 +132,7 @@ class Batch:
     since: Mapping[str, int] = field(default_factory=dict)
     properties: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     behind: int | None = None
+    targets: Sequence[Target] = ()
 
 
 @dataclass
@@ -105,14 +145,16 @@ class Run:
         stop: is set when the source is to end.
         uppers: how far each collection is sealed, as far as this loop knows.
         behind: how many bytes are still to be read, as the collections say it.
+        outage: the waits while the source does not answer.
     """
 
     client: Client
-    collections: Mapping[str, Collection]
+    collections: dict[str, Collection]
     once: bool
     stop: threading.Event
     uppers: dict[str, int] = field(init=False)
     behind: int | None = field(init=False, default=None)
+    outage: Outage = field(init=False)
 
     def __post_init__(self) -> None:
         uppers = {name: collection.upper.time for name, collection in self.collections.items()}
@@ -121,12 +163,9 @@ class Run:
                 raise InvalidUsage(f"the collection {name!r} is sealed for ever, so nothing can flow in: take another")
         self.uppers = {name: upper for name, upper in uppers.items() if upper is not None}
 
-    def failed(self, problem: Exception) -> None:
-        """Say what is wrong, in the log of this process and in the location, before it is tried again."""
-        logger.warning("%s; it is tried again", problem)
-        self.tell(problem)
+        self.outage = Outage(self.client.engine.clock, self._tell, once=self.once)
 
-    def tell(self, problem: Exception | None) -> None:
+    def _tell(self, problem: Exception | None) -> None:
         """Let a collection say what is wrong, or that nothing is any more. Cost: nothing if it says that already."""
         handles = [self.first_handle]
         tell_success(handles) if problem is None else tell_failure(handles, problem)
@@ -163,7 +202,10 @@ class Source(Protocol):
         ...
 
     def batches(self, run: Run) -> Generator[Batch]:
-        """Yield what there is, and what comes, until the run stops; with `once`, until all is read."""
+        """Yield what there is, and what comes, until the run stops; with `once`, until all is read.
+
+        It raises `Unavailable` if the source does not answer. The loop then waits, and calls it anew.
+        """
         ...
 
     def close(self) -> None:

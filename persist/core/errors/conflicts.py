@@ -12,7 +12,7 @@ class CollectionExists(Conflict):
 
     name: str
 
-    template = "a collection {name!r} exists already. Load it with create_or_load."
+    template = "a collection {name!r} exists already. Load it, or choose another name."
 
 
 @dataclass(eq=False, repr=False)
@@ -27,7 +27,7 @@ class QueryMismatch(Conflict):
     last: int | None
     run: str | None
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         what = f"batch {self.batch} of query {self.query}"
         if self.last is None:
             return (
@@ -55,8 +55,9 @@ class Locked(Conflict):
     holder: str
 
     template = (
-        "{holder} has this location exclusively, so nobody else writes here. Wait until it closes; if it is "
-        'gone for good, open with mode="exclusive" and its reentrance_id, or with force=True.'
+        "{holder} has this location exclusively, so nobody else writes here. Wait until it closes. If it is "
+        'gone for good, take it over from Python: persist.open(…, mode="exclusive", force=True), or with its '
+        "reentrance_id."
     )
 
 
@@ -101,7 +102,7 @@ class LeaseExpired(Conflict):
 
     what: str
 
-    template = "{what}. Begin again: take a new snapshot, or subscribe anew."
+    template = "{what}. Begin again: read or subscribe anew."
 
 
 class SinkMoved(Conflict):
@@ -126,7 +127,7 @@ class SchemaMoved(Conflict):
     mine: tuple[str, ...]
     theirs: tuple[str, ...]
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return (
             f"the change was made from version {self.expected} of the schema ({'; '.join(self.mine)}), and there is "
             f"version {self.actual} by now ({'; '.join(self.theirs)}); nothing was changed. Load the collection again, "
@@ -177,7 +178,7 @@ class LogReplaced(Corruption):
     known: str
     found: str | None
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         now = "is gone" if self.found is None else f"is commit {self.found} now"
         return (
             f"the log of {self.url} is not the one that this client has read: the record at seqno {self.seqno}, which "
@@ -208,7 +209,7 @@ class LogInterrupted(Corruption):
     last: int
     is_checkpoint: bool = False
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         thing = "checkpoint" if self.is_checkpoint else "record"
         what = f"a {thing} at seqno {self.first}" if self.first == self.last else f"records {self.first} to {self.last}"
         where = "beyond that" if self.first > self.end else "beside it"

@@ -25,10 +25,9 @@ class AboutTimes:
 
     def shown(self, time: "int | Antichain | None") -> str:
         number = time.time if isinstance(time, Antichain) else time
-        if number is None or self.timeline is None:
-            return str(time)
-        moment = Timeline(self.timeline).text_of(number)
-        return f"{time} ({moment})"
+        if number is None:
+            return "the end of time" if isinstance(time, Antichain) else str(time)
+        return str(number) if self.timeline is None else f"{number} ({Timeline(self.timeline).text_of(number)})"
 
 
 T = TypeVar("T", bound=BaseException)
@@ -48,10 +47,10 @@ class UpdateNotBeyondUpper(AboutTimes, InvalidUsage):
     time: int
     upper: Antichain
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         if self.upper.is_empty:
             return (
-                f"update at time {self.shown(self.time)} is not beyond upper={self.upper}: the collection is "
+                f"update at time {self.shown(self.time)} is not beyond upper: the collection is "
                 "complete for ever and takes no more updates. Write to another collection."
             )
         return (
@@ -71,9 +70,9 @@ class PendingEvents(AboutTimes, InvalidUsage):
 
     template = (
         "events of the keyed collection {name!r} at time {first:time} are pending, and a seal "
-        "to {upper:time} would pass them. Seal by Collection.seal(), or with upsert(..., seal=...): "
-        "these resolve them."
+        "to {upper:time} would pass them."
     )
+    remedy = "{seal:call}, or {upsert:call} with {seal:option}, resolves them."
 
 
 @dataclass(eq=False, repr=False)
@@ -84,9 +83,11 @@ class FrontierRegression(AboutTimes, InvalidUsage):
     asked: Antichain
     current: Antichain
 
-    template = (
-        "{frontier} cannot go back from {current:time} to {asked:time}. Ask for a frontier at or beyond {current}."
-    )
+    @property
+    def template(self) -> str:  # type: ignore[override]
+        if self.current.is_empty:
+            return "{frontier} cannot go back to {asked:time}: it is complete for ever."
+        return "{frontier} cannot go back from {current:time} to {asked:time}. Ask for {current.time} or later."
 
 
 @dataclass(eq=False, repr=False)
@@ -97,7 +98,7 @@ class AsOfCompacted(AboutTimes, InvalidUsage):
     since: Antichain
     lower: int | None = None
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         if self.lower is not None and self.since.time is not None:
             return (
                 f"changes from {self.shown(self.lower)} on cannot be told from what came before: "
@@ -123,19 +124,20 @@ class BeforeViewBegan(AsOfCompacted):
     start: int = 0
     view: str = ""
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         start = self.shown(self.start)
-        earlier = f"view.redefine(start=…) begins {self.view!r} earlier, with another history, as another view would."
         if self.lower is not None:
             return (
                 f"changes from {self.shown(self.lower)} on cannot be told from what came before: the view "
                 f"{self.view!r} begins at {start}, with all that there was then. Ask for changes from "
-                f"{self.start + 1} or later; {earlier}"
+                f"{self.start + 1} or later."
             )
         return (
             f"as_of={self.shown(self.as_of)} is before the view {self.view!r} begins, at {start}: it holds its answers "
-            f"from then on. Read at as_of >= {self.start}; {earlier}"
+            f"from then on. Read at as_of >= {self.start}."
         )
+
+    remedy = "{redefine:call} with {start:option} begins {view!r} earlier, with another history, as another view would."
 
 
 @dataclass(eq=False, repr=False)
@@ -158,14 +160,12 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
     moved_ms: int | None = None
     view: str = ""
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         there = f" Not sealed yet are {self.unsealed}." if self.unsealed else ""
-        refresh = f"refresh the view {self.view!r}, by refresh() or `persist refresh`"
-        advance = refresh if self.view else f"seal to {self.until or (self.as_of or 0) + 1} or later"
         if self.as_of is None:
             if self.view:
-                return f"the view {self.view!r} was never refreshed, so it holds no answer: {refresh}."
-            there = there or " The collection is empty: write, then seal(upper) makes times before upper readable."
+                return f"the view {self.view!r} was never refreshed, so it holds no answer."
+            there = there or " The collection is empty."
             return f"nothing is sealed yet, so there is no latest time to read.{there}"
         known = "nothing is sealed yet" if self.upper.time == 0 else f"times before {self.upper.time} are sealed"
         waited = f", and waiting {self.timeout_s:g} s did not change that" if self.timeout_s else ""
@@ -176,13 +176,20 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
         if self.until is not None:
             return (
                 f"changes until {self.shown(self.until)} are not complete, because upper={self.shown(self.upper)}: "
-                f"{waited} Ask for changes "
-                f"until {self.upper.time} (the default), {advance}, or wait for it with timeout_s=."
+                f"{waited}"
             )
-        return (
-            f"as_of={self.shown(self.as_of)} is not before upper={self.shown(self.upper)}: {waited} Read at an earlier "
-            f"time, {advance}, or wait for it with timeout_s=."
-        )
+        return f"as_of={self.shown(self.as_of)} is not before upper={self.shown(self.upper)}: {waited}"
+
+    @property
+    def remedy(self) -> str:  # type: ignore[override]
+        if self.as_of is None and self.until is None:
+            if self.view:
+                return "{refresh:call} refreshes it."
+            return "" if self.unsealed else "Write, then {seal:call} makes times before its upper readable."
+        read = "Read at an earlier time" if self.until is None else "Ask for changes until {upper.time} (the default)"
+        upper = self.until or (self.as_of or 0) + 1
+        advance = "refresh the view {view!r} with {refresh:call}" if self.view else f"seal to {upper} or later"
+        return f"{read}, {advance}, or wait for it with {{timeout_s:option}}."
 
 
 @dataclass(eq=False, repr=False)
@@ -230,10 +237,8 @@ class HoldMoved(_Moved):
 class TagMoved(_Moved):
     """A tag is not where it was when it was to be made, moved or dropped: somebody else came first."""
 
-    template = (
-        "the tag {name!r} was expected to be {expected_place}, and is {actual_place}; it was left as it is. To move a "
-        "tag that exists, give move=True."
-    )
+    template = "the tag {name!r} was expected to be {expected_place}, and is {actual_place}; it was left as it is."
+    remedy = "To move a tag that exists, give {move:option:True}."
 
 
 WRITERS_SHOWN = 3
@@ -285,7 +290,7 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
         self.writes = tuple(writes)
         return self
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         if self.time is None:
             return (
                 f"this client writes updates at times beyond upper={self.shown(self.upper)} in the same commit, "
@@ -297,8 +302,8 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
         are, their = ("is", "its") if self.updates == 1 else ("are", "their")
         return (
             f"{updates} beyond upper={self.shown(self.upper)} {are} not sealed, so what is there is not known yet; "
-            f"nothing of this was applied.{self._written_by()} Let {their} writer finish and seal({self.time + 1}), or "
-            f"seal that far yourself if that is all; then try again at time {self.shown(self.time + 1)} or later."
+            f"nothing of this was applied.{self._written_by()} Let {their} writer finish and seal to {self.time + 1}, "
+            f"or seal that far yourself if that is all; then try again at time {self.shown(self.time + 1)} or later."
         )
 
     def _written_by(self) -> str:

@@ -18,7 +18,7 @@ class KeyedCollection(InvalidUsage):
     name: str
     action: str
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         if self.action == "late_bound":
             return (
                 f"the events of the keyed collection {self.name!r} have no watermark, so none of them is late: it was "
@@ -26,8 +26,14 @@ class KeyedCollection(InvalidUsage):
             )
         return (
             f"the collection {self.name!r} is keyed, so {self.action} is refused: what it adds would depend on events "
-            "that are not resolved yet. Use upsert(), transition(), overwrite() or delete(), and seal()."
+            "that are not resolved yet."
         )
+
+    @property
+    def remedy(self) -> str:  # type: ignore[override]
+        if self.action == "late_bound":
+            return ""
+        return "Use {upsert:call}, {overwrite:call} or {delete:call}, and {seal:call}."
 
 
 @dataclass(eq=False, repr=False)
@@ -36,10 +42,8 @@ class ViewWritten(InvalidUsage):
 
     name: str
 
-    template = (
-        "the collection {name!r} is a view: it holds what its query gives, and nothing else writes or seals "
-        "it. Write to the collections that it reads and refresh it, or give it another query with redefine()."
-    )
+    template = "the collection {name!r} is a view: it holds what its query gives, and nothing else writes or seals it."
+    remedy = "Write to the collections that it reads and refresh it, or give it another query with {redefine:call}."
 
 
 @dataclass(eq=False, repr=False)
@@ -53,7 +57,7 @@ class NotOneValue(InvalidUsage):
     keys: Sequence[tuple[tuple[Any, ...], int]]
     are_null: bool = False
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         shown = ", ".join(f"{_shown_key(key)} at {time}" for key, time in self.keys)
         if self.are_null:
             return (
@@ -63,7 +67,7 @@ class NotOneValue(InvalidUsage):
         return (
             f"the collection {self.name!r} cannot become keyed, because some keys have more than one value, or less "
             f"than none: the first are {shown}. Retract what is too much. If that is so at old times only, have "
-            "them forgotten: allow_compaction(), then compact()."
+            "them forgotten: let since pass them, and compact."
         )
 
 
@@ -79,17 +83,23 @@ class DuplicateKeys(InvalidUsage):
     keys: Sequence[tuple[Any, ...]]
     action: str
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         shown = ", ".join(map(_shown_key, self.keys))
         advice = "Give each key one value at one time."
         if self.action == "overwrite":
-            advice = (
-                "overwrite() replaces everything, mostly by one row for each key. Leave out rows that are too much; "
-                "say multiset=True if keys may have several rows; or use upsert() to change only some keys."
-            )
+            return f"the rows for {self.name!r} repeat keys, first of all {shown}, and nothing was written."
         elif self.action == "keyed":
             advice = "A keyed collection holds one value for each key: leave out the rows that are too much."
         return f"the rows for {self.name!r} repeat keys, first of all {shown}, and nothing was written. {advice}"
+
+    @property
+    def remedy(self) -> str:  # type: ignore[override]
+        if self.action != "overwrite":
+            return ""
+        return (
+            "{overwrite:call} replaces everything, mostly by one row for each key. Leave out rows that are too much; "
+            "give {multiset:option:True} if keys may have several rows; or use {upsert:call} to change only some keys."
+        )
 
 
 def _shown_key(key: tuple[Any, ...]) -> str:
@@ -103,10 +113,8 @@ class NotKeyed(InvalidUsage):
 
     name: str
 
-    template = (
-        "the collection {name!r} is not keyed, so it takes updates and no events. Use write(), or create a "
-        "collection with keyed=persist.Keyed()."
-    )
+    template = "the collection {name!r} is not keyed, so it takes updates and no events."
+    remedy = "Use {write:call}, or create a collection that keyed, with {keyed:option}."
 
 
 @dataclass(eq=False, repr=False)
@@ -116,12 +124,14 @@ class LateEvents(InvalidUsage):
     watermark: int
     bound: int
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         least = "NULL" if self.watermark == -(2**63) else self.watermark
         return (
             f"an event has the watermark {least}, below the late bound {self.bound}: it is late, and nothing of this "
-            'was applied. Leave late events out, or have them collected with late="collect".'
+            "was applied."
         )
+
+    remedy = "Leave late events out, or have them collected with {late:option:collect}."
 
 
 @dataclass(eq=False, repr=False)
@@ -138,7 +148,7 @@ class BadMessage(InvalidUsage):
     reason: str
     count: int
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         more = "" if self.count == 1 else f", and {self.count - 1} more are bad"
         return (
             f"message {self.message} cannot be read: {self.reason}{more}. Nothing was returned. Correct the messages "
@@ -162,7 +172,7 @@ class BeforeDiffers(InvalidUsage):
     said: Any
     held: Any
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         said, held = ("no row" if row is None else f"{row!r:.200}" for row in (self.said, self.held))
         return (
             f"the event of key {self.key!r} at time {self.time} changes {said}, and the key holds "
@@ -180,9 +190,9 @@ class NegativeMultiplicity(InvalidUsage):
     multiplicity: int
     as_of: int
 
-    template = (
-        "the record {example} has multiplicity {multiplicity} as of {as_of}, and rows cannot show "
-        'that. Ask for form="diff" to see multiplicities, or write the missing insertion.'
+    template = "the record {example} has multiplicity {multiplicity} as of {as_of}, and rows cannot show that."
+    remedy = (
+        "{snapshot:call} with {form:option:diff} shows multiplicities. Write the missing insertion if one is missing."
     )
 
 
@@ -198,10 +208,11 @@ class CollectionNotFound(InvalidUsage):
     name: str
     url: str
     known: tuple[str, ...]
-    remedy: str = "Create it with create_or_load."
+    remedy: str = "Check the name, or make it with {create_or_load:call}."
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         if self.name in self.known:
+            self.remedy = ""
             return (
                 f"the collection {self.name!r} at {self.url} that this handle stands for is gone. It was dropped, or "
                 "it is a view that began anew because records were erased. Another one has its name now: load it again."
@@ -209,7 +220,7 @@ class CollectionNotFound(InvalidUsage):
         known = [name for name in self.known if not name.startswith(".")]  # Others are of the library: indexes, say.
         shown = ", ".join(map(repr, known[:8])) + (", …" if len(known) > 8 else "")
         has = f"it has {shown}." if known else "it has no collections at all: is the URL right?"
-        return f"no collection {self.name!r} at {self.url}: {has} {self.remedy}"
+        return f"no collection {self.name!r} at {self.url}: {has}"
 
 
 @dataclass(eq=False, repr=False)
@@ -229,7 +240,7 @@ class ColumnsNeeded(InvalidUsage):
     name: str
     readers: dict[str, list[str]]
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         told = []
         for column, readers in self.readers.items():
             views = [reader for reader in readers if not reader.startswith(INDEX_PREFIX)]
@@ -286,9 +297,9 @@ class ClockAhead(InvalidUsage):
 
     template = (
         "the clock of this machine says {clock}, and the store says {store}: what it dates would seal all times up to "
-        "then for ever, so nothing was written. Set the clock, or name the time, or say allow_future=True if it is "
-        "meant."
+        "then for ever, so nothing was written."
     )
+    remedy = "Set the clock, or name the time, or give {allow_future:option:True} if it is meant."
 
 
 @dataclass(eq=False, repr=False)
@@ -313,11 +324,10 @@ class HoldNotFound(InvalidUsage):
     name: str
     known: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return (
-            f"this collection has no named hold {self.name!r}: {_known(self.known)}. Make it with "
-            f"hold(time, name={self.name!r})."
-        )
+    def describe(self) -> str:
+        return f"this collection has no named hold {self.name!r}: {_known(self.known)}."
+
+    remedy = "{hold:call} makes one."
 
 
 @dataclass(eq=False, repr=False)
@@ -327,11 +337,14 @@ class TagNotFound(InvalidUsage):
     name: str
     known: tuple[str, ...]
 
-    def __str__(self) -> str:
-        advice = f"Make one with tag({self.name!r}, time)."
+    def describe(self) -> str:
+        return f"{self.name!r} is no time, no moment, and no tag of this collection: {_known(self.known)}."
+
+    @property
+    def remedy(self) -> str:  # type: ignore[override]
         if is_time_word(self.name):  # Which may be no tag.
-            advice = "Leave the time out for the latest sealed one; give others as numbers, days or moments."
-        return f"{self.name!r} is no time, no moment, and no tag of this collection: {_known(self.known)}. {advice}"
+            return "Leave the time out for the latest sealed one; give others as numbers, days or moments."
+        return "{tag:call} makes one."
 
 
 def _known(names: Sequence[str]) -> str:
@@ -346,7 +359,7 @@ class OperatorFailed(InvalidUsage):
     record: Any
     problem: str
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         on = "" if self.record is None else f" on the record {self.record!r:.300}"
         return (
             f"operator {self.operator} failed{on}: {self.problem}. Nothing of this step was written. Correct the "
@@ -370,10 +383,10 @@ class FunctionNotFound(InvalidUsage):
     versions: tuple[str, ...] = ()
     view: str = ""
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         what = f"view {self.view!r}" if self.view else "a view"
         has = f"version {', '.join(self.versions)} of it" if self.versions else "none of that name"
-        other = ", or give the view the other version by redefine()" if self.versions else ""
+        other = ", or give the view the other version" if self.versions else ""
         return (
             f"{what} calls {self.name}() of version {self.version}, a function of Python, and this process has {has}. "
             f"Views store no code: call client.create_function({self.name!r}, …, version={self.version!r}) "
@@ -414,7 +427,7 @@ class NotConsolidated(InvalidUsage):
     scope: str
     operators: list[str]
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return (
             f"the cycle {' -> '.join(self.operators)} in scope {self.scope!r} has no operator that consolidates, so "
             "updates that cancel out would go round for ever. Put distinct(), consolidate() or a reduction on it."

@@ -303,8 +303,8 @@ def _deleting(
     if form.order_by and form.tombstone is None:
         raise InvalidUpdate(
             f"event {first} deletes its key, and a late event could bring it back: this collection orders events by "
-            f"{list(form.order_by)} and has no tombstone column to keep what was deleted. Create one with tombstone=."
-        )
+            f"{list(form.order_by)} and has no tombstone column to keep what was deleted."
+        ).with_remedy("Create one with {tombstone:option}.")
     says = is_tombstone(rows[form.tombstone], form) if form.tombstone in rows.column_names else pa.scalar(False)
     # A row that is a tombstone by itself may have any watermark, as a row that is none may.
     lacking = pc.and_not(flags, says)

@@ -330,7 +330,9 @@ def _has_nothing(blob: Blob, key: str) -> StoreMisconfigured:
 def _gave_up(blob: Blob, record: Record, deadline_s: float, doubtful: bool, failure: Exception) -> Exception:
     tried = f"the store at {blob.url} did not confirm the commit at seqno {record.seqno} within {deadline_s:g} s"
     if doubtful:
-        return Indeterminate(f"{tried} ({failure}), so it may or may not be there. Read back before writing it again.")
+        return Indeterminate(
+            f"{tried} ({failure}), so it may or may not be there. Read back before writing it again."
+        ).with_remedy("{history:call} shows what was committed.")
     return Unavailable(f"{tried} ({failure}); nothing was written. Try again when the store answers.")
 
 

@@ -141,7 +141,7 @@ def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedFor
         raise InvalidUsage(
             f"the events of {contents.name!r} have columns of their own, because its machine {form.machine.name!r} "
             "asks for them: events that are pending could not be read under another schema. Create a collection with "
-            "the new schema and this machine, and write the events to it again; or write changes() into a plain "
+            "the new schema and this machine, and write the events to it again; or write its changes into a plain "
             "collection, which can evolve."
         )
     if reserved := [name for name in after.names if name in RESERVED]:
@@ -150,8 +150,8 @@ def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedFor
     if form.ties == "greatest" and not {*before.ids} <= {*after.ids} and due(contents, contents.upper_times):
         raise InvalidUsage(
             f"events of {contents.name!r} are sealed and not resolved yet, and their values say which of them count "
-            '(ties="greatest"): no column can be dropped before. Call compact(), then evolve() again.'
-        )
+            "(ties is 'greatest'): no column can be dropped before."
+        ).with_remedy("Use {compact:call}, then {evolve:call} again.")
     evolved = _form_under(form, before, after)
     if form.order_by and (form.late_by is not None or contents.late_bound is not None):
         was, is_ = before.arrow.field(form.order_by[0]).type, after.arrow.field(evolved.order_by[0]).type
@@ -180,7 +180,7 @@ def keyed_from(contents: CollectionState, form: KeyedForm) -> CollectionState:
     if contents.keyed is not None:
         raise InvalidUsage(
             f"the collection {contents.name!r} is keyed already: how it resolves events stays what it is, because the "
-            "same events would amount to something else. Write upserts() into a collection that is keyed otherwise."
+            "same events would amount to something else. Write its upserts into a collection that is keyed otherwise."
         )
     check_form(form, contents.schema)
     latest = max((part.time_max for part in contents.history_parts), default=-1)

@@ -89,9 +89,8 @@ def evolved(contents: CollectionState, step: kinds.Evolve) -> CollectionState:
     """
     if contents.view is not None:
         raise InvalidUsage(
-            f"collection {contents.name!r} is a view, whose columns are those of its definition: give it "
-            "another one with redefine()"
-        )
+            f"collection {contents.name!r} is a view, whose columns are those of its definition."
+        ).with_remedy("{redefine:call} gives it another definition.")
     evolved = with_version(contents, step.schema, becomes_keyed=step.keyed is not None)
     return evolved if step.keyed is None else keyed_from(evolved, step.keyed)
 

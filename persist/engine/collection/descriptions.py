@@ -134,7 +134,9 @@ class Retained(Shown):
         waits = [f"{_holder(hold)} at {shown_time(hold.time, self.timeline)}" for hold in self.waits_for]
         if self.unresolved_from is not None:
             first = shown_time(self.unresolved_from, self.timeline)
-            waits.append(f"events at {first} and later that are not resolved yet, which maintenance does, or compact()")
+            waits.append(
+                f"events at {first} and later that are not resolved yet, which maintenance or a compaction does"
+            )
         if not waits:
             return text
         since = "the end" if self.since.time is None else shown_time(self.since.time, self.timeline)

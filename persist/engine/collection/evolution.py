@@ -180,7 +180,7 @@ def _check_machine(handle: CollectionHandle, contents: CollectionState, after: C
     if machine is not None and contents.keyed.fields is None and machine.event_fields(after) != after.value.fields:
         raise SchemaMismatch(
             f"the events of {handle.name!r} would not have the columns of its schema any more, because of its machine "
-            f"{machine.name!r}: write changes() into a plain collection, which can evolve"
+            f"{machine.name!r}: write its changes into a plain collection, which can evolve"
         )
 
 

@@ -231,8 +231,8 @@ def check_upserts(handle: CollectionHandle, action: str = "upsert") -> None:
     if handle.keyed is not None and handle.keyed.machine.name != NAME:
         raise InvalidUsage(
             f"the collection {handle.name!r} has the machine {described(handle.keyed.machine)}, which alone says what "
-            f"its keys hold, so {action} is refused: use transition()"
-        )
+            f"its keys hold, so {action} is refused."
+        ).with_remedy("Use {transition:call}.")
 
 
 def submit(handle: CollectionHandle, action: str, asked: AskedEvents) -> CommitFuture:

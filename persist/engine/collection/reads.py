@@ -135,7 +135,7 @@ def changes(
         upper = handle.as_bound("until", until, most=TIME_MAX + 1)
         if lower > upper:
             raise InvalidUsage(
-                f"changes({lower}, {upper}) is backwards: the interval is [start, until), so start <= until"
+                f"start={lower} and until={upper} are backwards: the interval is [start, until), so start <= until"
             )
     checked_filter(handle.reading_schema(schema), where, columns)
     moments = handle.moments(times)

@@ -418,8 +418,8 @@ class CollectionHandle:
         if times == "timestamp" and self.timeline is None:
             raise InvalidUsage(
                 f'times="timestamp" needs a timeline, and the collection {self.name!r} has none: its times are numbers '
-                'that only count. Ask for times="int", or create one with timeline="us".'
-            )
+                "that only count."
+            ).with_remedy("Ask for {times:option:int}, or create one with {timeline:option:us}.")
         return self.timeline if times == "timestamp" else None
 
     def as_time(self, what: str, given: int | Moment | Antichain) -> int:
@@ -591,6 +591,6 @@ class CollectionHandle:
         if timeline is None:
             raise InvalidUsage(
                 f"{what} {given!r} is not an integer in [0, {TIME_MAX}], and the collection {self.name!r} has no "
-                'timeline by which a moment would be one. Give a number, or create one with timeline="us".'
-            )
+                "timeline by which a moment would be one."
+            ).with_remedy("Give a number, or create one with {timeline:option:us}.")
         return timeline

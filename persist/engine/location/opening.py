@@ -197,7 +197,7 @@ def loaded(engine: Engine, name: str) -> CollectionHandle:
     if id_ is None:
         error = CollectionNotFound(name, engine.url, state.names_in_memory())
         if engine.mode == "read":
-            error.remedy = "This client only reads: load one that is there."
+            error.remedy = "Check the name. This client only reads: load one that is there."
         raise error
     contents = engine.follower.known(id_, name)
     return handle_on(engine, contents, contents.schema)

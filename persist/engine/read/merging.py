@@ -310,8 +310,8 @@ def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
         at = int(counts.argmax())
         raise InvalidUsage(
             f"as rows, this would be about {float(ends[-1]):.3g} rows, and at most {ROWS_MAX} are given out: the "
-            f'record {to_dicts(rows.slice(at, 1))} alone has multiplicity {counts[at]}. Ask for form="diff".'
-        )
+            f"record {to_dicts(rows.slice(at, 1))} alone has multiplicity {counts[at]}."
+        ).with_remedy("{snapshot:call} with {form:option:diff} shows multiplicities.")
     for start in range(0, int(ends[-1]), REPEATED_ROWS_MAX):
         # Row i is at the places from ends[i - 1] up to ends[i].
         wanted = np.arange(start, min(start + REPEATED_ROWS_MAX, int(ends[-1])))

@@ -75,7 +75,7 @@ BEYOND = (
 )
 STORED = (pa.field("_time", pa.int64()), pa.field("_diff", pa.int64()))
 _BLOCK = re.compile(rb"(?:[\x80-\xff]*[\x00-\x7f]){2}(.*)", re.DOTALL)
-OLD = "it is from before the erasure; gc() deletes it when no client can need it for the log"
+OLD = "it is from before the erasure; gc deletes it when no client can need it for the log"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Traces(Shown):
             until = max((trace.until for trace in self.found if trace.until is not None), default=None)
             raise InvalidUsage(
                 f"{counted(len(self.found), 'object')} may hold what was erased from {self.collection!r}, such as "
-                f"{self.found[0].key} ({self.found[0].why}). Collect garbage with gc() "
+                f"{self.found[0].key} ({self.found[0].why}). Collect garbage with gc "
                 f"{'then' if until is None else f'after {until}'}, and search again"
             )
         said = {**self.facts, "searched": {"objects": self.objects, "bytes": self.bytes}, "not_searched": [*BEYOND]}
@@ -265,7 +265,7 @@ class _Search:
         if is_shown(key, collection or ""):
             contents = self._family.get(collection or "")
             if contents is not None and self._erased_at and not contents.published:
-                return Trace(key, "it belongs to a published table that was given up: call erase() again")
+                return Trace(key, "it belongs to a published table that was given up: erase again")
             return self._said(entry)
         if not key.endswith(".parquet"):
             is_of_another = collection not in self._family and collection in self._state.entries
@@ -298,14 +298,14 @@ class _Search:
         dropped: Dropped | None = self._dropped.get(entry.key) or self._gone.get(collection_part(entry.key) or "")
         if dropped is None:
             until_s = entry.modified_s + settings.orphan_grace_s
-            return Trace(entry.key, "nothing names it; gc() deletes it then", _moment(until_s), rows)
+            return Trace(entry.key, "nothing names it; gc deletes it then", _moment(until_s), rows)
         until_s = self._old_s(dropped.seqno, settings.grace_s)
-        why = "the erasure, or a compaction, replaced it; gc() deletes it then"
+        why = "the erasure, or a compaction, replaced it; gc deletes it then"
         if is_waited_for(control, dropped):
             leases = [control.leases[id_] for id_ in dropped.leases if id_ in control.leases]
             holders = sorted({lease.holder for lease in leases if lease.reads_from < dropped.seqno})
             until_s = max([until_s, *(lease.expires_ms / 1000 for lease in leases)])
-            why = f"{', '.join(holders)} may still read it: close these clients, or let them read anew; then gc()"
+            why = f"{', '.join(holders)} may still read it: close these clients, or let them read anew; then gc"
         return Trace(entry.key, why, _moment(until_s), rows)
 
     def _rows_in(self, data: bytes) -> int:

@@ -148,11 +148,13 @@ def examine(
     If something was wrong and a repair was done, all is examined once more: that tells what is left.
     """
     if dry_run and not repair:
-        raise InvalidUsage(
-            "dry_run=True goes with repair=True: it shows what that would do. Without, nothing is changed"
+        raise InvalidUsage("nothing would be changed without a repair.").with_remedy(
+            "{dry_run:option:True} goes with {repair:option:True}: it shows what that would do."
         )
     if set_aside and not repair:
-        raise InvalidUsage("set_aside=True goes with repair=True, which says that the location may be changed")
+        raise InvalidUsage("objects are only set aside by a repair.").with_remedy(
+            "{set_aside:option:True} goes with {repair:option:True}, which says that the location may be changed."
+        )
     examination = _Examination(blob, settings, clock, deep)
     report = _repaired(blob, examination, collect, repair=repair, dry_run=dry_run, set_aside=set_aside)
     is_changed = bool(report.problems and report.repairs_done)
@@ -337,7 +339,7 @@ class _Examination:
             seqno = record_seqno(key)
             if seqno is not None:
                 if seqno < log.floor:
-                    yield self._leak(blob, "record", "repair, or client.gc(), deletes it: it is below the log's floor")
+                    yield self._leak(blob, "record", "repair, or gc, deletes it: it is below the log's floor")
                 continue
             if checkpoint_seqno(key) is not None:
                 continue
@@ -349,14 +351,14 @@ class _Examination:
                 continue
             if kind is not None and (_UNNAMED.fullmatch(key) or is_upload(key, id_) or is_shown(key, id_)):
                 if key in replaced:
-                    yield self._leak(blob, kind, "client.gc() deletes it: compaction has replaced it")
+                    yield self._leak(blob, kind, "gc deletes it: compaction has replaced it")
                 elif kind != "directory" and collection_of(key) in destroyed:
-                    yield self._leak(blob, kind, "client.gc() deletes it: its collection was destroyed")
+                    yield self._leak(blob, kind, "gc deletes it: its collection was destroyed")
                 elif is_shown(key, id_):
                     advice = "the collection has no such table: publishing it again, or destroying it, deletes this"
                     yield self._leak(blob, "table", advice)
                 else:
-                    yield self._leak(blob, kind, "repair, or client.gc(), deletes it when it is old enough")
+                    yield self._leak(blob, kind, "repair, or gc, deletes it when it is old enough")
             else:
                 yield self._leak(blob, "foreign", "it is none of this library's: see whose it is")
 

@@ -561,7 +561,8 @@ def _checked(
         raise InvalidUsage("grpc+tls:// goes with certificate=(chain, key), both as PEM, and grpc:// with none")
     if address.is_public and token is None and not insecure:
         raise InvalidUsage(
-            f"{url!r} can be reached by other machines, and without a token everybody there could read everything: "
-            "give token=, or insecure=True if that is meant"
+            f"{url!r} can be reached by other machines, and without a token everybody there could read everything."
+        ).with_remedy(
+            "Give a token (to a command, as PERSIST_SERVE_TOKEN), or {insecure:option:True} if that is meant."
         )
     return address

@@ -9,7 +9,7 @@ from persist.tools.cli.command import OK, PROBLEMS, command
 from persist.tools.cli.listing import Listing
 from persist.tools.cli.place import Place, is_folder, storage_options, tell_done
 from persist.tools.cli.read_commands import Format, Output
-from persist.tools.cli.text import say, worded
+from persist.tools.cli.text import say
 
 if TYPE_CHECKING:  # Loading it takes long.
     from persist.services.backup import Copied, Verified
@@ -97,7 +97,7 @@ def verify(
     if proof.seqno < 0:
         raise at.nothing(at.location)
     document = {**asdict(proof), "is_whole": proof.is_whole}
-    PROOFS.write_of(at, document, lambda: say(worded(str(proof))), lambda: _proofs(proof), format, output)
+    PROOFS.write_of(at, document, lambda: say(str(proof)), lambda: _proofs(proof), format, output)
     return OK if proof.is_whole else PROBLEMS
 
 

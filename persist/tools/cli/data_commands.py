@@ -1,7 +1,8 @@
 """Commands that change a schema or index it, move data in and out, and serve it: evolve, index, ingest, publish …"""
 
 import os
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -257,17 +258,27 @@ def serve(
         also = ", and commits to it" * commits + ", and its store" * store + ", in SQL, too" * sql
         line = f"{server.url} serves {client.url}{also}. Ctrl-C ends it."
         if metrics is not None:
-            from persist.tools.cli.exposition import MetricsServer
-
-            shown = stack.enter_context(
-                MetricsServer(client, metrics, token=token, write_token=write_token, insecure=insecure)
-            )
-            addresses["metrics"] = shown.url
-            line += f"\nMetrics are at {shown.url}"
+            with _page_packages():
+                from persist.tools.web.metrics import serve_metrics
+            serving = serve_metrics(client, metrics, token=token, write_token=write_token, insecure=insecure)
+            addresses["metrics"] = stack.enter_context(serving)
+            line += f"\nMetrics are at {addresses['metrics']}"
         tell_done(at, addresses, line)
         typer.get_text_stream("stdout").flush()
         stop.wait()
     return OK
+
+
+@contextmanager
+def _page_packages() -> Iterator[None]:
+    """Name the package that the page or the metrics lack, and how to install it."""
+    try:
+        yield
+    except ImportError as missing:
+        raise persist.InvalidUsage(
+            f"the page and the metrics need the package {missing.name}, which is not installed: "
+            "pip install 'starlette>=0.45' 'uvicorn>=0.34' 'prometheus-client>=0.21'"
+        ) from missing
 
 
 def _pair(text: str, shape: str = "--rename OLD=NEW") -> tuple[str, str]:
@@ -292,8 +303,9 @@ def ui(
 ) -> int:
     """Serve a page to look at a location with: it only reads, and runs until it is interrupted."""
     from persist.services.serve.messages import is_loopback
-    from persist.tools.web.app import MEMORY_BUDGET, served
 
+    with _page_packages():
+        from persist.tools.web.app import MEMORY_BUDGET, served
     with (
         suppress(Terminated),
         at.reading(memory_budget=MEMORY_BUDGET) as client,

@@ -46,7 +46,7 @@ from persist.tools.cli import (
     write_commands as writing,
 )
 from persist.tools.cli.command import CONFLICT, INTERRUPTED, MISTAKE, OK, PROBLEMS, UNAVAILABLE, app
-from persist.tools.cli.text import shown, worded
+from persist.tools.cli.text import shown, word_error
 
 # Typer brings a Click of its own, or uses the other one: this is the base of its errors about arguments.
 _Misuse: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -109,10 +109,10 @@ def _misused(error: Any, as_json: bool) -> int:
 
 def _failed(error: "persist.PersistError | str", status: int, as_json: bool) -> int:
     has_lines = getattr(error, "has_lines", False)
+    text = error if isinstance(error, str) else word_error(error)
     # On one line, the caret of a query would point at nothing.
-    text = str(error) if has_lines else " ".join(_CARET.sub("", str(error)).split())
+    text = text if has_lines else " ".join(_CARET.sub("", text).split())
     text = " ".join([text, *getattr(error, "__notes__", ())])  # What was done nevertheless, and what to do.
-    text = text if isinstance(error, str) else worded(text)
     if as_json:
         document = {"error": _kind_of(error, status), "message": text, "status": status}
         print(json.dumps(document), file=sys.stderr)

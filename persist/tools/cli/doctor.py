@@ -23,7 +23,7 @@ from persist.tools.cli.command import OK, PROBLEMS, command
 from persist.tools.cli.listing import Listing
 from persist.tools.cli.place import FAR, Place
 from persist.tools.cli.read_commands import Format, Output
-from persist.tools.cli.text import say, worded
+from persist.tools.cli.text import say, word_error
 
 JAVA_MIN = 17
 ASKED_S = 30.0  # How long another program may take to say its version.
@@ -183,7 +183,7 @@ def _store(at: Place, *, may_write: bool) -> Iterator[Finding]:
         with persist.open(at.location, mode="read", storage_options=at.options, settings=at.settings()) as client:
             names, seqno = client.collections(), client.seqno
             if seqno < 0 and at.has_parts():
-                yield Finding("store", WRONG, *_two(worded(str(at.nothing(client.url)))))
+                yield Finding("store", WRONG, *_two(word_error(at.nothing(client.url))))
                 return
             holds = f"{counted(len(names), 'collection')} at record {seqno:,}" if seqno >= 0 else "no location yet"
             yield Finding("store", FINE, f"{client.url} can be read: it has {holds}")
@@ -195,7 +195,7 @@ def _store(at: Place, *, may_write: bool) -> Iterator[Finding]:
             else:
                 yield Finding("writes", LEFT_OUT, "conditional writes and the clock of the store need a write")
     except persist.PersistError as error:
-        yield Finding("store", WRONG, *_two(worded(str(error))))
+        yield Finding("store", WRONG, *_two(word_error(error)))
 
 
 def _two(message: str) -> tuple[str, str | None]:
@@ -218,7 +218,7 @@ def store_findings(client: "persist.Client") -> Iterator[Finding]:
         if client.seqno < 0:
             blob.delete(CLOCK_KEY)
     except persist.PersistError as error:
-        yield Finding("writes", WARNING, *_two(worded(str(error))))
+        yield Finding("writes", WARNING, *_two(word_error(error)))
         return
     yield Finding("writes", FINE, f"a blob was written, in {duration(after_s - before_s)}")
     yield _conditional(is_refused)

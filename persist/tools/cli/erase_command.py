@@ -10,7 +10,7 @@ from persist.core.rendering import moment_text
 from persist.tools.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, command
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.read_commands import Format, Where
-from persist.tools.cli.text import print_json, say, tell, worded
+from persist.tools.cli.text import print_json, say, tell
 from persist.tools.cli.write_commands import Keys, check_format, keys_of
 
 
@@ -78,5 +78,5 @@ def _verified(
                 }
             )
         else:
-            say(worded(str(left)))
+            say(str(left))
     return PROBLEMS

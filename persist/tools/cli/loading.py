@@ -20,12 +20,12 @@ import xxhash
 
 import persist
 from persist.connect.ingest.row_casts import Misfits
-from persist.connect.ingest.row_files import misfit_error, pieces_of
+from persist.connect.ingest.row_columns import RowColumns
+from persist.connect.ingest.row_files import pieces_of
 from persist.connect.ingest.row_formats import RowFile
 from persist.core.progress import task
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
-from persist.tools.cli.casting import Caster
 from persist.tools.cli.text import tell
 
 PIECE_ROWS = 1_000_000
@@ -92,7 +92,7 @@ def spooled(path: str, format: str | None) -> Iterator[RowFile]:
         yield RowFile.at(file.name, format, name="standard input")
 
 
-def checked(file: RowFile, caster: Caster, *, skip_bad: bool) -> tuple[int, int]:
+def checked(file: RowFile, columns: RowColumns, *, skip_bad: bool) -> tuple[int, int]:
     """Return how many rows fit, and how many do not.
 
     Raises:
@@ -100,32 +100,29 @@ def checked(file: RowFile, caster: Caster, *, skip_bad: bool) -> tuple[int, int]
     """
     misfits, rows = Misfits(), 0
     with task("check", file.name) as done:
-        for piece in pieces_of(file, caster, misfits):
+        for piece in pieces_of(file, columns, misfits):
             rows += len(piece)
             done(len(piece))
     if misfits.count and not skip_bad:
-        raise misfit_error(
-            f"{misfits.count:,} of the {rows + misfits.count:,} rows of {file.name} do not fit, and nothing was "
-            f"written. Mend them, or say --skip-bad to leave them out:\n{misfits}"
-        )
+        raise misfits.error(file.name, rows, "Nothing was written: mend them, or say --skip-bad to leave them out")
     if misfits.count:
         tell(f"Left out: {misfits.count:,} of {rows + misfits.count:,} rows of {file.name}\n{misfits}")
     return rows, misfits.count
 
 
-def load(collection: "persist.Collection", file: RowFile, caster: Caster, plan: Plan) -> Loaded:
+def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, plan: Plan) -> Loaded:
     """Write a file; see the module's docstring. The first commit creates a collection that is new. Memory: a piece."""
     token = plan.token or _token(collection, file, plan)
     handle = collection.handle
     contents = None if handle.create is not None else handle.contents()
-    rows, skipped = checked(file, caster, skip_bad=plan.skip_bad)
-    has_no_times = plan.late is None and caster.time_column is None and plan.time is None
+    rows, skipped = checked(file, columns, skip_bad=plan.skip_bad)
+    has_no_times = plan.late is None and columns.time_column is None and plan.time is None
     if not rows and contents is None:
         handle.submit("create", [handle.at_commit()] if has_no_times else []).result()
         collection = persist.Collection(replace(handle, create=None))
     if has_no_times:
         done_before = _remembers(handle, contents, f"{token}/0")
-        future = collection.write(rows_of(file, caster), diff=plan.diff, token=f"{token}/0")
+        future = collection.write(rows_of(file, columns), diff=plan.diff, token=f"{token}/0")
         return Loaded(
             rows, skipped, int(bool(rows) and not done_before), int(done_before), future.result(), future.time
         )
@@ -135,7 +132,7 @@ def load(collection: "persist.Collection", file: RowFile, caster: Caster, plan: 
         return Loaded(rows, skipped, 0, pieces, None)
     before, seqno = sum(_remembers(handle, contents, f"{token}/{n}") for n in range(pieces)), None
     with task("write", file.name, total=rows) as done:
-        for n, piece in enumerate(_cut(pieces_of(file, caster, Misfits()), plan.piece_rows)):
+        for n, piece in enumerate(_cut(pieces_of(file, columns, Misfits()), plan.piece_rows)):
             seal = plan.seal if n == pieces - 1 else None
             if not is_ours or not _remembers(handle, contents, f"{token}/{n}"):
                 seqno = _write(collection, piece, plan, f"{token}/{n}", seal)
@@ -202,9 +199,9 @@ def _digest(file: RowFile, *way: Any) -> str:
     return digest.hexdigest()
 
 
-def rows_of(file: RowFile, caster: Caster) -> pa.RecordBatchReader:
+def rows_of(file: RowFile, columns: RowColumns) -> pa.RecordBatchReader:
     """Return the rows of a file that fit, as a stream."""
-    pieces = pieces_of(file, caster, Misfits())
+    pieces = pieces_of(file, columns, Misfits())
     first = next(pieces)
 
     def batches() -> Iterator[pa.RecordBatch]:

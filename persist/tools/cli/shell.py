@@ -21,7 +21,7 @@ from persist.core.rendering import counted
 from persist.tools.cli.command import OK, Terminated, command
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.read_commands import Format, Limit, Output
-from persist.tools.cli.text import say, shown, tell, worded
+from persist.tools.cli.text import say, shown, tell, word_error
 from persist.tools.reports.times import time_of, times_of, written_time_of
 
 HISTORY_MAX = 1000  # Lines of the shell that are kept for the next one.
@@ -248,7 +248,7 @@ def _typed(shell: Shell) -> int:
             except KeyboardInterrupt:
                 tell("persist: interrupted")
             except persist.PersistError as error:
-                tell(f"persist: {shown(worded(str(error)), lines=True)}")
+                tell(f"persist: {shown(word_error(error), lines=True)}")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from persist.tools.cli.listing import Listing
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.read_commands import Format, Output
 from persist.tools.cli.status import WAITING
-from persist.tools.cli.text import print_json, print_table, say, tell, worded
+from persist.tools.cli.text import print_json, print_table, say, tell, word_error
 from persist.tools.reports.times import time_of, times_of
 
 HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="Its name, as `holds` shows it.")]
@@ -146,7 +146,7 @@ def maintain(
             except persist.PersistError as error:
                 if every is None:
                     raise
-                tell(f"persist: {worded(' '.join(str(error).split()))}")  # It is tried again.
+                tell(f"persist: {' '.join(word_error(error).split())}")  # It is tried again.
             if done or every is None:
                 tell_done(at, done, ", ".join(f"{what} {n:,}" for what, n in done.items() if n) or "nothing is due")
             if every is None or stop.wait(every):
@@ -282,10 +282,7 @@ def fsck(
     if report.is_empty:
         raise at.nothing(report.url)
     document = asdict(report)
-    document["unreferenced"] = [{**blob, "advice": worded(blob["advice"])} for blob in document["unreferenced"]]
-    PROBLEM_ROWS.write_of(
-        at, document, lambda: say(worded(str(report))), lambda: document["problems_left"], format, output
-    )
+    PROBLEM_ROWS.write_of(at, document, lambda: say(str(report)), lambda: document["problems_left"], format, output)
     return PROBLEMS if report.problems_left else OK
 
 

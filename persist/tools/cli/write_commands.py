@@ -16,8 +16,8 @@ from persist.tools.reports.times import time_of, times_of, written_time_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from persist.connect.ingest.row_columns import RowColumns
     from persist.connect.ingest.row_formats import RowFile
-    from persist.tools.cli.casting import Caster
     from persist.tools.cli.loading import Plan
 
 File = Annotated[
@@ -232,7 +232,7 @@ def _load(
         is_new = target.handle.create is not None
         upper = None if is_events or is_new or was_begun(target, rows, plan) else target.upper.time
         try:
-            loaded = load(target, rows, _caster(target, source, ignore, upper, is_events=is_events), plan)
+            loaded = load(target, rows, _columns(target, source, ignore, upper, is_events=is_events), plan)
         except KeyboardInterrupt:
             if not at.as_json:
                 tell("persist: interrupted. The same command goes on after the last commit of this one.")
@@ -268,14 +268,14 @@ def overwrite(
 
     with spooled(file, format) as rows, at.writing() as client:
         loaded = _own(client, collection)
-        caster = _caster(loaded, None, ignore)
-        count, skipped = checked(rows, caster, skip_bad=skip_bad)
+        columns = _columns(loaded, None, ignore)
+        count, skipped = checked(rows, columns, skip_bad=skip_bad)
         when = _named(time)
         # Without a time, the same file may be wanted again after another one: only a token says that it is the same.
         mark = token if when is None else token or overwrite_token(loaded, rows, when, (where, ignore, skip_bad))
         is_done = loaded.handle.remembers(loaded.handle.contents(), mark)
         future = loaded.overwrite(
-            rows_of(rows, caster), time=when, where=where, multiset=multiset, token=mark, allow_future=allow_future
+            rows_of(rows, columns), time=when, where=where, multiset=multiset, token=mark, allow_future=allow_future
         )
         done = {"collection": collection, "rows": count, "skipped": skipped, "seqno": future.result()}
         begin = time or times_of(loaded)(future.time or 0)
@@ -387,13 +387,12 @@ def keys_of(
     """Return the keys in a file."""
     import pyarrow as pa
 
-    from persist.tools.cli.casting import Caster
     from persist.tools.cli.loading import checked, rows_of, spooled
 
     with spooled(file, format) as rows:
-        caster = Caster(collection.schema, None, keys_only=True, ignored=tuple(ignore or ()))
-        checked(rows, caster, skip_bad=False)
-        return pa.table(rows_of(rows, caster).read_all())
+        columns = _columns(collection, None, ignore, keys_only=True)
+        checked(rows, columns, skip_bad=False)
+        return pa.table(rows_of(rows, columns).read_all())
 
 
 def _own(client: "persist.Client", collection: str, rows: "RowFile | None" = None) -> "persist.Collection":
@@ -408,7 +407,8 @@ def _own(client: "persist.Client", collection: str, rows: "RowFile | None" = Non
         if rows is None:
             raise
         raise persist.InvalidUsage(
-            f"{error} To create it with the columns of {rows.name}, say which are its key: --key NAME, or --no-key"
+            f"{error.describe()} To create it with the columns of {rows.name}, say which are its key: "
+            "--key NAME, or --no-key"
         ) from error
     if loaded.handle.contents().view is not None:
         raise persist.InvalidUsage(
@@ -441,14 +441,23 @@ def _target_like(
     return _own(client, collection) if handle.create is None else persist.Collection(handle)
 
 
-def _caster(
+def _columns(
     collection: "persist.Collection",
     time_column: str | None,
-    ignore: list[str] | None,
+    ignore: Sequence[str] | None,
     upper: int | None = None,
     *,
     is_events: bool = False,
-) -> "Caster":
-    from persist.tools.cli.casting import Caster
+    keys_only: bool = False,
+) -> "RowColumns":
+    from persist.connect.ingest.row_columns import RowColumns
 
-    return Caster(collection.schema, time_column, ignored=tuple(ignore or ()), upper=upper, is_events=is_events)
+    return RowColumns(
+        collection.schema,
+        "leave it out of the file, or say --ignore {}",
+        None if keys_only else "_deleted" if is_events else "_diff",
+        time_column,
+        keys_only=keys_only,
+        ignored=tuple(ignore or ()),
+        upper=upper,
+    )

@@ -1,10 +1,4 @@
-"""The page's server: a few files and a few questions, all below a secret path, all GET, all read only.
-
-Connections end, though uvicorn by itself waits for ever for whoever is slow. It begins to count the time when an answer
-is out. Here it counts from the first byte: a request that is not whole within `REQUEST_S`, body included, ends its
-connection, as does an answer of which nothing is taken in `ANSWER_S`. More than `CONNECTIONS_MAX` connections are
-closed as they come.
-"""
+"""The page: a few files, a few questions and the metrics, all below a secret path, all GET, all read only."""
 
 import asyncio
 import hmac
@@ -12,33 +6,25 @@ import ipaddress
 import json
 import logging
 import secrets
-import signal
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
-import persist
-from persist.services.serve.messages import host_of, is_loopback, listening
-from persist.tools.web.explorer import Explorer
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
 
-try:
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.requests import Request
-    from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-    from starlette.routing import Route
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-except ImportError as missing:
-    raise persist.InvalidUsage(
-        f"the page needs the package {missing.name}, which is not installed: "
-        "pip install 'starlette>=0.45' 'uvicorn>=0.34'"
-    ) from missing
+import persist
+from persist.services.serve.messages import host_of, is_loopback
+from persist.tools.web.explorer import Explorer
+from persist.tools.web.metrics import Exposition
+from persist.tools.web.server import Served, serve_app
 
 SCRIPTS = ("page", "asking", "showing", "list", "collection", "query", "health", "drawing", "graphs", "moments")
 FILES = {
@@ -92,7 +78,7 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def make_app(explorer: Explorer, token: str, names: Names) -> Starlette:
+def make_app(explorer: Explorer, exposition: Exposition, token: str, names: Names) -> Starlette:
     """Return the application; it answers below `/<token>/` only, and only if asked for by one of its names."""
     listeners = Listeners(explorer)
 
@@ -107,6 +93,8 @@ def make_app(explorer: Explorer, token: str, names: Names) -> Starlette:
             return _with_headers(Response((files(__package__) / name).read_bytes(), media_type=kind))
         if path == "api/events":
             return _with_headers(await listeners.response(request))
+        if path == "metrics":
+            return _with_headers(await exposition.response())
         if path == "api/download":
             return _with_headers(await run_in_threadpool(_answered, explorer, _downloaded, request))
         if (question := QUESTIONS.get(path)) is not None:
@@ -245,26 +233,6 @@ class Listeners:
 
 
 MEMORY_BUDGET = 16 << 20  # Of the client: so the slices are small of which a page of contents needs the first.
-CONNECTIONS_MAX = 128
-REQUEST_S = 10.0  # How long a request may take to come.
-ANSWER_S = 30.0  # How long an answer may wait for somebody to take some of it.
-HEADER_BYTES_MAX = 16 << 10
-GRACE_S = 1  # For answers under way when the server is stopped.
-
-
-@dataclass(frozen=True)
-class Served:
-    """A page that can be opened.
-
-    Attributes:
-        url: of the page, with its token.
-        run: serves until the process is interrupted, or stop is called.
-        stop: ends it, from another thread.
-    """
-
-    url: str
-    run: Callable[[], None]
-    stop: Callable[[], None]
 
 
 @contextmanager
@@ -283,39 +251,10 @@ def served(
     """
     token = token or secrets.token_urlsafe(16)
     explorer = Explorer(client)
-    with listening(host, port) as listener, ThreadPoolExecutor(1, "persist-first-list") as thread:
+    page = make_app(explorer, Exposition(client), token, names_of(host, allow_hosts))
+    with serve_app(page, host, port) as server, ThreadPoolExecutor(1, "persist-first-list") as thread:
         thread.submit(_try, explorer.collections)  # What it reads is there when a browser asks for the first list.
-        listener.setblocking(False)
-        shown_host = f"[{host}]" if ":" in host else host
-        server = uvicorn.Server(
-            uvicorn.Config(
-                make_app(explorer, token, names_of(host, allow_hosts)),
-                http=BoundedConnection,
-                ws="none",
-                h11_max_incomplete_event_size=HEADER_BYTES_MAX,
-                log_level="error",
-                access_log=False,  # It would show the token.
-                timeout_graceful_shutdown=GRACE_S,
-                lifespan="off",
-                server_header=False,
-            )
-        )
-
-        def stop(*_: object) -> None:
-            server.should_exit = True
-
-        def run() -> None:
-            is_main = threading.current_thread() is threading.main_thread()
-            # A handler that raises would interrupt how the loop is made, and leave a half of one.
-            before = signal.signal(signal.SIGTERM, stop) if is_main else None
-            try:
-                server.run(sockets=[listener])
-            finally:
-                if is_main:
-                    signal.signal(signal.SIGTERM, before)
-
-        url = f"http://{shown_host}:{listener.getsockname()[1]}/{token}/"
-        yield Served(url, run, stop)
+        yield replace(server, url=f"{server.url}/{token}/")
 
 
 def _try(look: Callable[[], object]) -> None:
@@ -329,48 +268,3 @@ def names_of(host: str, allowed: Sequence[str]) -> Names:
     if is_wildcard := host in ("", "0.0.0.0", "::"):
         own |= {socket.gethostname(), socket.getfqdn()}
     return Names(frozenset(name.lower().rstrip(".") for name in (*own, *allowed)), is_wildcard)
-
-
-class BoundedConnection(H11Protocol):
-    """One connection, and what ends it if the request does not come, or the answer is not taken."""
-
-    _until_asked: asyncio.TimerHandle | None = None
-    _until_taken: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS_MAX:
-            transport.abort()
-        self._look_at_request()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._until_asked, self._until_taken):
-            if timer is not None:
-                timer.cancel()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._look_at_request()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._look_at_request()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._until_taken = self.loop.call_later(ANSWER_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._until_taken is not None:
-            self._until_taken.cancel()
-
-    def _look_at_request(self) -> None:
-        """Begin to count if a request is waited for, and stop if it is whole."""
-        is_whole = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
-        if is_whole and self._until_asked is not None:
-            self._until_asked.cancel()
-            self._until_asked = None
-        elif not is_whole and self._until_asked is None:
-            self._until_asked = self.loop.call_later(REQUEST_S, self.transport.abort)

@@ -108,7 +108,10 @@ def test_a_type_is_stored_as_its_plain_one(given: Any, stored: pa.DataType) -> N
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (object, r"key field 'x' has <class 'object'> for a type: give a pyarrow type, .* or a Python type"),
+        (
+            object,
+            r"key field 'x' has <class 'object'> for a type: give the name of a type of Arrow, .* or one of Python",
+        ),
         (Decimal, r"which says nothing of its digits \(write \"decimal128\(38, 10\)\"\)"),
         (int | str, "which may be any of several types"),
         ("int65", "and no type is called that"),

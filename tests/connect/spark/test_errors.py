@@ -19,10 +19,10 @@ ROWS = "id long, status string, amount double"
     [
         ({}, "persist.errors.InvalidUsage: no collection was given"),
         ({"collection": "nope"}, "persist.errors.CollectionNotFound: no collection 'nope' at"),
-        ({**SNAPSHOT, "as_of": 4}, "persist.errors.AsOfCompacted: as_of=4 is before since=Antichain(5)"),
+        ({**SNAPSHOT, "as_of": 4}, "persist.errors.AsOfCompacted: as_of=4 is before since=5"),
         (
             {**SNAPSHOT, "as_of": 13, "timeout_s": 0},
-            "persist.errors.AsOfNotSealed: as_of=13 is not before upper=Antichain(13)",
+            "persist.errors.AsOfNotSealed: as_of=13 is not before upper=13",
         ),
         ({**SNAPSHOT, "as_of": "noon"}, "'noon' is no time, no moment, and no tag of this collection"),
         ({**SNAPSHOT, "asof": 3}, "option 'asof' is not an option for reading"),

@@ -169,7 +169,7 @@ def test_a_collection_made_before_there_were_ties_is_last_and_cannot_be_declared
     assert form.ties == "last"
     with pytest.raises(persist.errors.SchemaMismatch, match="ties is stored as 'last', given as 'greatest'"):
         client.create_or_load("things", key=KEY, value={"v": str}, keyed=persist.Keyed(ties="greatest"))
-    with pytest.raises(persist.InvalidUsage, match="ties='least'\\) is not allowed: give 'last' or 'greatest'"):
+    with pytest.raises(persist.InvalidUsage, match="ties='least' is not allowed: give 'last' or 'greatest'"):
         persist.Keyed(ties="least")  # type: ignore[arg-type]
 
 

@@ -208,9 +208,7 @@ def test_a_healthy_folder_is_clean(tmp_path: Path) -> None:
         report = persist.fsck(tmp_path)
         assert report.is_clean, str(report)
         # What destroying left is listed, and is no problem.
-        assert {found.advice for found in report.unreferenced} == {
-            "client.gc() deletes it: its collection was destroyed"
-        }
+        assert {found.advice for found in report.unreferenced} == {"gc deletes it: its collection was destroyed"}
 
 
 def test_golden_locations_are_clean() -> None:

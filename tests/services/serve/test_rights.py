@@ -16,8 +16,8 @@ from persist.blob.protocol import MemoryBlob
 from persist.blob.served import ServedBlob
 from persist.services.serve.messages import message_of
 from persist.services.serve.rights import RIGHTS, NotAllowed, Right, Tokens
-from persist.tools.cli.exposition import MetricsServer
 from persist.tools.web.explorer import Explorer
+from persist.tools.web.metrics import serve_metrics
 from tests.support.stepped import WAIT_S
 
 LOCAL = "grpc://127.0.0.1:0"
@@ -182,8 +182,8 @@ def test_a_value_of_many_pieces_is_refused_with_the_reason(client: persist.Clien
 @pytest.mark.parametrize(("caller", "status"), [(None, 401), ("wrong", 401), (READS, 200), (WRITES, 200)])
 def test_metrics_are_read_by_whoever_may_read(client: persist.Client, caller: str | None, status: int) -> None:
     headers = {} if caller is None else {"Authorization": f"Bearer {caller}"}
-    with MetricsServer(client, "127.0.0.1:0", token=READS, write_token=WRITES, insecure=False) as server:
-        assert status_of(urllib.request.Request(server.url, headers=headers)) == status
+    with serve_metrics(client, "127.0.0.1:0", token=READS, write_token=WRITES, insecure=False) as url:
+        assert status_of(urllib.request.Request(url, headers=headers)) == status
 
 
 @pytest.mark.parametrize("sql", ["DELETE FROM orders", "DROP TABLE orders", "INSERT INTO orders VALUES (2, 'x')"])

@@ -95,7 +95,7 @@ def test_a_read_whose_collection_was_destroyed_and_collected_ends_with_an_error(
     error = json.loads(said)
     assert error["error"] == "LeaseExpired"
     assert error["message"].startswith("the blob 'part/")
-    assert error["message"].endswith("this read held no lease that kept it. Begin again: give the command once more.")
+    assert error["message"].endswith("this read held no lease that kept it. Begin again: read or subscribe anew.")
     assert len((first + printed).splitlines()) < parts * rows
 
 
@@ -143,7 +143,7 @@ def test_a_commit_that_got_no_answer_may_be_there(
     said = json.loads(told(capsys))
     assert (said["error"], said["status"]) == ("Indeterminate", 4)
     assert "within 1 s" in said["message"]
-    assert "may or may not be there. See with persist log" in said["message"]
+    assert "may or may not be there. Read back before writing it again. persist log shows" in said["message"]
 
 
 def test_a_store_that_only_reads_is_named_with_those_that_write(capsys: pytest.CaptureFixture[str]) -> None:

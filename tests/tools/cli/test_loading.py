@@ -137,7 +137,7 @@ no json
             "bad.csv",
             BAD_CSV,
             [
-                "4 of the 6 rows of {file} do not fit, and nothing was written",
+                "4 of the 6 rows of {file} do not fit. Nothing was written",
                 "line 3: column 'id': 'two' is no int64",
                 "line 4: column 'amount': 'many' is no decimal128(10, 2)",
                 "line 7: it has 2 fields, and the head has 4",
@@ -503,3 +503,16 @@ def test_a_collection_is_reverted_to_what_it_held(place: str, tmp_path: Path, ca
     with persist.open(place, mode="read") as client:
         assert [*client.load("sales 0").snapshot().rows()] == [(1, 5.5)]
     assert main(["revert", place, "sales 0", "99"]) == 2
+
+
+def test_write_and_ingest_reject_the_same_rows_for_the_same_reasons(
+    place: str, tmp_path: Path, capsys: Printed
+) -> None:
+    (tmp_path / "bad.csv").write_text(BAD_CSV)
+    assert main(["write", place, "orders", str(tmp_path / "bad.csv"), "--time", "1"]) == 2
+    written = capsys.readouterr().err
+    (tmp_path / "orders.toml").write_text(f'source = "{tmp_path}/*.csv"\ncollection = "orders"\nsettle_s = 0.0\n')
+    assert main(["ingest", place, str(tmp_path / "orders.toml"), "--once"]) == 2
+    reasons = written.splitlines()[1:]
+    assert len(reasons) == 4
+    assert capsys.readouterr().err.splitlines()[1:] == reasons

@@ -361,10 +361,10 @@ def test_errors_of_the_library_have_their_statuses_and_their_advice(place: str, 
         less = client.create_or_load("less", key={"id": pa.int64()})
         less.write([((1, None), 0, -1)], seal=1).result()
     for arguments, kind, says in (
-        (["read", place, "orders", "--as-of", "10"], "AsOfCompacted", "Read at time 12 or later"),
+        (["read", place, "orders", "--as-of", "10"], "AsOfCompacted", "Read at as_of >= 12"),
         (["changes", place, "orders", "10"], "AsOfCompacted", "from 13 or later"),
-        (["read", place, "less"], "NegativeMultiplicity", "persist read --form diff"),
-        (["seal", place, "orders", "3"], "FrontierRegression", "at or beyond"),
+        (["read", place, "less"], "NegativeMultiplicity", "persist read with --form diff"),
+        (["seal", place, "orders", "3"], "FrontierRegression", "or later"),
         (["delete", place, "orders", "--time", "3", "--where", "id = 1"], "UpdateNotBeyondUpper", "at times >= 13"),
     ):
         assert main([*arguments, "--json"]) == 2

@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist.tools.cli.main import main
-from persist.tools.cli.text import worded
+from persist.tools.cli.text import word_error
 
 # A call, an argument, or a class of the library; but "such as x" and as_of: words of the command line's own.
 PYTHON = re.compile(r"\w\(|\b\w+=[\"'\[TFN]|\b\w+=(?=[\s.,;]|$)|persist\.[A-Z]|Antichain|create_or_load|\bpa\.")
@@ -59,51 +59,51 @@ def provoke(
 
 
 CASES: list[tuple[str, str, int]] = [
-    ("read shop orders --as-of 9", "seal to 10 or later, or wait until somebody does (--timeout SECONDS", 2),
+    ("read shop orders --as-of 9", "seal to 10 or later, or wait for it with --timeout.", 2),
     ("read shop orders --as-of 7 --timeout 0.01", "1 update at time 7: sealing to 8 makes", 2),
     (
         "read shop other --as-of 2",
-        "time 2 is before since=6: history before since has been compacted. Read at time 6",
+        "--as-of 2 is before since=6: history before since has been compacted. Read at as_of >= 6",
         2,
     ),
     ("changes shop other 2 5", "Ask for changes from 7 or later", 2),
-    ("changes shop orders 4 2", "START 4 and UNTIL 2 are backwards", 2),
-    ("read shop other", "persist read --form diff", 2),
-    ("export shop other out", "persist read --form diff", 2),
+    ("changes shop orders 4 2", "start=4 and until=2 are backwards", 2),
+    ("read shop other", "persist read with --form diff shows", 2),
+    ("export shop other out", "persist read with --form diff shows", 2),
     ("read shop orders --form columns", '--form \'columns\' is not a form of a snapshot: use "rows" or "diff"', 2),
     ("read shop orders --schema 9", "--schema 9 is no version", 2),
     ("read shop orders --as-of 2026-01-01", "create one with --timeline us", 2),
     ("read shop orders --as-of frist", "it has 'first'. persist tag makes one.", 2),
-    ("read shop ordres", "Check the name, or make it with persist create", 2),
+    ("read shop ordres", "Check the name. This client only reads", 2),
     ("compact shop ordres", "Check the name, or make it with persist create", 2),
     ("write shop orders rows.csv --time 4", "times before 5 are sealed. Write at times >= 5", 2),
     ("write shop orders rows.csv --time 6 --diff 0", "--diff 0 is no change", 2),
     ("write shop whole rows.csv --time 4 --ignore v", "complete for ever", 2),
     ("overwrite shop orders rows.csv --time 6", "finish and seal to 8, or", 3),
-    ("seal shop orders 3", "upper cannot go back from 5 to 3. Ask for a frontier at or beyond 5", 2),
+    ("seal shop orders 3", "upper cannot go back from 5 to 3. Ask for 5 or later", 2),
     ("seal shop whole 3", "upper cannot go back to 3: it is complete for ever", 2),
     (
         "tag shop orders first 4",
-        "there is a tag 'first' already, at 3, and it was left there. To move it, say --move",
+        "was expected to be not there, and is at 3; it was left as it is. To move a tag that exists, give --move",
         3,
     ),
     ("hold shop orders held 3", "from 4 to 3", 2),
     ("release shop orders holding --yes", ". persist hold makes one", 2),
-    ("rename shop orders other", "exists already. Choose another name", 3),
-    ("view shop orders", "persist read shows what it holds", 2),
+    ("rename shop orders other", "exists already. Load it, or choose another name", 3),
+    ("view shop orders", "written by its users. Use persist read", 2),
     (
         "write shop keyed rows.csv --time 4",
         "Use persist upsert, persist overwrite or persist delete, and persist seal",
         2,
     ),
-    ("upsert shop keyed gone.csv --time 9", "Create one with --tombstone COLUMN", 2),
+    ("upsert shop keyed gone.csv --time 9", "Create one with --tombstone.", 2),
     ("upsert shop keyed rows.csv --time 9 --late never", "--late 'never' is no way", 2),
-    ("evolve shop other --keyed", "see docs/use/how-to.md, erasure", 2),
+    ("evolve shop other --keyed", "let since pass them, and compact", 2),
     ("create shop new --key k:int46", "such as int64, float64", 2),
     ("create shop new --key k:int64 --keyed --resolve never", "--resolve 'never' is not allowed: give 'seal'", 2),
     ("fsck shop --dry-run", "--dry-run goes with --repair", 2),
     ("fsck shop --set-aside", "--set-aside goes with --repair", 2),
-    ("serve shop --url grpc://0.0.0.0:0", "set PERSIST_SERVE_TOKEN, or say --insecure", 2),
+    ("serve shop --url grpc://0.0.0.0:0", "PERSIST_SERVE_TOKEN), or --insecure", 2),
     ("compact shop --memory-budget 1", "--memory-budget 1 is not allowed: give an integer >= 16777216", 2),
 ]
 
@@ -133,7 +133,7 @@ def test_a_view_is_written_by_its_query_alone(command: str, provoke: Provoked) -
 def test_a_query_that_cannot_read_a_collection_says_why_without_a_traceback(provoke: Provoked) -> None:
     said = provoke("sql", "shop", "SELECT * FROM other")
     assert said.startswith("persist: the record ")
-    assert "persist read --form diff" in said
+    assert "persist read with --form diff shows" in said
 
 
 def test_a_query_that_is_refused_is_shown_without_a_caret_that_points_at_nothing(provoke: Provoked) -> None:
@@ -167,5 +167,5 @@ def test_what_a_first_client_left_behind_is_no_other_file(tmp_path: Path) -> Non
 
 
 def test_what_a_user_has_written_is_not_put_into_other_words() -> None:
-    said = "the condition \"key='a' and late='b'\" compares 'a' with a column of type int64"
-    assert worded(said) == said
+    said = "the condition \"key='a' and late='b'\" and {compact:call} compares 'a' with a column of type int64"
+    assert word_error(persist.InvalidUsage(said)) == said

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from persist.tools.web import app
+from persist.tools.web import server
 from tests.support.stepped import WAIT_S
 from tests.tools.web.places import fill, shown
 
@@ -25,8 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def url(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(app, "REQUEST_S", 0.3)
-    monkeypatch.setattr(app, "ANSWER_S", 0.3)
+    monkeypatch.setattr(server, "REQUEST_S", 0.3)
+    monkeypatch.setattr(server, "ANSWER_S", 0.3)
     with shown(folder) as url:
         yield url
 
@@ -105,7 +105,7 @@ def test_an_answer_that_nobody_takes_ends_its_connection(url: str) -> None:
 def test_more_connections_than_there_may_be_are_closed_and_make_room_when_they_end(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "CONNECTIONS_MAX", 5)
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 5)
     with ExitStack() as stack:
         opened = [stack.enter_context(connected(url, b"")) for _ in range(1000)]
         for connection in opened:

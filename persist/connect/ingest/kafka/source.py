@@ -1,10 +1,15 @@
 """Topics of Kafka: what came of one poll becomes one commit and one time, with the offsets that come next.
 
-Beside the collections of rows, a source has three of its own, which are sealed with them:
+Beside the collections of rows, a source has two of its own, which are sealed with them:
 
-    NAME.offsets        (topic, partition) → next, the offset to go on at; newest, the newest timestamp before it
     NAME.transactions   moments of times: the newest timestamp of messages so far, or the clock where topics are idle
-    NAME.rejected       (topic, partition, offset) → reason, key, value: what could not be read, or came too late
+    NAME.rejected       (topic, partition, offset) → reason, key, value: what could not be read, or came too late; the
+                        first such message makes it
+
+Each commit says in properties of `NAME.transactions` where to go on: for each topic that moved, the next offset of its
+partitions (`ingest.next TOPIC`), and the newest timestamp of all (`ingest.newest_ms`). So the state has them without a
+read of any part. Earlier versions kept them in a collection `NAME.offsets`: reading goes on from there, if no property
+says more.
 
 A time is a number that only counts. Messages of one key stay in their order, because Kafka keeps it within a partition
 and a collection takes events of one time in the order of their arrival.
@@ -20,13 +25,13 @@ import pyarrow.compute as pc
 
 from persist.api.client import Client
 from persist.api.collection import Collection
-from persist.blob.threads import Backoff
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.types.python_types import arrow_type
 from persist.connect.envelopes import Events, canal, debezium, maxwell, plain, samples_of, values_at
 from persist.connect.ingest.kafka.avro import Registry
 from persist.connect.ingest.kafka.config import KafkaConfig, Route, brokers_of
-from persist.connect.ingest.kafka.topics import MESSAGE, Place, Poll, Position, Topics, positions_of, positions_table
+from persist.connect.ingest.kafka.positions import Positions
+from persist.connect.ingest.kafka.topics import MESSAGE, Poll, Topics
 from persist.connect.ingest.row_files import find_unknown_fields
 from persist.connect.ingest.row_types import is_open
 from persist.connect.ingest.source import Batch, Change, Run, Target
@@ -34,7 +39,6 @@ from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.rendering import counted
 
 logger = logging.getLogger(__name__)
-RETRY_S = 600.0
 PEEKED_ROWS = 1_000
 PEEK_S = 5.0
 DELETED = "_deleted"
@@ -54,10 +58,12 @@ class Kafka:
         name = self._topics.side_name
         self.moments = f"{name}.transactions"
         self._warned: set[tuple[str, str]] = set()
-        self._offsets, self._rejected = f"{name}.offsets", f"{name}.rejected"
+        self._offsets = f"{name}.offsets"
+        comment = f"messages of {self.name} that could not be taken in"
+        self._rejected = Target(f"{name}.rejected", _REJECTED_KEY, _REJECTED_VALUE, False, None, comment)
 
     def targets(self, client: Client) -> Sequence[Target]:
-        """Return the collections of rows, of offsets and of rejected messages; of new ones, messages may tell types."""
+        """Return the collections of rows, and of rejected messages if there are any; messages may tell types."""
         missing = [route for route in self._brokers.routes if route.collection not in client]
         untold = [route for route in missing if not self._is_told(route)]
         peeked = self._peeked() if untold else {}
@@ -73,63 +79,60 @@ class Kafka:
                         "choose another collection"
                     )
                 targets.append(Target(route.collection, {}, {}, keyed))
-        offsets = {"topic": pa.string(), "partition": pa.int32()}
-        comment = f"where to go on reading {self.name}"
-        targets.append(
-            Target(self._offsets, offsets, {"next": pa.int64(), "newest": MESSAGE.field(5).type}, True, None, comment)
-        )
-        comment = f"messages of {self.name} that could not be taken in"
-        targets.append(Target(self._rejected, _REJECTED_KEY, _REJECTED_VALUE, False, None, comment))
-        return targets
+        return [*targets, *([self._rejected] if self._rejected.name in client else [])]
 
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield what comes until the run stops; with `once`, until the offsets that the topics had at the start."""
-        clock, tries = run.client.engine.clock, None
-        positions = _positions(run.collections[self._offsets], run.uppers[self._offsets])
-        while not run.stop.is_set():
-            try:
-                for batch in self._followed(run, positions):
-                    yield batch
-                    tries = None
-                return
-            except Unavailable as problem:
-                tries = tries or Backoff(clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
-                if run.once or not tries.wait():
-                    raise
-                run.failed(problem)
-                self._topics.close()
-                self._topics = Topics(self._brokers, self.config)
+        if run.stop.is_set():
+            return
+        try:
+            yield from self._followed(run, self._positions(run))
+        except Unavailable:
+            self._topics.close()
+            self._topics = Topics(self._brokers, self.config)
+            raise
 
     def close(self) -> None:
         """End the threads of the client library."""
         self._topics.close()
 
-    def _followed(self, run: Run, positions: dict[Place, Position]) -> Generator[Batch]:
+    def _positions(self, run: Run) -> Positions:
+        """Return where to go on, by the properties of the last commit, or by the collection of an earlier version."""
+        positions = Positions.of_properties(run.collections[self.moments].about.properties)
+        if positions.next or self._offsets not in run.client:
+            return positions
+        offsets = run.client.load(self._offsets)
+        if not offsets.upper.time:
+            return positions
+        with offsets.snapshot() as snapshot:
+            return Positions.of_rows(snapshot.to_arrow().to_pylist())
+
+    def _followed(self, run: Run, positions: Positions) -> Generator[Batch]:
         clock = run.client.engine.clock
-        self._topics.assign(positions, wait=not run.once)
+        self._topics.assign(positions.next, wait=not run.once)
         looked_s = moved_s = clock.monotonic_s()
         while True:
             poll = self._topics.poll()
             now_s = clock.monotonic_s()
             is_end = run.stop.is_set() or (run.once and self._topics.is_read_to_end())
             if poll.rows or (is_end and not run.stop.is_set()) or now_s - moved_s >= self.config.heartbeat_s:
-                yield self._batch(run, poll, max((at.newest_ms for at in positions.values()), default=-1))
-                # It is durable now.
-                positions |= {place: Position(next_, poll.newest_ms[place]) for place, next_ in poll.next.items()}
+                after = positions.after(poll)
+                yield self._batch(run, poll, positions, after)
+                positions = after  # It is durable now.
                 moved_s = now_s
             if is_end:
                 return
             if now_s - looked_s >= self.config.poll_s:
-                self._topics.assign(positions, wait=True)
+                self._topics.assign(positions.next, wait=True)
                 looked_s = now_s
 
-    def _batch(self, run: Run, poll: Poll, before_ms: int) -> Batch:
-        """Return what came as a batch; before_ms is the newest timestamp that came before."""
-        time = run.uppers[self._offsets]
+    def _batch(self, run: Run, poll: Poll, positions: Positions, after: Positions) -> Batch:
+        """Return what came as a batch, with the positions after it."""
+        time, before_ms = run.uppers[self.moments], positions.newest_ms
         run.client.engine.check_clock()  # It bounds moments, which never go back.
         now_ms = run.client.engine.clock.wall_ms()
         # A producer whose clock is ahead must not take the moments of all others with it, or make them late.
-        newest_ms = min(now_ms, max([before_ms, *poll.newest_ms.values()])) if poll.rows else now_ms
+        newest_ms = min(now_ms, after.newest_ms) if poll.rows else now_ms
         batch = Batch((), time + 1, 0, [(time, newest_ms * 1000)])
         rejected: list[pa.Table] = []
         changes = []
@@ -145,15 +148,16 @@ class Kafka:
                         changes.append(Change(route.collection, rows, time))
         bad = _once(rejected)
         if len(bad):
-            changes.append(Change(self._rejected, bad, time))
+            changes.append(Change(self._rejected.name, bad, time))
+            batch.targets = [self._rejected]
             first = bad.slice(0, 1).to_pylist()[0]
             logger.warning(
                 "%s: %d messages could not be taken in and are in %r; the first one: topic %s, partition %d, "
-                "offset %d: %s", self.name, len(bad), self._rejected, first["topic"], first["partition"],
+                "offset %d: %s", self.name, len(bad), self._rejected.name, first["topic"], first["partition"],
                 first["offset"], first["reason"],
             )  # fmt: skip
         if poll.next:
-            changes.append(Change(self._offsets, positions_table(poll), time))
+            batch.properties = {self.moments: after.properties({topic for topic, _ in poll.next})}
         batch.changes, batch.rows = changes, poll.rows
         return batch
 
@@ -280,14 +284,6 @@ def _sample_rows(route: Route, messages: pa.Table) -> list[dict[str, Any]]:
     found = values_at(documents, *places)
     rows = [row for one in found for row in (one if isinstance(one, list) else [one])]
     return [row for row in rows if isinstance(row, dict)]
-
-
-def _positions(offsets: Collection, upper: int) -> dict[Place, Position]:
-    """Return where to go on, as the collection of offsets says."""
-    if not upper:
-        return {}
-    with offsets.snapshot(upper - 1) as snapshot:
-        return positions_of(snapshot.to_arrow().to_pylist())
 
 
 def _without_late(messages: pa.Table, newest_ms: int, late_s: float | None) -> tuple[pa.Table, pa.Table]:

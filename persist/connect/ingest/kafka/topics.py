@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.arrays import int64_array
 from persist.connect.ingest.kafka.config import Brokers, KafkaConfig
 from persist.connect.ingest.source import advise_copy
 from persist.core.errors import InvalidUsage, Unavailable
@@ -32,14 +31,6 @@ MESSAGE = pa.schema(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far a partition was read: the offset that comes next, and the newest timestamp before it, or -1."""
-
-    next: int
-    newest_ms: int = -1
-
-
 @dataclass
 class Poll:
     """What came at once.
@@ -47,12 +38,12 @@ class Poll:
     Attributes:
         tables: by topic, the messages as `MESSAGE`, in their order.
         next: the offsets that come next in the partitions that moved.
-        newest_ms: the newest timestamp in these partitions, now or before, where messages have any.
+        newest_ms: the newest timestamp of the messages, or -1.
     """
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
     next: dict[Place, int] = field(default_factory=dict)
-    newest_ms: dict[Place, int] = field(default_factory=dict)
+    newest_ms: int = -1
 
     @property
     def rows(self) -> int:
@@ -68,7 +59,6 @@ class Topics:
         self._config = config
         self._topics = list(dict.fromkeys(route.topic for route in brokers.routes))
         self._next: dict[Place, int] = {}
-        self._newest_ms: dict[Place, int] = {}
         self._ends: dict[Place, int] = {}
         self._problem: Any = None
         self._mean_bytes = 1_000.0
@@ -92,7 +82,7 @@ class Topics:
         """End the threads of the library."""
         self._consumer.close()
 
-    def assign(self, positions: Mapping[Place, "Position"], *, wait: bool) -> None:
+    def assign(self, positions: Mapping[Place, int], *, wait: bool) -> None:
         """Read all partitions that there are, from their positions, or from the beginning. Called again, add new ones.
 
         Args:
@@ -111,8 +101,7 @@ class Topics:
                     continue
                 first, end = self._asked(self._consumer.get_watermark_offsets, self._at(place), ASK_S)
                 known = positions.get(place)
-                self._next[place] = first if known is None else self._begin(place, known.next, first, end)
-                self._newest_ms[place] = -1 if known is None else known.newest_ms
+                self._next[place] = first if known is None else self._begin(place, known, first, end)
                 self._ends[place] = end
                 added.append(self._at(place, self._next[place]))
         if added:
@@ -147,7 +136,7 @@ class Topics:
             logger.warning("%s: reading goes on at %d, as lost says", what, first)
             return first
         names = [route.collection for route in self._brokers.routes]
-        names += [f"{self.side_name}.{beside}" for beside in ("offsets", "rejected", "transactions")]
+        names += [f"{self.side_name}.{beside}" for beside in ("rejected", "transactions")]
         raise InvalidUsage(
             f'{what}: what was between is lost. {advise_copy(names)}. To go on without what was lost, say lost = "skip"'
         )
@@ -198,6 +187,8 @@ class Topics:
         poll = Poll()
         if messages:
             topics = [message.topic() for message in messages]
+            # Offsets grow within a partition, so that its last message has the greatest.
+            poll.next = {(m.topic(), m.partition()): m.offset() + 1 for m in messages}
             columns = [
                 pa.array([message.key() for message in messages], pa.large_binary()),
                 pa.array([message.value() for message in messages], pa.large_binary()),
@@ -206,24 +197,16 @@ class Topics:
                 pa.array([message.offset() for message in messages], pa.int64()),
             ]
             stamps = np.array([message.timestamp()[1] for message in messages], np.int64)
+            poll.newest_ms = max(-1, int(stamps.max()))
             columns.append(pa.array(stamps, mask=stamps < 0).cast(MESSAGE.field("timestamp").type))
             table = pa.table(columns, schema=MESSAGE)
             for topic in dict.fromkeys(topics):
                 mine = table if len(set(topics)) == 1 else table.filter(pc.equal(table["topic"], topic))
                 poll.tables[topic] = mine
-                last = mine.group_by("partition").aggregate([("offset", "max"), ("timestamp", "max")])
-                newest = last["timestamp_max"].cast(pa.int64()).fill_null(-1)
-                last_columns = (last["partition"].to_pylist(), last["offset_max"].to_pylist(), newest.to_pylist())
-                for partition, offset, newest_ms in zip(*last_columns, strict=True):
-                    poll.next[topic, partition] = offset + 1
-                    poll.newest_ms[topic, partition] = newest_ms
         for place, end in ends.items():  # Marks of transactions are offsets without messages.
             if end > poll.next.get(place, self._next[place]):
                 poll.next[place] = end
         self._next.update(poll.next)
-        for place, newest_ms in poll.newest_ms.items():
-            self._newest_ms[place] = max(newest_ms, self._newest_ms.get(place, -1))
-        poll.newest_ms = {place: self._newest_ms.get(place, -1) for place in poll.next}
         return poll
 
     def _noted(self, message: Any, ends: dict[Place, int]) -> None:
@@ -281,23 +264,3 @@ class Topics:
 def _text_of(error: Any) -> str:
     given = error.args[0] if isinstance(error, Exception) and error.args else error
     return str(given.str()) if hasattr(given, "str") else str(given)
-
-
-def positions_table(poll: Poll) -> pa.Table:
-    """Return how far partitions are read, as events of the collection that keeps it."""
-    topics, partitions = zip(*poll.next, strict=True)
-    newest = np.array([poll.newest_ms[place] for place in poll.next], np.int64)
-    columns = [pa.array(topics, pa.string()), pa.array(partitions, pa.int32())]
-    columns += [int64_array(np.array([*poll.next.values()], np.int64))]
-    columns += [pa.array(newest, mask=newest < 0).cast(MESSAGE.field("timestamp").type)]
-    return pa.table(columns, names=["topic", "partition", "next", "newest"])
-
-
-def positions_of(rows: list[dict[str, Any]]) -> dict[Place, Position]:
-    """Return how far partitions are read from the rows of the collection that keeps it."""
-    return {
-        (row["topic"], row["partition"]): Position(
-            row["next"], -1 if row["newest"] is None else int(row["newest"].timestamp() * 1000)
-        )
-        for row in rows
-    }

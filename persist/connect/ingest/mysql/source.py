@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from persist.api.client import Client
 from persist.api.collection import Collection
-from persist.blob.threads import Backoff
 from persist.connect.ingest.mysql.binlog import STEP, gtids_of
 from persist.connect.ingest.mysql.server import PADDED, Column, MysqlConfig, Server, text_of, typed
 from persist.connect.ingest.mysql.stream import At, MyStream
@@ -24,7 +23,6 @@ from persist.connect.ingest.table_copy import Copied, Copy, Point
 from persist.core.errors import InvalidUsage, Unavailable
 
 logger = logging.getLogger(__name__)
-RETRY_S = 600.0
 MEASURE_MAX = 1 << 42
 
 
@@ -54,27 +52,15 @@ class Mysql:
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield contents that are not there yet, and then transactions. A lost connection is made anew."""
         names = [self.config.prefix + table for table in self._tables]
-        tries: Backoff | None = None
-        while not run.stop.is_set():
-            try:
-                if not all(run.uppers[name] for name in names):
-                    for batch in Copy(MyCopy(self._server, self._tables, self.moments), names, run).batches():
-                        yield batch
-                        tries = None
-                        if run.stop.is_set():
-                            return
-                for batch in MyStream(self._server, self._tables, run, self.moments).batches():
+        try:
+            if not all(run.uppers[name] for name in names):
+                for batch in Copy(MyCopy(self._server, self._tables, self.moments), names, run).batches():
                     yield batch
-                    tries = None
-                return
-            except (self._server.library.Error, OSError, EOFError, Unavailable) as error:
-                problem = self._server.problem(error)
-                if run.once or isinstance(problem, InvalidUsage):
-                    raise problem from None
-                tries = tries or Backoff(run.client.engine.clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
-                if not tries.wait():
-                    raise problem from None
-                run.failed(problem)
+                    if run.stop.is_set():
+                        return
+            yield from MyStream(self._server, self._tables, run, self.moments).batches()
+        except (self._server.library.Error, OSError, EOFError, Unavailable) as error:
+            raise self._server.problem(error) from None
 
     def close(self) -> None:
         """Do nothing: connections are closed where they are made."""

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.connect.ingest.postgres.pgoutput import Column
+from persist.connect.ingest.source import SourceBusy
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.rendering import without_secrets
 from persist.engine.read.results.result import required
@@ -126,7 +127,7 @@ class PostgresConfig(msgspec.Struct, kw_only=True):
     copy_bytes: int = 8 << 20
 
 
-class SlotInUse(Unavailable):
+class SlotInUse(SourceBusy):
     """Somebody else reads from the replication slot."""
 
 

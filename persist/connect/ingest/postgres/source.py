@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from persist.api.client import Client
 from persist.api.collection import Collection
-from persist.blob.threads import Backoff
 from persist.connect.ingest.postgres.database import (
     CLOCK_US,
     Database,
@@ -40,7 +39,6 @@ from persist.connect.ingest.table_copy import Copied, Copy, Point
 from persist.core.errors import InvalidUsage, Unavailable
 
 logger = logging.getLogger(__name__)
-RETRY_S = 600.0
 UNDEFINED = "42704"  # A code of the server.
 
 
@@ -74,35 +72,23 @@ class Postgres:
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield contents that are not there yet, and then transactions. A lost connection is made anew."""
         self._slot = self._slot or self._slot_of(run)
-        tries: Backoff | None = None
-        while not run.stop.is_set():
-            try:
-                if not all(run.uppers[name] for name in self._tables):
-                    server = PgCopy(self._database, self._tables, self._slot, lambda: self._claim_slot(run))
-                    for batch in Copy(server, [*self._tables], run).batches():
-                        yield batch
-                        tries = None
-                        if run.stop.is_set():
-                            return
-                for batch in Stream(self._database, self._tables, self._slot, run).batches():
+        try:
+            if not all(run.uppers[name] for name in self._tables):
+                server = PgCopy(self._database, self._tables, self._slot, lambda: self._claim_slot(run))
+                for batch in Copy(server, [*self._tables], run).batches():
                     yield batch
-                    tries = None
-                return
-            except (self._database.library.Error, Unavailable) as error:
-                if getattr(error, "pgcode", None) == UNDEFINED and "publication" in str(error):
-                    raise InvalidUsage(
-                        f"{self.name}: the publication was made anew, and changes of before that cannot be read: "
-                        f"{one_line(error)}. {advise_copy(run.collections)}"
-                    ) from None
-                if not self._database.is_lost(error):
-                    raise InvalidUsage(f"{self.name} refuses: {one_line(error)}") from None
-                problem = error if isinstance(error, Unavailable) else self._database.unavailable(error)
-                if run.once and not isinstance(error, SlotInUse):
-                    raise problem from None
-                tries = tries or Backoff(run.client.engine.clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
-                if not tries.wait():
-                    raise problem from None
-                run.failed(problem)
+                    if run.stop.is_set():
+                        return
+            yield from Stream(self._database, self._tables, self._slot, run).batches()
+        except (self._database.library.Error, Unavailable) as error:
+            if getattr(error, "pgcode", None) == UNDEFINED and "publication" in str(error):
+                raise InvalidUsage(
+                    f"{self.name}: the publication was made anew, and changes of before that cannot be read: "
+                    f"{one_line(error)}. {advise_copy(run.collections)}"
+                ) from None
+            if not self._database.is_lost(error):
+                raise InvalidUsage(f"{self.name} refuses: {one_line(error)}") from None
+            raise (error if isinstance(error, Unavailable) else self._database.unavailable(error)) from None
 
     def close(self) -> None:
         """Do nothing: connections are closed where they are made."""

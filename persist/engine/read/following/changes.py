@@ -259,9 +259,8 @@ class Transitions:
         taken = {CHANGE, *(OLD + name for name in values)}
         if clash := [name for name in names if name in taken]:
             raise InvalidUsage(
-                f"the collection has a column {clash[0]!r}, which means something else among transitions: leave it "
-                'out by columns=, or read form="updates"'
-            )
+                f"the collection has a column {clash[0]!r}, which means something else among transitions."
+            ).with_remedy("Leave it out with {columns:option}, or read with {form:option:updates}.")
         arrow = schema.arrow
         return cls(pa.schema([arrow.field(name) for name in (*names, "_time")]), tuple(schema.key_names))
 

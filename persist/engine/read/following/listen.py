@@ -47,9 +47,26 @@ class Steps(Closes, Generic[P]):
 
     _coming: "asyncio.Future[P | None] | None" = None
 
+    def poll(self, timeout_s: float | None = 0.0) -> P | None:
+        """Return the next step, or None if there is none within timeout_s seconds (None: wait without limit).
+
+        Raises:
+            AsOfCompacted: since has passed the time reached here.
+            LeaseExpired: what this follows is not kept for it any more.
+            CollectionNotFound: the collection was destroyed.
+            ClientClosed: the client was closed.
+            InvalidUsage: this was closed before.
+        """
+        self.check_unclosed()
+        return self.step(timeout_s)
+
     @abstractmethod
     def step(self, timeout_s: float | None) -> P | None:
         """Return the next step, or None if there is none in time, or this is closed."""
+
+    @abstractmethod
+    def check_unclosed(self) -> None:
+        """Raise InvalidUsage if this was closed: that nothing came is not what a poll should say then."""
 
     @property
     @abstractmethod
@@ -164,19 +181,6 @@ class Listen(ShownByRepr, Steps[Progress]):
         """Whether everything has been yielded, for ever, or this was closed."""
         return self._closed or (self._lower is None and not self._left)
 
-    def poll(self, timeout_s: float | None = 0.0) -> Progress | None:
-        """Return the next progress, or None if there is none within timeout_s seconds (None: wait without limit).
-
-        Raises:
-            AsOfCompacted: since has passed the time reached here.
-            LeaseExpired: what this follows is not kept for it any more.
-            CollectionNotFound: the collection was destroyed.
-            ClientClosed: the client was closed.
-            InvalidUsage: this was closed before.
-        """
-        self.check_unclosed()
-        return self.step(timeout_s)
-
     def step(self, timeout_s: float | None) -> Progress | None:
         """Do what `poll` does, but return None once this is closed, as a loop that somebody else ends wants it."""
         self._follower.check_open()
@@ -196,7 +200,6 @@ class Listen(ShownByRepr, Steps[Progress]):
         return Progress(updates, piece.upper)
 
     def check_unclosed(self) -> None:
-        """Raise InvalidUsage if this was closed: that nothing came is not what a poll should say then."""
         if self._closed:
             raise InvalidUsage(f"what followed {self.name!r} was closed, so nothing comes any more. Begin again.")
 
@@ -340,14 +343,8 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         """Whether everything has been yielded, for ever, or this was closed."""
         return all(listen.is_finished for listen in self._listens.values())
 
-    def poll(self, timeout_s: float | None = 0.0) -> JointProgress[K] | None:
-        """Return what has advanced, or None if nothing has within timeout_s seconds (None: wait without limit).
-
-        Raises:
-            AsOfCompacted, LeaseExpired, CollectionNotFound, ClientClosed, InvalidUsage: as `Listen.poll`.
-        """
+    def check_unclosed(self) -> None:
         next(iter(self._listens.values())).check_unclosed()
-        return self.step(timeout_s)
 
     def step(self, timeout_s: float | None) -> JointProgress[K] | None:
         """Do what `poll` does, but return None once this is closed."""

@@ -326,8 +326,8 @@ class PartReader:
         if largest > self.memory_budget:
             raise InvalidUsage(
                 f"memory_budget={self.memory_budget} cannot hold a row group of {part.name!r}, which takes {largest} "
-                f"bytes decoded: open with persist.Settings(memory_budget={4 * largest}) or more"
-            )
+                "bytes decoded."
+            ).with_remedy(f"Give {{memory_budget:option:{4 * largest}}} or more.")
         if not groups:
             return _no_rows(schema, columns), b""
 

@@ -287,7 +287,7 @@ def test_a_collection_without_anything_sealed_can_be_followed(path: str) -> None
 def test_what_cannot_be_read_is_not_written_down_as_a_beginning(orders: persist.Collection, path: str) -> None:
     orders.allow_compaction(70).result()  # Since may pass upper.
     for options in (CHANGES, {**CHANGES, "start": "latest"}, {**CHANGES, "start": 70}):
-        with Query(path, options) as query, pytest.raises(persist.errors.AsOfCompacted, match=r"since=Antichain\(70\)"):
+        with Query(path, options) as query, pytest.raises(persist.errors.AsOfCompacted, match=r"since=70"):
             query.next()
         assert query.ends == []
     assert orders.holds() == []
@@ -456,7 +456,7 @@ def test_without_a_hold_nothing_is_written_and_nothing_is_kept(orders: persist.C
     orders.allow_compaction(40).result()
     with (
         Query(path, CHANGES, query.ends) as again,
-        pytest.raises(persist.errors.AsOfCompacted, match="since=Antichain"),
+        pytest.raises(persist.errors.AsOfCompacted, match="since="),
     ):
         again.next()
 
@@ -475,7 +475,7 @@ def test_history_that_goes_while_a_query_without_a_hold_runs_stops_it(
             query.next()
         orders.allow_compaction(40).result()
         orders.compact()
-        with pytest.raises(persist.errors.AsOfCompacted, match="since=Antichain"):
+        with pytest.raises(persist.errors.AsOfCompacted, match="since="):
             query.next()
 
 
@@ -608,10 +608,10 @@ def test_spark_follows_what_is_written_while_it_runs(
             {**CHANGES, "start": 4},
             "persist.errors.AsOfCompacted: changes from 4 on cannot be told from what came before",
         ),
-        ({**CHANGES, "as_of": 4}, "persist.errors.AsOfCompacted: as_of=4 is before since=Antichain(5)"),
+        ({**CHANGES, "as_of": 4}, "persist.errors.AsOfCompacted: as_of=4 is before since=5"),
         (
             {**CHANGES, "as_of": 99, "timeout_s": 0},
-            "persist.errors.AsOfNotSealed: as_of=99 is not before upper=Antichain(60)",
+            "persist.errors.AsOfNotSealed: as_of=99 is not before upper=60",
         ),
         ({**CHANGES, "start": "2026-11-21"}, "the collection 'orders' has no timeline"),
         ({**CHANGES, "start": "noon"}, "'noon' is no time, no moment, and no tag of this collection"),

@@ -96,7 +96,7 @@ def test_a_late_event_ends_the_query_with_its_reason(spark: SparkSession, locati
     with pytest.raises(PySparkException) as caught:
         run(feed.frame, location, checkpoint, **options)
     assert (
-        "persist.errors.UpdateNotBeyondUpper: update at time 94000000 is not beyond upper=Antichain(95000000)"
+        "persist.errors.UpdateNotBeyondUpper: update at time 94000000 is not beyond upper=95000000"
         in str(caught.value)
     )
     assert "File " not in str(caught.value)

@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +15,9 @@ import pytest
 
 import persist
 from persist.core.metrics import Reading
-from persist.tools.cli import exposition
-from persist.tools.cli.exposition import MetricsServer, text_of
+from persist.tools.web import server as limits
+from persist.tools.web.app import served
+from persist.tools.web.metrics import families_of, serve_metrics
 from tests.support.paths import ROOT
 from tests.support.stepped import WAIT_S
 
@@ -49,84 +51,78 @@ def numbers(text: str) -> dict[str, str]:
 
 
 def test_a_scrape_tells_of_the_store_and_of_each_collection(client: persist.Client) -> None:
-    with MetricsServer(client, "127.0.0.1:0", token=None, insecure=False) as server:
-        status, text = asked(server.url)
+    with serve_metrics(client, "127.0.0.1:0", token=None, insecure=False) as url:
+        status, text = asked(url)
         found = numbers(text)
         assert status == 200
         assert all(LINE.fullmatch(line) for line in text.splitlines() if not line.startswith("#"))
-        assert (found["persist_up"], found["persist_collections"]) == ("1", "2")
+        assert (found["persist_up"], found["persist_collections"]) == ("1.0", "2.0")
         label = '{collection="or\\"ders {x=\\""}'
-        assert found[f"persist_collection_rows{label}"] == "1"
+        assert found[f"persist_collection_rows{label}"] == "1.0"
         assert float(found[f"persist_collection_lag_seconds{label}"]) > 0
         assert 'persist_collection_lag_seconds{collection="empty"}' not in found
-        assert int(found['persist_store_requests_total{operation="get"}']) > 0
+        assert float(found['persist_store_requests_total{operation="get"}']) > 0
         kinds = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
         assert len(kinds) == len(set(kinds))
         client.load("empty").write([((7, None), 3, 1)]).result()
-        again = numbers(asked(server.url)[1])
-        assert again['persist_collection_unsealed_updates{collection="empty"}'] == "1"
+        again = numbers(asked(url)[1])
+        assert again['persist_collection_unsealed_updates{collection="empty"}'] == "1.0"
 
 
 def test_a_collection_that_has_not_changed_is_not_read_again(tmp_path: Path, client: persist.Client) -> None:
     with (
         persist.open(tmp_path / "location", mode="read", settings=QUIET) as reader,
-        MetricsServer(reader, "127.0.0.1:0", token=None, insecure=False) as server,
+        serve_metrics(reader, "127.0.0.1:0", token=None, insecure=False) as url,
     ):
-        asked(server.url)
+        asked(url)
         before = reader.metrics().store["get"].requests
         for _ in range(3):
-            asked(server.url)
+            asked(url)
         assert reader.metrics().store["get"].requests - before <= 3
 
 
 def test_who_has_no_token_or_comes_by_another_name_gets_nothing(client: persist.Client) -> None:
-    with MetricsServer(client, "127.0.0.1:0", token=None, insecure=False) as server:
-        assert asked(server.url, Host="evil.example:80")[0] == 403
-        assert asked(server.url, Host="localhost")[0] == 200
-        assert asked(server.url, "/")[0] == 404
-        assert asked(server.url, "/metrics?x=1")[0] == 200
-    with MetricsServer(client, "127.0.0.1:0", token="secret", insecure=False) as server:
-        status, text = asked(server.url)
+    with serve_metrics(client, "127.0.0.1:0", token=None, insecure=False) as url:
+        assert asked(url, Host="evil.example:80")[0] == 403
+        assert asked(url, Host="localhost")[0] == 200
+        assert asked(url, "/")[0] == 404
+        assert asked(url, "/metrics?x=1")[0] == 200
+    with serve_metrics(client, "127.0.0.1:0", token="secret", insecure=False) as url:
+        status, text = asked(url)
         assert (status, "persist_" in text) == (401, False)
-        assert asked(server.url, Authorization="Bearer wrong")[0] == 401
-        assert asked(server.url, Authorization="Bearer secret", Host="elsewhere")[0] == 200
+        assert asked(url, Authorization="Bearer wrong")[0] == 401
+        assert asked(url, Authorization="Bearer secret", Host="elsewhere")[0] == 200
 
 
 @pytest.mark.parametrize("address", ["9464", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "http://127.0.0.1:1", ":1"])
 def test_what_is_no_address_is_refused(client: persist.Client, address: str) -> None:
-    with pytest.raises(persist.InvalidUsage, match="HOST:PORT"):
-        MetricsServer(client, address, token=None, insecure=False)
+    with (
+        pytest.raises(persist.InvalidUsage, match="HOST:PORT"),
+        serve_metrics(client, address, token=None, insecure=False),
+    ):
+        pass
 
 
 def test_others_need_a_token_and_a_taken_port_is_said(client: persist.Client) -> None:
-    with pytest.raises(persist.InvalidUsage, match="there is no token"):
-        MetricsServer(client, "0.0.0.0:0", token=None, insecure=False)
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(persist.InvalidUsage, match="another port"):
-        MetricsServer(client, f"127.0.0.1:{taken.getsockname()[1]}", token=None, insecure=False)
-
-
-def test_connections_that_say_nothing_do_not_keep_others_out_for_ever(client: persist.Client) -> None:
-    with MetricsServer(client, "127.0.0.1:0", token=None, insecure=False) as server:
-        parts = urlsplit(server.url)
-        silent = [socket.create_connection((parts.hostname, parts.port)) for _ in range(20)]
-        for each in silent:
-            each.close()
-        for _ in range(1000):
-            try:
-                assert asked(server.url)[0] == 200
-                break
-            except (ConnectionError, http.client.HTTPException):
-                continue  # Those that were closed are still being noticed.
-        else:
-            pytest.fail("nobody is let in any more")
+    with (
+        pytest.raises(persist.InvalidUsage, match="there is no token"),
+        serve_metrics(client, "0.0.0.0:0", token=None, insecure=False),
+    ):
+        pass
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(persist.InvalidUsage, match="another port"),
+        serve_metrics(client, f"127.0.0.1:{taken.getsockname()[1]}", token=None, insecure=False),
+    ):
+        pass
 
 
 def test_a_request_that_comes_byte_by_byte_has_no_more_time_than_others(
     client: persist.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exposition, "TIMEOUT_S", 0.3)
-    with MetricsServer(client, "127.0.0.1:0", token=None, insecure=False) as server:
-        parts = urlsplit(server.url)
+    monkeypatch.setattr(limits, "REQUEST_S", 0.3)
+    with serve_metrics(client, "127.0.0.1:0", token=None, insecure=False) as url:
+        parts = urlsplit(url)
         with socket.create_connection((parts.hostname, parts.port), timeout=0.05) as slow:
             for _ in range(600):
                 try:
@@ -141,17 +137,34 @@ def test_a_request_that_comes_byte_by_byte_has_no_more_time_than_others(
                 pytest.fail("it was still open after 30 s")
 
 
-def test_numbers_that_are_none_are_written_as_prometheus_does() -> None:
-    values = [Reading("a.b", value, True) for value in (1.5, float("inf"), float("nan"))]
-    assert text_of(values) == "# TYPE a_b_total counter\na_b_total 1.5\na_b_total +Inf\na_b_total NaN\n"
-    assert text_of([Reading("a", 1, False, attributes={"b": 'c"\\\n'})]) == '# TYPE a gauge\na{b="c\\"\\\\\\n"} 1\n'
+def test_readings_of_one_name_are_one_family() -> None:
+    values = [Reading("a.b", value, True, attributes={"c": f"{value}"}) for value in (1.5, float("inf"))]
+    [family] = families_of(values)
+    assert (family.name, family.type, [sample.value for sample in family.samples]) == (
+        "a_b",
+        "counter",
+        [1.5, float("inf")],
+    )
+
+
+def test_the_page_has_the_metrics_below_its_secret(client: persist.Client) -> None:
+    with served(client, "127.0.0.1", 0) as page:
+        thread = threading.Thread(target=page.run)
+        thread.start()
+        try:
+            assert asked(page.url)[0] == 403
+            status, text = asked(page.url, urlsplit(page.url).path + "metrics")
+            assert (status, numbers(text)["persist_up"]) == (200, "1.0")
+        finally:
+            page.stop()
+            thread.join()
 
 
 def test_the_dashboard_asks_for_what_there_is(client: persist.Client) -> None:
     board: dict[str, Any] = json.loads((ROOT / "docs" / "run" / "grafana.json").read_text())
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked_for = set(re.findall(r"persist_\w+", " ".join(expressions)))
-    with MetricsServer(client, "127.0.0.1:0", token=None, insecure=False) as server:
-        there = {name.partition("{")[0] for name in numbers(asked(server.url)[1])}
+    with serve_metrics(client, "127.0.0.1:0", token=None, insecure=False) as url:
+        there = {name.partition("{")[0] for name in numbers(asked(url)[1])}
     assert len(asked_for) >= 6
     assert asked_for <= there

@@ -1,0 +1,162 @@
+"""The columns that the rows of a file become, and the times that a write takes from them."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeGuard
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import did_you_mean
+from persist.codecs.types.casts import cast_column
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.codecs.types.texts import parse_column
+from persist.codecs.updates.inputs import DELETED
+from persist.connect.ingest.row_casts import CastTable, cast_each, cast_rows, cast_texts, fitting
+from persist.core.timeline import timeline_of
+
+MARKS = {"_diff": pa.int64(), DELETED: pa.bool_()}
+
+
+@dataclass(frozen=True)
+class RowColumns:
+    """The columns of a collection, as a reader of files fills them.
+
+    Attributes:
+        schema: of the collection.
+        remedy: tells users what to do about a column that the collection has not, which `{}` names.
+        mark: the column that files may have besides: "_diff" of updates, "_deleted" of events.
+        time_column: the column with the times: "_time" of updates, another one of plain rows; None for no times.
+        keys_only: read the key alone.
+        may_lack_values: a value column that a file lacks is NULL; otherwise the file is refused.
+        ignored: columns of the file to leave out.
+        upper: times before it are sealed, so rows at such times are misfits; None for no such check.
+    """
+
+    schema: CollectionSchema
+    remedy: str
+    mark: Literal["_diff", "_deleted"] | None = None
+    time_column: str | None = None
+    keys_only: bool = False
+    may_lack_values: bool = False
+    ignored: tuple[str, ...] = ()
+    upper: int | None = None
+
+    @cached_property
+    def types(self) -> dict[str, pa.DataType]:
+        """The columns to read, each with its type; that of times is int64."""
+        names = self.schema.key_names if self.keys_only else self.schema.names
+        types = {name: self.schema.arrow.field(name).type for name in names}
+        if self.time_column is not None:
+            types.setdefault(self.time_column, pa.int64())
+        return types
+
+    @property
+    def optional_fields(self) -> dict[str, pa.DataType]:
+        """The column that says what a row does, with its type."""
+        return {} if self.mark is None else {self.mark: MARKS[self.mark]}
+
+    def required_names(self, *, is_deletion: bool = False) -> Collection[str]:
+        """Return the columns that a file, or a line of JSON, must have; a deletion needs no values."""
+        if self.may_lack_values or (is_deletion and self.mark == DELETED):
+            return [name for name in self.types if name in (*self.schema.key_names, self.time_column)]
+        return self.types
+
+    def select_names(self, names: Sequence[str]) -> list[str]:
+        """Return the columns of a file to read, in its order."""
+        return [name for name in names if name in self.types or name == self.mark]
+
+    def check_names(self, names: Sequence[str], file: str) -> None:
+        """Raise InvalidUsage unless a file has the required columns, and no unknown ones."""
+        missing = [name for name in self.required_names() if name not in names]
+        if missing:
+            hint = did_you_mean(missing[0], names) or ""
+            raise InvalidUsage(f"{file} has no column {missing[0]!r}{hint.rstrip(',')}; it has {list(names)}")
+        unknown = [name for name in names if name not in {*self.select_names(names), *self.ignored}]
+        if unknown:
+            hint = " A time for all rows goes with rows without one." if "_time" in unknown else ""
+            raise InvalidUsage(f"{file} has the column {self.refuse_name(unknown[0])}.{hint}")
+
+    def refuse_name(self, name: str) -> str:
+        """Return the text about a field that is not a column, and what users do about it."""
+        remedy = self.remedy.format(name)
+        if name.partition(".")[0] in self.types:
+            remedy = "no option adds fields inside of a column, so leave it out of the file, or fill another collection"
+        return f"{name!r}, which the collection has not{did_you_mean(name, self.types) or ':'} {remedy}"
+
+    def json_types(self, first: dict[str, Any]) -> dict[str, pa.DataType]:
+        """Return the fields to read; the first object of the file decides how times are written."""
+        types = dict(self.types)
+        time = self.time_column
+        if self._is_time(time) and isinstance(first.get(time), str):
+            types[time] = pa.string()
+        return types | {name: kind for name, kind in self.optional_fields.items() if name in first or name == DELETED}
+
+    def cast(self, table: pa.Table, *, is_text: bool) -> CastTable:
+        """Return a piece of a file with the types of the columns.
+
+        Args:
+            is_text: text is to be parsed: UTF-8, as string or as binary.
+        """
+        cast = cast_rows(table, lambda column, name: self._cast_column(column, name, is_text))
+        self._check_times(cast.table, cast.misfits)
+        return fitting(CastTable(self._with_nulls(cast.table), cast.misfits))
+
+    def _cast_column(self, column: pa.ChunkedArray, name: str, is_text: bool) -> tuple[pa.ChunkedArray, dict[int, str]]:
+        kind = (self.types | self.optional_fields)[name]
+        if self._is_time(name):
+            return cast_each(column, self._time_cast(is_text), kind, name)
+        cast = cast_texts if is_text else cast_column
+        return cast_each(column, lambda piece: cast(piece, kind, name), kind, name)
+
+    def _time_cast(self, is_text: bool) -> Callable[[pa.ChunkedArray], pa.ChunkedArray]:
+        timeline = timeline_of(self.schema)
+
+        def cast(piece: pa.ChunkedArray) -> pa.ChunkedArray:
+            if is_text and pat.is_binary(piece.type):
+                try:
+                    return parse_column(piece, pa.int64())
+                except pa.ArrowException:
+                    piece = piece.cast(pa.string())
+            if timeline is not None:
+                piece = timeline.column_of_times(piece, self.time_column or "_time")
+            return cast_column(piece, pa.int64(), self.time_column or "_time")
+
+        return cast
+
+    def _with_nulls(self, table: pa.Table) -> pa.Table:
+        """Return a table with all columns to read."""
+        for name, kind in self.types.items():
+            if name not in table.column_names:
+                table = table.append_column(name, pa.nulls(len(table), kind))
+        return table
+
+    def _is_time(self, name: str | None) -> TypeGuard[str]:
+        """Return whether a column has the times of rows, and none of their values."""
+        return name is not None and name == self.time_column and name not in self.schema.names
+
+    def _check_times(self, table: pa.Table, misfits: dict[int, str]) -> None:
+        """Add the rows whose time or diff is not allowed."""
+        if self._is_time(self.time_column) and self.time_column in table.column_names:
+            times = table[self.time_column]
+            outside = pc.fill_null(pc.or_(pc.less(times, self.upper or 0), pc.greater(times, TIME_MAX)), True)
+            for row in _rows_where(outside):
+                misfits.setdefault(row, self._refuse_time(times[row].as_py()))
+        if "_diff" in table.column_names:
+            for row in _rows_where(pc.is_null(table["_diff"])):
+                misfits.setdefault(row, "column '_diff' is missing its number")
+
+    def _refuse_time(self, time: int | None) -> str:
+        if time is None:
+            return f"column {self.time_column!r} is empty, and every row needs a time"
+        if 0 <= time <= TIME_MAX:
+            return f"its time {time} is sealed: times from {self.upper} on can be written"
+        return f"its time {time} is none: times go from 0 to {TIME_MAX}"
+
+
+def _rows_where(flags: pa.ChunkedArray) -> list[int]:
+    return [int(row) for row in np.flatnonzero(flags.combine_chunks().to_numpy(zero_copy_only=False))]

@@ -1,0 +1,170 @@
+"""Metrics of a location over HTTP, in Prometheus' text format, which Grafana reads by way of any scraper.
+
+    GET /metrics
+
+Families, beside those of `persist.core.metrics` (dots become underscores, counters end in `_total`):
+
+    persist_up                           1 if the store answered this time
+    persist_seqno                        the last record of the log
+    persist_collections                  how many there are
+    persist_collection_<rows|bytes|parts|holds|unsealed_updates|since|upper>     by collection
+    persist_collection_failed            by collection: 1 if its last refresh, its source or a sink failed
+    persist_collection_lag_seconds       by collection: how far its upper is behind now, if its times are moments
+
+A scrape costs one GET of the log, and one for each collection that has changed since the last one. Of more than
+`COLLECTIONS_MAX` collections, it has only the totals. The server answers whoever sends the token. Without a token, it
+answers only this machine, and only by a name of this machine: so a page in a browser whose name points here gets
+nothing.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+import persist
+from persist.core.metrics import Reading, readings
+from persist.engine.collection.failures import failures_of
+from persist.services.serve.messages import host_of, is_loopback
+from persist.services.serve.rights import RIGHTS, Tokens
+from persist.tools.reports.surveys import Facts, KnownFacts
+from persist.tools.web.server import serve_app
+
+COLLECTIONS_MAX = 2000
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Exposition:
+    """The metrics of a client, as Prometheus collects them; safe to use from many threads."""
+
+    def __init__(self, client: "persist.Client") -> None:
+        self._client = client
+        self._known = KnownFacts(client)
+        self._lock = threading.Lock()
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    async def response(self) -> Response:
+        """Return the answer to a scrape."""
+        text = await run_in_threadpool(self.text)
+        return PlainTextResponse(text, headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
+
+    def text(self) -> str:
+        """Return all metrics as they are now; if the store does not answer, those of the client."""
+        return generate_latest(self._registry).decode()
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: the names of families are known once there are values."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Return all families as they are now."""
+        found: list[Reading] = []
+        with self._lock:
+            try:
+                found += self._of_location()
+                up = 1
+            except persist.PersistError:
+                up = 0
+        return families_of([*found, Reading("persist.up", up, False), *readings(self._client.metrics())])
+
+    def _of_location(self) -> Iterator[Reading]:
+        seqno = self._client.seqno  # This looks for new records; the rest is about the state as it then is.
+        names = self._client.engine.follower.state.names()
+        yield Reading("persist.seqno", seqno, False)
+        yield Reading("persist.collections", len(names), False)
+        if len(names) <= COLLECTIONS_MAX:
+            now_s = time.time()
+            for facts in self._known.of(names):
+                yield from _of_collection(facts, now_s)
+
+
+def _of_collection(facts: Facts, now_s: float) -> Iterator[Reading]:
+    hidden = facts.unsealed
+    values: dict[str, float | None] = {
+        "rows": facts.rows,
+        "bytes": facts.bytes,
+        "parts": facts.parts,
+        "holds": len(facts.contents.holds),
+        "unsealed_updates": 0 if hidden is None else hidden.updates,
+        "since": facts.since,
+        "upper": facts.upper,
+        "lag_seconds": facts.lag_s(now_s),
+        "failed": int(bool(failures_of(facts.contents))),
+    }
+    for name, value in values.items():
+        if value is not None:
+            yield Reading(f"persist.collection.{name}", value, False, attributes={"collection": facts.name})
+
+
+def families_of(readings: Iterable[Reading]) -> Iterable[Metric]:
+    """Return the families of readings, each once."""
+    families: dict[str, Any] = {}
+    for reading in readings:
+        name = re.sub(r"[^a-zA-Z0-9_]", "_", reading.name)
+        kind = CounterMetricFamily if reading.is_counter else GaugeMetricFamily
+        family = families.get(name) or families.setdefault(name, kind(name, reading.name, labels=[*reading.attributes]))
+        family.add_metric([*reading.attributes.values()], reading.value)
+    return families.values()
+
+
+@contextmanager
+def serve_metrics(
+    client: "persist.Client", address: str, *, token: str | None, insecure: bool, write_token: str | None = None
+) -> Iterator[str]:
+    """Serve the metrics of a client at HOST:PORT; yield their URL. Port 0 takes a free one.
+
+    Raises:
+        InvalidUsage: that is no address, is taken, or can be reached by others and has no token.
+    """
+    host, port = _parsed(address)
+    is_local = is_loopback(host)
+    if not is_local and token is None and not insecure:
+        raise persist.InvalidUsage(
+            f"--metrics {address}: others reach this address, and there is no token. Set PERSIST_SERVE_TOKEN, "
+            "listen at 127.0.0.1, or say --insecure"
+        )
+    app = _make_app(Exposition(client), Tokens(token, write_token), is_local and token is None)
+    with serve_app(app, host, port) as server:
+        thread = threading.Thread(target=server.run, name="persist-metrics", daemon=True)
+        thread.start()
+        try:
+            yield f"{server.url}/metrics"
+        finally:
+            server.stop()
+            thread.join()
+
+
+def _make_app(exposition: Exposition, tokens: Tokens, checks_host: bool) -> Starlette:
+    async def answer(request: Request) -> Response:
+        if RIGHTS["metrics"] not in tokens.rights(request.headers.items()):
+            return PlainTextResponse("The token is missing or wrong: send Authorization: Bearer TOKEN.\n", 401)
+        if checks_host and not is_loopback(host_of(request.headers.get("host", ""))):
+            return PlainTextResponse("Ask for this by 127.0.0.1 or localhost.\n", 403)
+        return await exposition.response()
+
+    return Starlette(routes=[Route("/metrics", answer, methods=["GET"])])
+
+
+def _parsed(address: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{address}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or port is None or parts.path or parts.query or parts.username:
+        raise persist.InvalidUsage(
+            f"--metrics {address!r} is no HOST:PORT, such as 127.0.0.1:9464; port 0 takes a free one"
+        )
+    return host, port

@@ -1,0 +1,129 @@
+"""The server of the page and of the metrics, with a limit for each connection.
+
+Connections end, though uvicorn by itself waits for ever for whoever is slow. It begins to count the time when an answer
+is out. Here it counts from the first byte: a request that is not whole within `REQUEST_S`, body included, ends its
+connection, as does an answer of which nothing is taken in `ANSWER_S`. More than `CONNECTIONS_MAX` connections are
+closed as they come.
+"""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from persist.services.serve.messages import listening
+
+CONNECTIONS_MAX = 128
+REQUEST_S = 10.0  # How long a request may take to come.
+ANSWER_S = 30.0  # How long an answer may wait for somebody to take some of it.
+HEADER_BYTES_MAX = 16 << 10
+GRACE_S = 1  # For answers under way when the server is stopped.
+
+
+@dataclass(frozen=True)
+class Served:
+    """Something that can be opened.
+
+    Attributes:
+        url: where it is.
+        run: serves until the process is interrupted, or stop is called.
+        stop: ends it, from another thread.
+    """
+
+    url: str
+    run: Callable[[], None]
+    stop: Callable[[], None]
+
+
+@contextmanager
+def serve_app(app: Starlette, host: str, port: int) -> Iterator[Served]:
+    """Listen at an address; yield the server of an application there.
+
+    Args:
+        port: 0 for any that is free.
+
+    Raises:
+        InvalidUsage: the address cannot be listened at.
+    """
+    with listening(host, port) as listener:
+        listener.setblocking(False)
+        shown_host = f"[{host}]" if ":" in host else host
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http=BoundedConnection,
+                ws="none",
+                h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+                log_level="error",
+                access_log=False,  # It would show the token.
+                timeout_graceful_shutdown=GRACE_S,
+                lifespan="off",
+                server_header=False,
+            )
+        )
+
+        def stop(*_: object) -> None:
+            server.should_exit = True
+
+        def run() -> None:
+            is_main = threading.current_thread() is threading.main_thread()
+            # A handler that raises would interrupt how the loop is made, and leave a half of one.
+            before = signal.signal(signal.SIGTERM, stop) if is_main else None
+            try:
+                server.run(sockets=[listener])
+            finally:
+                if is_main:
+                    signal.signal(signal.SIGTERM, before)
+
+        yield Served(f"http://{shown_host}:{listener.getsockname()[1]}", run, stop)
+
+
+class BoundedConnection(H11Protocol):
+    """One connection, and what ends it if the request does not come, or the answer is not taken."""
+
+    _until_asked: asyncio.TimerHandle | None = None
+    _until_taken: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
+        self._look_at_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._until_asked, self._until_taken):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look_at_request()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look_at_request()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._until_taken = self.loop.call_later(ANSWER_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._until_taken is not None:
+            self._until_taken.cancel()
+
+    def _look_at_request(self) -> None:
+        """Begin to count if a request is waited for, and stop if it is whole."""
+        is_whole = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        if is_whole and self._until_asked is not None:
+            self._until_asked.cancel()
+            self._until_asked = None
+        elif not is_whole and self._until_asked is None:
+            self._until_asked = self.loop.call_later(REQUEST_S, self.transport.abort)
