@@ -95,9 +95,8 @@ def test_a_late_event_ends_the_query_with_its_reason(spark: SparkSession, locati
     feed.add({"k": 3, "v": "c", "at": "1970-01-01T00:01:34Z"}, {"k": 4, "v": "d", "at": "1970-01-01T00:02:00Z"})
     with pytest.raises(PySparkException) as caught:
         run(feed.frame, location, checkpoint, **options)
-    assert (
-        "persist.errors.UpdateNotBeyondUpper: update at time 94000000 is not beyond upper=95000000"
-        in str(caught.value)
+    assert "persist.errors.UpdateNotBeyondUpper: update at time 94000000 is not beyond upper=95000000" in str(
+        caught.value
     )
     assert "File " not in str(caught.value)
     run(feed.frame, location, checkpoint, **options, late="drop")
