@@ -87,7 +87,7 @@ class Engine:
         self._writer: Writer | None = None
         if self.mode != "read":
             try:
-                self._writer = Writer(blob, self.follower, pool, options, reader, storage.metered.counts)
+                self._writer = Writer(blob, self.follower, pool, options, reader)
             except BaseException:
                 self.pool.shutdown(wait=True)
                 raise
