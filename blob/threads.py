@@ -97,15 +97,8 @@ class DaemonThreads:
         self._crew = _Crew(threads_max)
         weakref.finalize(self, _stop_unless_forked, os.getpid(), self._crew).atexit = False
 
-    def try_run(self, job: Job) -> bool:
-        """Have a thread run job now, and return True; or False if all are busy or the crew is closed."""
-        return self._give(job, may_queue=False)
-
     def run(self, job: Job) -> bool:
-        """Have a thread run job, after what was given before if all are busy; return False if the crew is closed."""
-        return self._give(job, may_queue=True)
-
-    def _give(self, job: Job, *, may_queue: bool) -> bool:
+        """Have a thread run job, after those before it if all are busy; return False if the crew is closed."""
         crew = self._crew
         with crew.lock:
             if crew.is_stopped:
@@ -115,8 +108,6 @@ class DaemonThreads:
                 thread.start()
                 crew.threads.append(thread)
                 crew.free += 1
-            if crew.free <= 0 and not may_queue:
-                return False
             crew.free -= 1
             crew.jobs.put(job)
             return True

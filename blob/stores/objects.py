@@ -39,6 +39,7 @@ UPLOAD_BYTES_AT_ONCE = 1 << 20  # What is sent in no time worth counting.
 SLOWER = 8  # Eight times the bytes have eight times the time.
 CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 20.0
+ATTEMPT_S = 60.0
 NAME_BYTES_MAX = 1024
 NO_KEY = "log/" + "0" * 20  # Whoever may list a location may also read this key; there need not be one.
 
@@ -58,6 +59,7 @@ class ObjectBlob:
         errors: what errors of this store mean.
         connect_timeout_s, read_timeout_s: how long to wait for a connection, and for the next bytes; then the request
             has failed.
+        attempt_s: how long a request may take with its whole answer.
 
     Raises:
         InvalidUsage: a prefix that is not allowed, or obstore is not installed.
@@ -67,11 +69,17 @@ class ObjectBlob:
     _used_by: ClassVar[int] = 0  # The process that has obstore's threads.
 
     def __init__(
-        self, url: str, prefix: str, errors: ObjectErrorMap, connect_timeout_s: float, read_timeout_s: float
+        self,
+        url: str,
+        prefix: str,
+        errors: ObjectErrorMap,
+        connect_timeout_s: float,
+        read_timeout_s: float,
+        attempt_s: float,
     ) -> None:
         _check_prefix(prefix)
         self._url, self._base, self._errors = url.rstrip("/"), f"{prefix}/" if prefix else "", errors
-        self._timeouts_s = connect_timeout_s, read_timeout_s
+        self._timeouts_s = connect_timeout_s, read_timeout_s, attempt_s
         try:
             import obstore.store
         except ImportError as error:
@@ -264,13 +272,14 @@ class ObjectBlob:
             slower *= SLOWER
         client = self._clients.get((slower, is_for_pages))
         if client is None:
-            connect_s, read_s = self._timeouts_s
+            connect_s, read_s, attempt_s = self._timeouts_s
             times = {
                 "connect_timeout": timedelta(seconds=connect_s),
                 "read_timeout": timedelta(seconds=read_s * slower),
             }
-            # A body may take as long as it likes while bytes come: who waits for one gives up by a clock of their own.
-            client = self._connect({**times, "timeout": timedelta(days=1), "allow_http": True}, is_for_pages)
+            # A body whose bytes drip never runs into the read timeout.
+            whole = timedelta(seconds=attempt_s * slower)
+            client = self._connect({**times, "timeout": whole, "allow_http": True}, is_for_pages)
             self._clients[slower, is_for_pages] = client
         return client
 

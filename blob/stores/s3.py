@@ -20,7 +20,7 @@ from persist.blob.errors import InvalidUsage, PersistError, StoreMisconfigured
 from persist.blob.options import check_fields, read_options
 from persist.blob.protocol import check_key
 from persist.blob.stores.object_errors import ObjectErrorMap
-from persist.blob.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectBlob, packages_missing
+from persist.blob.stores.objects import ATTEMPT_S, CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectBlob, packages_missing
 
 RENEW_S = 300.0  # Before credentials expire.
 RENEW_EVERY_S = 10.0  # Those that live for less than that are not asked for at each request.
@@ -151,6 +151,7 @@ class S3Blob(ObjectBlob):
         options: see S3Options; a mapping is read as `S3Options.from_mapping` does.
         connect_timeout_s, read_timeout_s: how long to wait for a connection, and for the next bytes; then the request
             has failed.
+        attempt_s: how long a request may take with its whole answer.
 
     Raises:
         InvalidUsage: a prefix or option that is not allowed, or obstore or boto3 is not installed.
@@ -166,13 +167,14 @@ class S3Blob(ObjectBlob):
         *,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         read_timeout_s: float = READ_TIMEOUT_S,
+        attempt_s: float = ATTEMPT_S,
     ) -> None:
         _check_bucket(bucket)
         self._bucket = bucket
         self._options = options if isinstance(options, S3Options) else S3Options.from_mapping(options or {})
         url = f"s3://{bucket}/{prefix}".rstrip("/")
         errors = ObjectErrorMap(url, f"bucket {bucket!r}", RIGHTS, _secrets(self._options))
-        super().__init__(url, prefix, errors, connect_timeout_s, read_timeout_s)
+        super().__init__(url, prefix, errors, connect_timeout_s, read_timeout_s, attempt_s)
         try:
             self._place = _find_bucket(bucket, self._options)
         except ImportError as error:
