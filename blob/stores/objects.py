@@ -27,7 +27,7 @@ a process that used it cannot use it at all, and is told so. Start such processe
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -50,8 +50,7 @@ class ObjectBlob:
     Where obstore cannot see that something else answered in place of the store, one more request finds out: after a
     delete, and after a listing that ends with a full page or has no entry.
 
-    A value is one PUT, so at most 5 GB. A store says in `_connect` how its server is reached, and may prepare each
-    request in `_prepare`.
+    A value is one PUT, so at most 5 GB. A store says in `_connect` how its server is reached.
 
     Args:
         url: where it is, for messages.
@@ -142,9 +141,9 @@ class ObjectBlob:
         if start_after is not None:
             offset = max(offset, self._base + start_after)
         try:
-            ask = self._obstore.list
-            pages = self._ask(ask, self._client(), folder or None, offset=offset or None, chunk_size=LIST_PAGE_ENTRIES)
-            page = self._ask(next, pages, None)
+            client, size = self._client(), LIST_PAGE_ENTRIES
+            pages = self._obstore.list(client, folder or None, offset=offset or None, chunk_size=size)
+            page = next(pages, None)
         except Exception as error:
             raise self._errors.of_read("list", prefix, error) from self._errors.cause(error)
         count = 0
@@ -164,7 +163,7 @@ class ObjectBlob:
                 start_after = key
                 yield BlobEntry(key, entry["size"], entry["last_modified"].timestamp())
             try:
-                page = self._ask(next, pages, None)
+                page = next(pages, None)
             except Exception as error:
                 raise self._errors.of_read("list", prefix, error) from self._errors.cause(error)
         if count % LIST_PAGE_ENTRIES == 0:
@@ -174,7 +173,7 @@ class ObjectBlob:
         """Remove key; a key that does not exist is no error."""
         check_key(key)
         try:
-            self._ask(self._obstore.delete, self._client(), self._base + key)
+            self._obstore.delete(self._client(), self._base + key)
         except Exception as error:
             if not self._errors.is_absent(error):
                 raise self._errors.of_write("delete", key, error) from self._errors.cause(error)
@@ -189,17 +188,10 @@ class ObjectBlob:
         each alone."""
         raise NotImplementedError
 
-    def _prepare(self) -> None:
-        """Make ready what the next request needs."""
-
-    def _ask(self, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        self._prepare()
-        return function(*given, **named)
-
     def _get(self, key: str, options: dict[str, Any] | None) -> bytes | None:
         try:
-            result = self._ask(self._obstore.get, self._client(), self._base + key, options=options)
-            value = bytes(self._ask(result.bytes))
+            result = self._obstore.get(self._client(), self._base + key, options=options)
+            value = bytes(result.bytes())
             kind = str(result.attributes.get("Content-Type", ""))
         except Exception as error:
             if self._errors.is_absent(error):
@@ -248,7 +240,7 @@ class ObjectBlob:
         """Send a value; return whether the answer has an ETag, as that of a store has."""
         client = self._client(len(value))
         try:
-            self._ask(self._obstore.put, client, self._base + key, value, mode=mode, use_multipart=False)
+            self._obstore.put(client, self._base + key, value, mode=mode, use_multipart=False)
         except Exception as error:
             if not self._errors.is_success(error):
                 raise
