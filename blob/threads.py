@@ -97,15 +97,8 @@ class DaemonThreads:
         self._crew = _Crew(threads_max)
         weakref.finalize(self, _stop_unless_forked, os.getpid(), self._crew).atexit = False
 
-    def try_run(self, job: Job) -> bool:
-        """Have a thread run job now, and return True; or False if all are busy or the crew is closed."""
-        return self._give(job, may_queue=False)
-
     def run(self, job: Job) -> bool:
-        """Have a thread run job, after what was given before if all are busy; return False if the crew is closed."""
-        return self._give(job, may_queue=True)
-
-    def _give(self, job: Job, *, may_queue: bool) -> bool:
+        """Have a thread run job, after those before it if all are busy; return False if the crew is closed."""
         crew = self._crew
         with crew.lock:
             if crew.is_stopped:
@@ -115,8 +108,6 @@ class DaemonThreads:
                 thread.start()
                 crew.threads.append(thread)
                 crew.free += 1
-            if crew.free <= 0 and not may_queue:
-                return False
             crew.free -= 1
             crew.jobs.put(job)
             return True
@@ -174,15 +165,19 @@ def _work(crew: _Crew) -> None:
 
 
 class Pool(Executor):
-    """At most threads_max daemon threads, each made when it is needed first; they end when this is dropped."""
+    """At most threads_max daemon threads, each made when it is needed first; they end when this is dropped.
+
+    Who waits for a result that no thread has begun to compute computes it. So work may wait for other work of the same
+    pool, or for a lock whose holder does, and a client needs only one pool.
+    """
 
     def __init__(self, threads_max: int, name: str) -> None:
         self._threads = DaemonThreads(threads_max, name)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Have fn called by a thread, after what was submitted before; raise RuntimeError after `shutdown`."""
-        future: Future[T] = Future()
-        if not self._threads.run(partial(_result_of, future, partial(fn, *args, **kwargs))):
+        future = _Computation(partial(fn, *args, **kwargs))
+        if not self._threads.run(future.compute):
             raise RuntimeError("this pool was shut down")
         return future
 
@@ -191,10 +186,36 @@ class Pool(Executor):
         self._threads.close(None if wait else 0.0)
 
 
-def _result_of(future: "Future[T]", call: Callable[[], T]) -> Callable[[], object]:
-    if not future.set_running_or_notify_cancel():
-        return lambda: None
-    try:
-        return partial(future.set_result, call())
-    except BaseException as error:
-        return partial(future.set_exception, error)
+class _Computation(Future[T]):
+    """The result of a call, which the first one computes who comes to it: a thread of the pool, or who waits."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        super().__init__()
+        self._calls = [call]  # Taking it is atomic.
+
+    def compute(self) -> Callable[[], object]:
+        """Make the call, unless somebody else does; return what reports its result."""
+        try:
+            call = self._calls.pop()
+        except IndexError:
+            return _do_nothing
+        if not self.set_running_or_notify_cancel():
+            return _do_nothing
+        try:
+            return partial(self.set_result, call())
+        except BaseException as error:
+            return partial(self.set_exception, error)
+
+    def result(self, timeout: float | None = None) -> T:
+        if timeout is None:
+            self.compute()()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if timeout is None:
+            self.compute()()
+        return super().exception(timeout)
+
+
+def _do_nothing() -> None:
+    pass

@@ -12,6 +12,7 @@ from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.served import ServedBlob
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob, known_protocols
+from persist.blob.stores.objects import ATTEMPT_S, CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 from persist.blob.stores.s3 import S3Blob
 
 _FOLDER_OPTIONS = {"fsync": bool, "file_mode": int | str, "folder_mode": int | str}
@@ -22,7 +23,7 @@ _ONE_SLASH = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*):/(?!/)")
 
 
 def open_blob(
-    url: str | os.PathLike[str], options: Mapping[str, Any] | None = None, *, attempt_s: float = 20.0
+    url: str | os.PathLike[str], options: Mapping[str, Any] | None = None, *, attempt_s: float = ATTEMPT_S
 ) -> Blob:
     """Return the store at url; nothing is asked of it yet, and nothing is created.
 
@@ -31,7 +32,7 @@ def open_blob(
             `grpc://host:port` of a server that serves a location, any other scheme that fsspec knows, or
             `fsspec+<scheme>://…` to have fsspec open any of these.
         options: for the store; names it does not know are refused.
-        attempt_s: how long one request to S3 waits for bytes at most, and for a connection, which gets 5 s at most.
+        attempt_s: how long one request to S3 may take; for a connection it waits 3 s at most, for more bytes 20 s.
 
     Raises:
         InvalidUsage: the scheme, an option or a value is not known, or a package is missing.
@@ -56,8 +57,8 @@ def open_blob(
         return MemoryBlob.named(_memory_name(text))
     if scheme in ("s3", "s3a"):
         bucket, prefix = _bucket_and_prefix(text)
-        connect_s, read_s = min(3.0, attempt_s), min(20.0, attempt_s)
-        return S3Blob(bucket, prefix, options, connect_timeout_s=connect_s, read_timeout_s=read_s)
+        connect_s, read_s = min(CONNECT_TIMEOUT_S, attempt_s), min(READ_TIMEOUT_S, attempt_s)
+        return S3Blob(bucket, prefix, options, connect_timeout_s=connect_s, read_timeout_s=read_s, attempt_s=attempt_s)
     if scheme in ("grpc", "grpc+tls"):
         return _served(text, options)
     if scheme.startswith("fsspec+"):

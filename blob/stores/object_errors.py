@@ -4,9 +4,10 @@ A write is Unavailable only if the store said itself that it stored nothing (an 
 that means so) or if no connection came about. A 5xx, a dropped connection, a timeout, or an answer by something in
 between (which has no such code) leaves the outcome open: Indeterminate.
 
-obstore tells what happened as text alone: a message with the status and body of the answer, then the same as Rust
-prints its structures. This is the one place that reads it. A text that is not understood means the least that is
-certain: that a write may have happened. boto3 gives credentials, and its errors are told by their classes.
+obstore gives no status code and no code of the store: its classes of errors are the same for a 409 and a 412, and one
+class has most. Its text has both: a message with the status and body of the answer, then what Rust prints of its
+structures. This is the one place that reads it. A text that is not understood means the least that is certain: that a
+write may have happened. boto3 gives credentials; its errors are known by their classes, which obstore's text names.
 """
 
 import os
@@ -36,6 +37,7 @@ _NO_CONNECTION = re.compile(r"legacy::Error\(\s*Connect\b")
 _OS_CODE = re.compile(r"Os \{\s*code: (\d+)")
 _DELETION_CODE = re.compile(r"\(code: ([^()]*)\)\s*$")
 _ENTRY = re.compile(r"<Error>.*?</Error>", re.DOTALL)
+_NO_TOKEN = re.compile(r"External AWS credential provider: ((\w+): [^\n]*)")  # Of a request that was not sent.
 _REASON = re.compile(r'message: "([^"]*)"|(TimedOut|IncompleteMessage|dns error|InvalidCertificate\([^)]*\))')
 
 # S3 refused before doing anything because requests come too fast.
@@ -222,6 +224,8 @@ class ObjectErrorMap:
         is_unsigned = type(error).__module__.partition(".")[0] == "botocore"  # Which sends nothing to the store.
         if is_unsigned or isinstance(error, ForkedProcess) or _NO_CONNECTION.search(str(error)):
             return True
+        if _NO_TOKEN.search(str(error)):
+            return True
         answer = self.answer(error)
         if answer.status == 501:
             return True  # Whoever says so, the store or a proxy, does not know how to do it.
@@ -238,7 +242,8 @@ class ObjectErrorMap:
         code, status = answer.code, answer.status
         if code == "NoSuchBucket":
             return StoreMisconfigured(f"{what}: {self.place} does not exist. {_ADVICE[code]}")
-        if _is_a(error, _NO_CREDENTIALS):
+        no_token = _NO_TOKEN.search(str(error))
+        if _is_a(error, _NO_CREDENTIALS) or (no_token and no_token[2] in _NO_CREDENTIALS):
             return StoreMisconfigured(
                 f"{what}: no AWS credentials ({self._text(error)}). Give storage options access_key_id and "
                 "secret_access_key, or profile, or set up credentials as for the aws command."
@@ -263,6 +268,8 @@ class ObjectErrorMap:
     def _text(self, error: Exception) -> str:
         if answer := self.answer(error).text:
             return self._redacted(answer).rstrip(".")
+        if no_token := _NO_TOKEN.search(str(error)):
+            return self._redacted(no_token[1]).rstrip(".")
         shown, _, structure = str(error).partition("\n\nDebug source")
         reasons = [named or plain for named, plain in _REASON.findall(structure)]
         text = f"{shown.strip()} ({'; '.join(reasons)})" if reasons else f"{type(error).__name__}: {shown.strip()}"

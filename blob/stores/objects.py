@@ -27,7 +27,7 @@ a process that used it cannot use it at all, and is told so. Start such processe
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -39,6 +39,7 @@ UPLOAD_BYTES_AT_ONCE = 1 << 20  # What is sent in no time worth counting.
 SLOWER = 8  # Eight times the bytes have eight times the time.
 CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 20.0
+ATTEMPT_S = 60.0
 NAME_BYTES_MAX = 1024
 NO_KEY = "log/" + "0" * 20  # Whoever may list a location may also read this key; there need not be one.
 
@@ -49,8 +50,7 @@ class ObjectBlob:
     Where obstore cannot see that something else answered in place of the store, one more request finds out: after a
     delete, and after a listing that ends with a full page or has no entry.
 
-    A value is one PUT, so at most 5 GB. A store says in `_connect` how its server is reached, and may prepare each
-    request in `_prepare`.
+    A value is one PUT, so at most 5 GB. A store says in `_connect` how its server is reached.
 
     Args:
         url: where it is, for messages.
@@ -58,6 +58,7 @@ class ObjectBlob:
         errors: what errors of this store mean.
         connect_timeout_s, read_timeout_s: how long to wait for a connection, and for the next bytes; then the request
             has failed.
+        attempt_s: how long a request may take with its whole answer.
 
     Raises:
         InvalidUsage: a prefix that is not allowed, or obstore is not installed.
@@ -67,11 +68,17 @@ class ObjectBlob:
     _used_by: ClassVar[int] = 0  # The process that has obstore's threads.
 
     def __init__(
-        self, url: str, prefix: str, errors: ObjectErrorMap, connect_timeout_s: float, read_timeout_s: float
+        self,
+        url: str,
+        prefix: str,
+        errors: ObjectErrorMap,
+        connect_timeout_s: float,
+        read_timeout_s: float,
+        attempt_s: float,
     ) -> None:
         _check_prefix(prefix)
         self._url, self._base, self._errors = url.rstrip("/"), f"{prefix}/" if prefix else "", errors
-        self._timeouts_s = connect_timeout_s, read_timeout_s
+        self._timeouts_s = connect_timeout_s, read_timeout_s, attempt_s
         try:
             import obstore.store
         except ImportError as error:
@@ -134,9 +141,9 @@ class ObjectBlob:
         if start_after is not None:
             offset = max(offset, self._base + start_after)
         try:
-            ask = self._obstore.list
-            pages = self._ask(ask, self._client(), folder or None, offset=offset or None, chunk_size=LIST_PAGE_ENTRIES)
-            page = self._ask(next, pages, None)
+            client, size = self._client(), LIST_PAGE_ENTRIES
+            pages = self._obstore.list(client, folder or None, offset=offset or None, chunk_size=size)
+            page = next(pages, None)
         except Exception as error:
             raise self._errors.of_read("list", prefix, error) from self._errors.cause(error)
         count = 0
@@ -156,7 +163,7 @@ class ObjectBlob:
                 start_after = key
                 yield BlobEntry(key, entry["size"], entry["last_modified"].timestamp())
             try:
-                page = self._ask(next, pages, None)
+                page = next(pages, None)
             except Exception as error:
                 raise self._errors.of_read("list", prefix, error) from self._errors.cause(error)
         if count % LIST_PAGE_ENTRIES == 0:
@@ -166,7 +173,7 @@ class ObjectBlob:
         """Remove key; a key that does not exist is no error."""
         check_key(key)
         try:
-            self._ask(self._obstore.delete, self._client(), self._base + key)
+            self._obstore.delete(self._client(), self._base + key)
         except Exception as error:
             if not self._errors.is_absent(error):
                 raise self._errors.of_write("delete", key, error) from self._errors.cause(error)
@@ -181,17 +188,10 @@ class ObjectBlob:
         each alone."""
         raise NotImplementedError
 
-    def _prepare(self) -> None:
-        """Make ready what the next request needs."""
-
-    def _ask(self, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        self._prepare()
-        return function(*given, **named)
-
     def _get(self, key: str, options: dict[str, Any] | None) -> bytes | None:
         try:
-            result = self._ask(self._obstore.get, self._client(), self._base + key, options=options)
-            value = bytes(self._ask(result.bytes))
+            result = self._obstore.get(self._client(), self._base + key, options=options)
+            value = bytes(result.bytes())
             kind = str(result.attributes.get("Content-Type", ""))
         except Exception as error:
             if self._errors.is_absent(error):
@@ -240,7 +240,7 @@ class ObjectBlob:
         """Send a value; return whether the answer has an ETag, as that of a store has."""
         client = self._client(len(value))
         try:
-            self._ask(self._obstore.put, client, self._base + key, value, mode=mode, use_multipart=False)
+            self._obstore.put(client, self._base + key, value, mode=mode, use_multipart=False)
         except Exception as error:
             if not self._errors.is_success(error):
                 raise
@@ -264,13 +264,14 @@ class ObjectBlob:
             slower *= SLOWER
         client = self._clients.get((slower, is_for_pages))
         if client is None:
-            connect_s, read_s = self._timeouts_s
+            connect_s, read_s, attempt_s = self._timeouts_s
             times = {
                 "connect_timeout": timedelta(seconds=connect_s),
                 "read_timeout": timedelta(seconds=read_s * slower),
             }
-            # A body may take as long as it likes while bytes come: who waits for one gives up by a clock of their own.
-            client = self._connect({**times, "timeout": timedelta(days=1), "allow_http": True}, is_for_pages)
+            # A body whose bytes drip never runs into the read timeout.
+            whole = timedelta(seconds=attempt_s * slower)
+            client = self._connect({**times, "timeout": whole, "allow_http": True}, is_for_pages)
             self._clients[slower, is_for_pages] = client
         return client
 

@@ -1,15 +1,14 @@
 """A blob store in an S3 bucket: obstore moves the bytes, boto3 finds the bucket's address and the credentials.
 
 boto3 makes no request to S3. It reads the environment, ~/.aws and the roles of the machine as the `aws` command does,
-and asks a role for new credentials before the old ones expire. They are looked at before each request: `Credentials`.
+and asks a role for new credentials before the old ones expire. obstore takes them from it (`obstore.auth.boto3`), uses
+them for five minutes, and then asks boto3 again, which gives none with less than ten minutes to live.
 """
 
 import base64
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 from urllib.parse import quote
@@ -20,10 +19,9 @@ from persist.blob.errors import InvalidUsage, PersistError, StoreMisconfigured
 from persist.blob.options import check_fields, read_options
 from persist.blob.protocol import check_key
 from persist.blob.stores.object_errors import ObjectErrorMap
-from persist.blob.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectBlob, packages_missing
+from persist.blob.stores.objects import ATTEMPT_S, CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectBlob, packages_missing
 
-RENEW_S = 300.0  # Before credentials expire.
-RENEW_EVERY_S = 10.0  # Those that live for less than that are not asked for at each request.
+CREDENTIALS_TTL = timedelta(minutes=10)  # obstore asks again when five minutes of it are left.
 RIGHTS = (
     "Grant these credentials s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket (without the "
     "last, S3 answers so for a key that does not exist, too)."
@@ -82,66 +80,6 @@ class S3Options:
         return cls(**read_options(options, get_type_hints(cls, include_extras=True), "S3"))
 
 
-class Credentials:
-    """What requests are signed with, from boto3. Safe for many threads.
-
-    Those that expire are renewed when less than `RENEW_S` is left, by the first thread that asks; the others go on
-    with the old ones while these are valid. boto3 alone would renew those of a quarter of an hour at each request.
-
-    Args:
-        find: returns boto3's credentials; None if there are none.
-        clock_s: a clock that never goes back.
-    """
-
-    def __init__(self, find: Callable[[], Any], clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._find, self._clock_s = find, clock_s
-        self._lock = threading.Lock()
-        self._held: Any = None
-        self._signing: dict[str, Any] | None = None
-        self._renewed_s = 0.0
-
-    def current(self) -> dict[str, Any]:
-        """Return them as obstore wants them.
-
-        Raises:
-            Exception: what boto3 says if there are none, or if a role gives no new ones.
-        """
-        signing = self._signing
-        if signing is not None and not self._is_old():
-            return signing
-        if self._lock.acquire(blocking=signing is None or self._held.refresh_needed(0)):
-            try:
-                if self._signing is None or self._is_old():
-                    self._renew()
-            finally:
-                self._lock.release()
-        assert self._signing is not None
-        return self._signing
-
-    def _is_old(self) -> bool:
-        if (needed := getattr(self._held, "refresh_needed", None)) is None:
-            return False
-        return bool(needed(0) or (self._clock_s() >= self._renewed_s + RENEW_EVERY_S and needed(RENEW_S)))
-
-    def _renew(self) -> None:
-        if self._held is None and (credentials := self._find()) is not None:
-            self._held = credentials
-        if self._held is None:
-            from botocore.exceptions import NoCredentialsError
-
-            raise NoCredentialsError
-        frozen = self._held.get_frozen_credentials()
-        expires = hasattr(self._held, "refresh_needed")
-        self._renewed_s = self._clock_s()
-        self._signing = {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
-            # obstore keeps those that never expire, and asks for others at each request.
-            "expires_at": datetime.now(UTC) if expires else None,
-        }
-
-
 class S3Blob(ObjectBlob):
     """The keys below `s3://bucket/prefix`. The store must support conditional writes, as AWS S3 does.
 
@@ -151,6 +89,7 @@ class S3Blob(ObjectBlob):
         options: see S3Options; a mapping is read as `S3Options.from_mapping` does.
         connect_timeout_s, read_timeout_s: how long to wait for a connection, and for the next bytes; then the request
             has failed.
+        attempt_s: how long a request may take with its whole answer.
 
     Raises:
         InvalidUsage: a prefix or option that is not allowed, or obstore or boto3 is not installed.
@@ -166,20 +105,20 @@ class S3Blob(ObjectBlob):
         *,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         read_timeout_s: float = READ_TIMEOUT_S,
+        attempt_s: float = ATTEMPT_S,
     ) -> None:
         _check_bucket(bucket)
         self._bucket = bucket
         self._options = options if isinstance(options, S3Options) else S3Options.from_mapping(options or {})
         url = f"s3://{bucket}/{prefix}".rstrip("/")
         errors = ObjectErrorMap(url, f"bucket {bucket!r}", RIGHTS, _secrets(self._options))
-        super().__init__(url, prefix, errors, connect_timeout_s, read_timeout_s)
+        super().__init__(url, prefix, errors, connect_timeout_s, read_timeout_s, attempt_s)
         try:
             self._place = _find_bucket(bucket, self._options)
         except ImportError as error:
             raise packages_missing(self.url) from error
         except Exception as error:
             raise self._errors.of_setup(error) from self._errors.cause(error)
-        self._credentials = self._place.credentials
 
     def __repr__(self) -> str:
         return f"S3Blob({self.url!r}, {self._options!r})"
@@ -199,7 +138,7 @@ class S3Blob(ObjectBlob):
             if not names:
                 return failed
             try:
-                self._ask(self._obstore.delete, self._client(is_for_pages=True), [*names])
+                self._obstore.delete(self._client(is_for_pages=True), [*names])
                 return failed
             except Exception as error:
                 if self._errors.is_success(error):
@@ -212,9 +151,6 @@ class S3Blob(ObjectBlob):
                 if is_all:
                     return failed
         return failed | dict.fromkeys(names.values(), [*failed.values()][-1])
-
-    def _prepare(self) -> None:
-        self._credentials.current()  # Here, so that what boto3 raises arrives as it is.
 
     def _connect(self, client_options: dict[str, Any], is_for_pages: bool) -> Any:
         options, encryption = self._options, self._options.server_side_encryption
@@ -237,17 +173,27 @@ class S3Blob(ObjectBlob):
             },
             client_options={**client_options, **self._place.client_options},
             retry_config={"max_retries": 0},
-            credential_provider=self._credentials.current,
+            credential_provider=self._place.credential_provider(),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a bucket is: what obstore is told of the server, of HTTP, and whom to ask for credentials."""
+    """Where a bucket is: what obstore is told of the server and of HTTP, and boto3's session, which has credentials."""
 
     config: Mapping[str, Any]
     client_options: Mapping[str, Any]
-    credentials: Credentials
+    session: Any
+
+    def credential_provider(self) -> Any:
+        """Return what gives obstore credentials; raise NoCredentialsError if boto3 finds none."""
+        from botocore.exceptions import NoCredentialsError
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        try:
+            return Boto3CredentialProvider(self.session, ttl=CREDENTIALS_TTL)
+        except ValueError as error:
+            raise NoCredentialsError from error
 
 
 def _find_bucket(bucket: str, options: S3Options) -> _Place:
@@ -281,7 +227,7 @@ def _find_bucket(bucket: str, options: S3Options) -> _Place:
     }
     certificates = core.get_config_variable("ca_bundle")
     client_options = {"root_certificate": Path(certificates).read_bytes()} if certificates else {}
-    return _Place(config, client_options, Credentials(session.get_credentials))
+    return _Place(config, client_options, session)
 
 
 def _check_bucket(bucket: str) -> None:

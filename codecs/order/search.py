@@ -178,30 +178,6 @@ class SortedKeys:
         layout = others._layout
         return None if layout is None else self.packed(layout).searchsorted(others.packed(layout))
 
-    @property
-    def can_place(self) -> bool:
-        """Whether `places` knows an answer: flat keys of at most `WIDTH_MAX` bytes."""
-        return self._layout is not None
-
-    def places(self, others: "SortedKeys") -> Rows | None:
-        """Return the first place of each of some keys among these, -1 for those that are not here; None if unknown."""
-        if self._layout is None:
-            return None
-        keys, wanted = self.packed(self._layout), others.packed(self._layout)
-        if not len(keys):
-            return np.full(len(wanted), -1, np.int64)
-        places: Rows = keys.searchsorted(wanted)
-        places[places == len(keys)] = 0  # Greater than all of them: the least is not equal either.
-        places[keys[places] != wanted] = -1
-        return places
-
-    def some(self, rows: Rows) -> "SortedKeys":
-        """Return the keys of some rows, which ascend, packed as these are."""
-        some = SortedKeys(self.batch.take(int64_array(rows)))
-        some._layout = self._layout  # Wide enough for all of them.
-        some._packed = {layout: keys[rows] for layout, keys in self._packed.items()}
-        return some
-
     def find(self, wanted: "SortedKeys") -> Rows:
         """Return, ascending, the rows with one of the wanted keys, which are distinct."""
         if not len(self) or not len(wanted):

@@ -40,7 +40,7 @@ class Metrics(Shown):
     """What a client did so far; printed, it is a table.
 
     Attributes:
-        store: requests to the store by operation, hedges and retries included; see `persist.blob.layers.metered.Count`.
+        store: requests to the store by operation, retries included; see `persist.blob.layers.metered.Count`.
         retries: see `persist.blob.layers.retry.RetryCount`; empty if the store is not retried by this client.
         requests_per_s_max: how fast the store lets this client ask at present; None without a limit.
         cache: see `persist.blob.layers.cache.CacheCount`; None without a cache.

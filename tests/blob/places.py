@@ -7,7 +7,7 @@ from typing import Any
 
 from persist.blob.layers.cache import CachedBlob
 from persist.blob.layers.metered import MeteredBlob
-from persist.blob.layers.retry import RetryBlob, RetryPolicy
+from persist.blob.layers.retry import RetryBlob
 from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import Blob
 from persist.blob.url import open_blob
@@ -23,7 +23,6 @@ WRAPPERS: dict[str, Callable[[Blob], Blob]] = {
     "metered": MeteredBlob,
     "unreliable": UnreliableBlob,
     "retry": RetryBlob,
-    "hedged": lambda blob: RetryBlob(blob, RetryPolicy(hedge=True, hedge_after_s=1e-6)),
     "cached": lambda blob: CachedBlob(blob, is_immutable=everything),
     "all": lambda blob: CachedBlob(RetryBlob(MeteredBlob(UnreliableBlob(blob))), is_immutable=everything),
 }

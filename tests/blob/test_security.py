@@ -63,7 +63,7 @@ def test_no_error_log_line_or_repr_shows_a_credential(trouble: Trouble, caplog: 
     with fake_s3(*[trouble] * 100) as server:
         server.echo = f"you sent {SECRETS['secret_access_key']} and {SECRETS['session_token']}"
         store = client_of(server, read_timeout_s=0.1)
-        policy = RetryPolicy(attempts_max=2, deadline_s=3, throttled_deadline_s=3, hedge=False)
+        policy = RetryPolicy(attempts_max=2, deadline_s=3, throttled_deadline_s=3)
         blob = CachedBlob(RetryBlob(MeteredBlob(store), policy, clock=ImpatientClock()), is_immutable=is_immutable)
         for each in (store, blob):
             for call in calls_of(each):

@@ -111,7 +111,7 @@ def test_whole_numbers_are_good_enough_for_durations() -> None:
 def test_the_time_for_a_request_decides_how_it_is_repeated() -> None:
     assert Settings().retry == RetryPolicy()
     quick = Settings(retry_s=5).retry
-    assert (quick.deadline_s, quick.commit_deadline_s, quick.read_timeout_s) == (5, 5, 5)
+    assert (quick.deadline_s, quick.commit_deadline_s) == (5, 5)
     patient = Settings(retry_s=600).retry
     assert (patient.deadline_s, patient.throttled_deadline_s, patient.commit_deadline_s) == (600, 600, 30)
     assert tuned(retry_s=600, retry=RetryPolicy(attempts_max=1)).retry.attempts_max == 1

@@ -312,3 +312,18 @@ def test_evolved_keyed_collections_outlive_checkpoints_and_clients(tmp_path: Pat
         users.seal(61).result()
         assert rows(users)[0] == (1, 2, "Zug", None, None)
         assert client.fsck().is_clean
+
+
+def test_an_upsert_replaces_the_sum_of_what_was_written_before_the_collection_became_keyed() -> None:
+    with persist.open(persist.MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        users = client.create_or_load("users", key={"k": pa.int64()}, value={"v": pa.int64()})
+        # Three parts of one time, which cancel each other but for one row of each key.
+        users.write([((1, 1), 0, 1), ((1, 2), 0, -1), ((4, 1), 0, 1)]).result()
+        users.write([((1, 2), 0, 1), ((1, 1), 0, -1), ((4, 1), 0, -1)]).result()
+        users.write([((1, 3), 0, 1), ((2, 5), 0, 1), ((4, 2), 0, 1)], seal=1).result()
+        users.evolve(keyed=persist.Keyed())
+        users = client.load("users")
+        users.upsert([(1, 7), (2, None)], time=1, seal=2).result()
+        users.upsert([(4, 8)], time=2, seal=3).result()
+        assert users.snapshot().to_arrow().to_pylist() == [{"k": 1, "v": 7}, {"k": 4, "v": 8}]
+        assert client.fsck().is_clean

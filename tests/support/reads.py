@@ -74,7 +74,7 @@ def read_everything(client: persist.Client) -> None:
     assert [hold.name for hold in orders.holds()] == ["consumer"]
     assert orders.timeline is None
     assert (client.about.comment, client.comment, orders.about.comment, orders.comment) == ("",) * 4
-    assert {*client.properties} <= {"requests.hours"}, "clients that wrote may have told of their requests"
+    assert client.properties == {}
     assert orders.properties == {}
     assert (orders.tags(), orders.retention) == ({}, None)
     assert client.history().num_rows >= orders.history().num_rows > 0

@@ -18,6 +18,7 @@ before did. The first write of a new release then locked out all others.
 import re
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,11 +27,9 @@ import xxhash
 from persist.blob.errors import CorruptBlob, IncompatibleVersion, MissingBlob
 from persist.blob.layers.cache import get_checked
 from persist.blob.protocol import Blob, is_remote
-from persist.blob.threads import Pool
 
 FORMAT = 10
 FORMAT_MIN = 6  # Of what is written: a location of a lower number has this one from its next record on.
-FETCHED_AT_ONCE_MAX = 8
 MADE_AGAIN = (
     "`persist fsck --repair LOCATION` makes it again from the log, if that still holds all that is needed, and says so "
     "if not; then restore it from a copy"
@@ -152,15 +151,15 @@ def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
     return value
 
 
-def fetched(blob: Blob, refs: Sequence[BlobRef], kind: type[F]) -> list[tuple[BlobRef, F]]:
-    """Return the objects of several pointers, fetched at once where requests take long; raises as `get_framed`."""
-    if len(refs) < 2 or not is_remote(blob):
+def fetched(blob: Blob, refs: Sequence[BlobRef], kind: type[F], pool: Executor | None) -> list[tuple[BlobRef, F]]:
+    """Return the objects of several pointers; raises as `get_framed`.
+
+    Args:
+        pool: fetches them at once where requests take long; None for one after the other.
+    """
+    if pool is None or len(refs) < 2 or not is_remote(blob):
         return [(ref, get_framed(blob, ref, kind)) for ref in refs]
-    threads = Pool(min(len(refs), FETCHED_AT_ONCE_MAX), "persist-objects")
-    try:
-        return [*zip(refs, threads.map(lambda ref: get_framed(blob, ref, kind), refs), strict=True)]
-    finally:
-        threads.shutdown(wait=True)
+    return [*zip(refs, pool.map(lambda ref: get_framed(blob, ref, kind), refs), strict=True)]
 
 
 def decoder_of(kind: type[T]) -> "msgspec.json.Decoder[T]":

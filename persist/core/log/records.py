@@ -32,7 +32,7 @@ is harmless.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from functools import partial
 from itertools import count, islice
 from typing import Annotated, TypeVar
@@ -51,7 +51,7 @@ from persist.blob.errors import (
 )
 from persist.blob.layers.retry import RetryPolicy
 from persist.blob.protocol import Blob, get_at_most, is_remote
-from persist.blob.threads import Backoff, Clock, Pool
+from persist.blob.threads import Backoff, Clock
 from persist.codecs.part.part import Part
 from persist.core.log.fields import Seqno
 from persist.core.log.framing import Framed, decode_framed, encode_framed, get_framed, put_framed
@@ -136,9 +136,9 @@ class RecordReader:
     trip, in which a busy log grows, and as much as a dozen GETs. Memory: `AHEAD_MAX` records.
     """
 
-    def __init__(self, blob: Blob) -> None:
+    def __init__(self, blob: Blob, pool: Executor) -> None:
         self._blob = blob
-        self._ahead: Pool | None = None  # Of its own, because its caller holds a lock for which others wait.
+        self._pool = pool
 
     def after(self, applied: Callable[[], int], last: float) -> Iterator[Record]:
         """Yield the records up to last that there are; the caller applies each before it takes the next one.
@@ -151,7 +151,7 @@ class RecordReader:
             first = applied() + 1
             if yielded >= ONE_BY_ONE and is_remote(self._blob):
                 seqnos: Sequence[int] = range(first, int(min(first + slots - 1, last)) + 1)
-                records = self._threads().map(partial(read_record, self._blob), seqnos)
+                records = self._pool.map(partial(read_record, self._blob), seqnos)
                 slots = min(2 * slots, AHEAD_MAX)
             else:
                 seqnos, records = (first,), iter([read_record(self._blob, first)])
@@ -165,32 +165,22 @@ class RecordReader:
 
     def page(self, after: int) -> "LogPage":
         """Return what a page of LIST has of the log after a seqno; a remote store is asked for it at once."""
-        return LogPage(self._blob, after, self._threads() if is_remote(self._blob) else None)
-
-    def _threads(self) -> Pool:
-        if self._ahead is None:
-            self._ahead = Pool(AHEAD_MAX, "persist-log")
-        return self._ahead
-
-    def close(self) -> None:
-        """Free the threads."""
-        if self._ahead is not None:
-            self._ahead.shutdown(wait=False)
+        return LogPage(self._blob, after, self._pool if is_remote(self._blob) else None)
 
 
 class LogPage:
     """A page of the listing of the log, from a seqno on, and the records that it names after that without a gap.
 
-    With threads, the listing and the first records are asked for when this is made; without them, when they are wanted.
+    With a pool, the listing and the first records are asked for when this is made; without it, when they are wanted.
     """
 
-    def __init__(self, blob: Blob, after: int, threads: Pool | None) -> None:
+    def __init__(self, blob: Blob, after: int, pool: Executor | None) -> None:
         self._blob = blob
         self._after = after
-        self._threads = threads
+        self._pool = pool
         self._asked: deque[Future[Record | None]] = deque()
         self._seqnos: list[int] | None = None
-        self._listing = None if threads is None else threads.submit(self._list_and_ask, threads)
+        self._listing = None if pool is None else pool.submit(self._list_and_ask, pool)
 
     @property
     def seqnos(self) -> list[int]:
@@ -213,20 +203,20 @@ class LogPage:
         """Yield the records of the run; None for one that is not there any more. Take them once."""
         run = self.run
         for at, seqno in enumerate(run):
-            if self._threads is None:
+            if self._pool is None:
                 yield read_record(self._blob, seqno)
                 continue
             if at + AHEAD_MAX < len(run):
-                self._asked.append(self._threads.submit(read_record, self._blob, run[at + AHEAD_MAX]))
+                self._asked.append(self._pool.submit(read_record, self._blob, run[at + AHEAD_MAX]))
             yield self._asked.popleft().result()
 
     def _list(self) -> list[int]:
         return [seqno for seqno, _ in islice(listed_records(self._blob, self._after - 1), LISTED_MAX)]
 
-    def _list_and_ask(self, threads: Pool) -> list[int]:
+    def _list_and_ask(self, pool: Executor) -> list[int]:
         seqnos = self._list()
         self._asked.extend(
-            threads.submit(read_record, self._blob, seqno) for seqno in _run(self._after, seqnos)[:AHEAD_MAX]
+            pool.submit(read_record, self._blob, seqno) for seqno in _run(self._after, seqnos)[:AHEAD_MAX]
         )
         return seqnos
 

@@ -31,6 +31,7 @@ thousand collections would rewrite sixteen pages, hundreds of times as much as t
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -207,12 +208,16 @@ class KnownLevels:
     In `contents` are the state objects that they point to.
 
     They are immutable, and known by the checksum of their bytes. Safe to use from many threads.
+
+    Args:
+        pool: fetches several objects at once; None for one after the other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pool: Executor | None = None) -> None:
         self._lock = threading.Lock()
+        self._pool = pool
         self._levels: tuple[Level, ...] = ()
-        self.contents = KnownContents()
+        self.contents = KnownContents(pool)
 
     def read(self, blob: Blob, location: str, pointers: Sequence[BlobRef]) -> tuple[Level, ...]:
         """Return the levels that a checkpoint points to. Cost: a GET for each that this client has not seen, at once.
@@ -225,7 +230,7 @@ class KnownLevels:
             if known.pointer != pointer:
                 break
             levels.append(known)
-        for pointer, stored in fetched(blob, pointers[len(levels) :], DirectoryObject):
+        for pointer, stored in fetched(blob, pointers[len(levels) :], DirectoryObject, self._pool):
             levels.append(_level(blob, stored, location, pointer, levels))
         return self.keep(levels)
 

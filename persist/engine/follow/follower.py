@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from persist.blob.errors import Conflict, CorruptBlob, Indeterminate, InvalidUsage, MissingBlob
 from persist.blob.protocol import Blob, is_remote
-from persist.blob.threads import Clock
+from persist.blob.threads import Clock, Pool
 from persist.core.errors import ClientClosed, CollectionNotFound, LogInterrupted, LogReplaced, PersistError
 from persist.core.log.keys import CHECKPOINTS, record_key
 from persist.core.log.records import LogPage, Record, RecordReader, begins_as, read_commit_id, read_record
@@ -55,16 +55,19 @@ FRESH_S = 60.0
 RECENT_MAX = 256  # Records kept for the next checkpoint.
 FAR = 100  # Records that are not read one by one where a checkpoint will do.
 OVER_ALL_MAX = 10
+THREADS_MAX = 16  # Of a follower that has no pool of a client.
 
 
 class Follower(AwaitedLog):
     """Reads the log and answers what the state is."""
 
-    def __init__(self, blob: Blob, clock: Clock, poll_s: float | None = None) -> None:
+    def __init__(self, blob: Blob, clock: Clock, poll_s: float | None = None, *, pool: Executor | None = None) -> None:
         """Read the newest checkpoint and the records after it.
 
         Args:
             poll_s: the longest pause of who waits for a record; see `Settings.poll_s`.
+            pool: makes several requests at once; None for one of its own. What waits for its work holds a lock, so it
+                must be one that computes what its waiters wait for, as `Pool` does.
 
         Cost: two pages of LIST, and a GET for the checkpoint, for each of its directory objects, and for each record
         after it, or for its own record if there is none. Of a remote store, they take three or four times as long as
@@ -75,10 +78,11 @@ class Follower(AwaitedLog):
         self.on_advance: Callable[[int], object] = lambda seqno: None  # Told of each record; must return at once.
         self._pid = os.getpid()
         self._recent: OrderedDict[int, Record] = OrderedDict()
-        self._levels = KnownLevels()
+        pool = Pool(THREADS_MAX, "persist-log") if pool is None else pool
+        self._levels = KnownLevels(pool)
         self.tokens = TokenMemory(blob)
         self.clock_check = ClockCheck(blob, clock)
-        self._records = RecordReader(blob)
+        self._records = RecordReader(blob, pool)
         self._seen_end = self.now()
         self._is_opening = True
         self._interrupted: LogInterrupted | None = None
@@ -154,7 +158,6 @@ class Follower(AwaitedLog):
         with self._lock:
             self._is_closed = True
             self._advanced.notify_all()
-            self._records.close()
 
     def check_open(self) -> None:
         """Raise ClientClosed after `close`, and InvalidUsage in a process that was forked off."""

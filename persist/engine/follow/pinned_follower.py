@@ -6,6 +6,7 @@ further back is refused, never guessed at.
 """
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import TypeVar
 
 from persist.blob.errors import CorruptBlob, InvalidUsage, MissingBlob
@@ -31,9 +32,9 @@ class PinnedFollower(Follower):
         Corruption: what is there cannot be believed.
     """
 
-    def __init__(self, blob: Blob, clock: Clock, seqno: int) -> None:
+    def __init__(self, blob: Blob, clock: Clock, seqno: int, *, pool: Executor) -> None:
         self._pinned: int | None = None  # First it looks at the whole log, like any other.
-        super().__init__(blob, clock)
+        super().__init__(blob, clock, pool=pool)
         if seqno > self._state.seqno:
             raise InvalidUsage(
                 f"seqno={seqno} is not in the log of {blob.url} yet, whose last is {self._state.seqno}: pin that one, "

@@ -26,6 +26,7 @@ Rejected: to store the mutations themselves, since the fold of thousands of them
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,10 +82,14 @@ class KnownContents:
     """The state objects of large collections that a client saw last, so that it need not read them to make the next.
 
     They are immutable, and known by the checksums of their bytes. Safe to use from many threads.
+
+    Args:
+        pool: fetches several objects at once; None for one after the other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pool: Executor | None = None) -> None:
         self._lock = threading.Lock()
+        self._pool = pool
         self._levels: OrderedDict[str, tuple[StateLevel, ...]] = OrderedDict()
         self._bytes = 0
 
@@ -102,7 +107,7 @@ class KnownContents:
                 break
             levels.append(level)
         rest = entry.stored[len(levels) :]
-        for pointer, stored in fetched(blob, rest, StateObject):
+        for pointer, stored in fetched(blob, rest, StateObject, self._pool):
             if (stored.location, stored.collection.id) != (location, entry.id):
                 raise CorruptBlob(pointer.blob, "it belongs to another collection, so blobs were exchanged")
             before = levels[-1].contents if levels else None

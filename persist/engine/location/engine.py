@@ -33,7 +33,7 @@ from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Renew, Step
 from persist.engine.write.unclosed_clients import Unclosed
 
-IO_THREADS, REMOTE_IO_THREADS = 4, 40  # Many where each request waits for a network; memory is bounded elsewhere.
+IO_THREADS, REMOTE_IO_THREADS = 4, 16  # Many where each request waits for a network; memory is bounded elsewhere.
 
 
 class Engine:
@@ -43,7 +43,7 @@ class Engine:
         storage, blob: the store in its wrappers, and the outermost of these, which is the one to use.
         mode, settings, clock: as the location was opened.
         follower: the client's copy of the location's state.
-        pool: a few threads for requests and for encoding.
+        pool: the threads of this client for requests, decoding and encoding.
         caches: what reads keep of parts.
         spilled: what point reads have decoded, in the cache folder; None without one.
         folds: what sealed events come to that are not resolved yet, as it was last worked out.
@@ -66,10 +66,12 @@ class Engine:
         self._counted_also: dict[str, Callable[[], Mapping[str, float]]] = {}
         self._pid = os.getpid()
         poll_s = options.settings.poll_s
+        self.pool = pool = Pool(REMOTE_IO_THREADS if is_remote(blob) else IO_THREADS, "persist-io")
         self.follower = (
-            Follower(blob, clock, poll_s) if options.seqno is None else PinnedFollower(blob, clock, options.seqno)
+            Follower(blob, clock, poll_s, pool=pool)
+            if options.seqno is None
+            else PinnedFollower(blob, clock, options.seqno, pool=pool)
         )
-        self.pool = Pool(REMOTE_IO_THREADS if is_remote(blob) else IO_THREADS, "persist-io")
         budget = self.settings.memory_budget
         self.caches = caches = options.caches or PartCaches.within(budget, clock)
         folder = self.settings.cache_folder
@@ -78,7 +80,6 @@ class Engine:
         )
         self.folds = Folds(budget // 4)
         self.when_committed: Callable[[CommitFuture], object] | None = None  # Is told of each commit that is asked for.
-        pool = self.pool
 
         def reader() -> PartReader:  # It does not refer to the engine, because threads have it.
             return PartReader(blob, pool, caches, budget, spilled)
@@ -87,7 +88,7 @@ class Engine:
         self._writer: Writer | None = None
         if self.mode != "read":
             try:
-                self._writer = Writer(blob, self.follower, pool, options, reader, storage.metered.counts)
+                self._writer = Writer(blob, self.follower, pool, options, reader)
             except BaseException:
                 self.pool.shutdown(wait=True)
                 raise

@@ -8,15 +8,14 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
 from persist.blob.errors import Indeterminate, InvalidUsage
-from persist.blob.layers.metered import Count
-from persist.blob.protocol import Blob, is_remote
+from persist.blob.protocol import Blob
 from persist.blob.threads import Clock, Pool, SystemClock
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import Stamp
@@ -27,7 +26,6 @@ from persist.core.settings import Settings
 from persist.engine.compact import CompactionReport, Compactor, LocalPartMaker, PartMaker
 from persist.engine.follow.follower import Follower
 from persist.engine.hold import ConsumerLeases, Leases
-from persist.engine.location.request_ledger import RequestTeller
 from persist.engine.location.resolver import KeyedQueue, Resolver
 from persist.engine.read.parts.caches import PartCaches
 from persist.engine.read.parts.reader import PartReader
@@ -96,13 +94,11 @@ class Writer:
         pool: Pool,
         options: OpenOptions,
         reader: Callable[[], PartReader],
-        counts: Callable[[], Mapping[str, Count]],
     ) -> None:
         """Start to write; in mode "exclusive", take the location over first.
 
         Args:
             reader: gives what reads parts, for one read.
-            counts: gives what this client has asked of its store so far.
 
         Raises:
             Locked: another client has the location exclusively, and this one wants it, too.
@@ -138,9 +134,7 @@ class Writer:
         self.compaction = CompactionSchedule(self.compactor, follower, clock, settings, self.resolver.resolve_due)
         self.keyed = KeyedQueue(settings.memory_budget, committer.may_wait)
         collect, shorten_log = self.garbage.collect, self.garbage.shorten_log
-        self._teller = RequestTeller(counts, follower, committer.submit, clock) if is_remote(blob) else None
-        tell = int if self._teller is None else self._teller.tick
-        self.upkeep = Upkeep(self.leases, self.consumers, self.compaction, collect, shorten_log, tell, clock, settings)
+        self.upkeep = Upkeep(self.leases, self.consumers, self.compaction, collect, shorten_log, clock, settings)
         committer.groups.appended = self.upkeep.committed
         self._stop_with_client(self.upkeep.request_stop)
 
@@ -223,8 +217,6 @@ class Writer:
         """Finish what was asked for, give back leases and the location, and end the threads."""
         self.keyed.close()
         self.upkeep.close()
-        if self._teller is not None:
-            self._teller.close()
         self.consumers.close()
         self.leases.close()
         unlocked = None if self.committer.groups.epoch is None else self.committer.submit([kinds.CloseWriter()], {})

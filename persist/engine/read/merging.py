@@ -24,7 +24,6 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from persist.blob.threads import Pool
 from persist.codecs.order.arrays import int64_array, int64_values
 from persist.codecs.order.ordering import combined, sort_indices
 from persist.codecs.order.search import SortedKeys
@@ -33,7 +32,7 @@ from persist.codecs.part.describing import describe_held
 from persist.codecs.part.part import Part
 from persist.codecs.types.objects import to_dicts
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
-from persist.engine.read.parts.reader import ClaimedRead, PartReader, ahead
+from persist.engine.read.parts.reader import ClaimedRead, PartReader, ahead, finish
 from persist.engine.read.planning.scan import Scan, cheap_first, negated, rows_without_columns
 
 Form = Literal["rows", "diff"]
@@ -177,9 +176,12 @@ def _passed_on(
             (split.standing_where(elsewhere), False),
         ]
     standing = ahead(
-        (is_here, table)
-        for some, is_here in stands
-        for table in _standing(scan, reader, some, names, keeps_diff=keeps_diff)
+        (
+            (is_here, table)
+            for some, is_here in stands
+            for table in _standing(scan, reader, some, names, keeps_diff=keeps_diff)
+        ),
+        reader.pool,
     )
     with closing(standing):
         rest = pa.concat_tables(
@@ -261,21 +263,23 @@ def _slice_by_slice(slices: Sequence[Scan], form: Form, reading: Callable[[], Pa
         for scan_slice in slices:
             yield from read_snapshot(scan_slice, form, reading())
         return
-    thread = Pool(1, "persist-merging")
     before: Iterator[pa.Table] = iter(())
+    merging: Future[pa.Table] | None = None
     try:
         for scan_slice in slices:
-            passed_on = _Returning(_passed_on(scan_slice, reading(), Split.of(scan_slice, form), form))
+            reader = reading()
+            passed_on = _Returning(_passed_on(scan_slice, reader, Split.of(scan_slice, form), form))
             for table in passed_on:
                 yield from before
                 yield table
             yield from before
             rest = passed_on.value
             if rest is not None:
-                before = _when_made(thread.submit(rest.consolidated), scan_slice, form)
+                merging = reader.pool.submit(rest.consolidated)
+                before = _when_made(merging, scan_slice, form)
         yield from before
     finally:
-        thread.shutdown(wait=True)
+        finish([] if merging is None else [merging])
 
 
 def _when_made(future: "Future[pa.Table]", scan: Scan, form: Form) -> Iterator[pa.Table]:

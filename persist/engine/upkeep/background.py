@@ -223,7 +223,6 @@ class Upkeep:
         compaction: CompactionSchedule,
         collect: Callable[[], object],
         shorten_log: Callable[[], object],
-        tell: Callable[[], object],
         clock: Clock,
         settings: Settings,
     ) -> None:
@@ -232,7 +231,6 @@ class Upkeep:
         self._consumers = consumers
         self._collect = collect
         self._shorten_log = shorten_log
-        self._tell = tell
         self._clock = clock
         self._settings = settings
         # Clients that were opened together should not collect together.
@@ -262,14 +260,13 @@ class Upkeep:
         self.tick_work()
 
     def tick_leases(self) -> None:
-        """Renew or end the leases of this client, end those of others that have run out, and tell of requests."""
+        """Renew or end the leases of this client, and end those of others that have run out."""
         self._leases.tick()
         self._consumers.tick()
         now_s = self._clock.monotonic_s()
         if now_s >= self._expire_at_s:
             self._leases.end_expired(self._consumers.ids())
             self._expire_at_s = now_s + self._settings.lease_s / 10
-        self._tell()
 
     def tick_work(self) -> None:
         """Compact, then collect garbage, or shorten a log that is too long; also if the first fails."""

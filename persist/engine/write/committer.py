@@ -60,7 +60,7 @@ class Committer:
         self._pid = os.getpid()
         self._submitted = self._resolved = 0
         self._committing: tuple[Operation, ...] = ()  # The group under way.
-        self._ended: list[Callable[[], object]] = [self.groups.close]
+        self._ended: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._run, name="persist-committer", daemon=True)
         self._thread.start()
 

@@ -32,7 +32,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET
 
-from persist.blob.protocol import Blob, turn_at
+from persist.blob.protocol import Blob, is_remote, turn_at
 from persist.blob.threads import Clock
 from persist.codecs.part.part import Part
 from persist.core.antichain import Antichain
@@ -100,7 +100,7 @@ class GroupCommit:
         self.relay: Relay | None = None  # Set once, before anything is submitted.
         self.appended: Callable[[str], object] = lambda collection: None  # Told of each commit that adds updates.
         self.checkpointing = Checkpointing(blob, follower, pool)
-        self._look_back = LookBack(blob, follower, clock, is_wanted=look_back)
+        self._look_back = LookBack(blob, follower, clock, pool, is_wanted=look_back)
         self._blob = blob
         self._follower = follower
         self._clock = clock
@@ -111,11 +111,10 @@ class GroupCommit:
         self._submitter, self._numbers, self._relayed = uuid.uuid4().hex, itertools.count(1), -1
         self._counts = dict.fromkeys(COUNTS, 0)
         self._is_crowded = False  # Whether the last commit lost a race, or had to wait for a turn.
-        threads = self._look_back.threads
-        if threads is not None and follower.state.seqno >= 0 and follower.interrupted is None:
+        if is_remote(blob) and follower.state.seqno >= 0 and follower.interrupted is None:
             newest = follower.newest_record()
             if newest is not None:
-                self._proof.begin(newest, threads)
+                self._proof.begin(newest, pool)
 
     def counts(self) -> dict[str, int]:
         """Return counts of what was asked for, and of what became of it.
@@ -125,10 +124,6 @@ class GroupCommit:
         another client committed or rejected for this one, and those that it was asked for and did not answer.
         """
         return self._counts | {"checkpoints": self.checkpointing.made}
-
-    def close(self) -> None:
-        """End the threads that look back, which may have a request under way; idempotent."""
-        self._look_back.close()
 
     def abandon(self, steps: Sequence[Step]) -> None:
         """Delete what has been uploaded for steps that will not be submitted after all."""

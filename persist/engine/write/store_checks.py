@@ -38,7 +38,7 @@ from concurrent.futures import Executor, Future
 
 from persist.blob.errors import Indeterminate, PersistError, StoreFull, StoreMisconfigured, Unavailable
 from persist.blob.protocol import Blob, is_remote
-from persist.blob.threads import Backoff, Clock, Pool
+from persist.blob.threads import Backoff, Clock
 from persist.core.errors import LogReplaced
 from persist.core.log.keys import record_key
 from persist.core.log.records import COMMIT_DEADLINE_S, Record, record_bytes
@@ -139,7 +139,6 @@ class StoreProof:
         self.check()
 
 
-LOOKS_MAX = 4  # At the same time; most often there is one record to look for.
 VALID_S = 1.0
 
 
@@ -147,23 +146,16 @@ class LookBack:
     """Looks back for one client; for one thread at a time.
 
     Args:
+        pool: makes requests to a remote store beside others.
         is_wanted: see `Settings.look_back`; without it, nothing is looked for.
-
-    Attributes:
-        threads: of a store far away, for requests that are made beside others.
     """
 
-    def __init__(self, blob: Blob, follower: Follower, clock: Clock, *, is_wanted: bool) -> None:
+    def __init__(self, blob: Blob, follower: Follower, clock: Clock, pool: Executor, *, is_wanted: bool) -> None:
         self._blob = blob
         self._follower = follower
         self._clock = clock
         self._is_wanted = is_wanted
-        self.threads = Pool(LOOKS_MAX, "persist-look") if is_remote(blob) else None
-
-    def close(self) -> None:
-        """End the threads, which may have a request under way; idempotent."""
-        if self.threads is not None:
-            self.threads.shutdown(wait=False)
+        self._pool = pool if is_remote(blob) else None
 
     def begin(self, before: State) -> Callable[[Record | None], bool]:
         """Begin to look for what a record after a state follows; return what ends that, when the record was created.
@@ -175,9 +167,9 @@ class LookBack:
             return lambda record: True
         began_s = self._clock.monotonic_s()
         looks = None
-        if self.threads is not None:
+        if self._pool is not None:
             tops = self._follower.tops(before)
-            looks = [(top, self.threads.submit(fate_of, self._blob, top)) for top in tops]
+            looks = [(top, self._pool.submit(fate_of, self._blob, top)) for top in tops]
 
         def end(record: Record | None) -> bool:
             try:

@@ -184,7 +184,7 @@ def log(
 @command
 def cost(
     at: Place,
-    hours: Annotated[int, typer.Option(min=1, max=24, help="How many hours back requests are counted.")] = 24,
+    hours: Annotated[int, typer.Option(min=1, max=24, help="How many hours back new objects count as PUTs.")] = 24,
     prices: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="A JSON object of dollars: puts_1000, gets_1000, lists_1000, …"),
@@ -192,7 +192,7 @@ def cost(
     format: Format = None,
     output: Output = None,
 ) -> int:
-    """Show the requests of the last day, what is stored, and what both cost in a month by the prices of S3 or yours."""
+    """Show the PUTs of the last day, what is stored, and what both cost in a month by the prices of S3 or yours."""
     from persist.tools.reports.costs import LIST_PRICES, Prices, costs_of
 
     known = LIST_PRICES if prices is None else Prices.of_file(prices)
@@ -200,10 +200,8 @@ def cost(
         costs = costs_of(client, known, hours=hours)
         COSTS.write(at, [kind.as_json() for kind in costs.kinds], format, output)
     tell(
-        f"Since {moment_text(costs.since_s)}, writing clients told of {costs.told:,} requests. Of the objects "
-        f"that were made since then, {costs.made:,} are still there. PUTs are the greater of both. Not counted are "
-        "clients that only read, tasks of Spark, and what a client did since it last told: it tells every 15 "
-        "minutes, and at its end if 100 requests are left. In a folder nobody tells. The metric "
-        "persist_store_requests_total of each process, and the store's own metrics, have all."
+        f"Of the objects that were made since {moment_text(costs.since_s)}, {costs.made:,} are still there: there were "
+        f"at least as many PUTs. This command itself has sent {costs.sent:,} requests. Each process counts its own "
+        "requests in the metric persist_store_requests_total. The store's own metrics and its bill have all of them."
     )
     return OK

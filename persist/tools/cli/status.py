@@ -145,7 +145,6 @@ def print_health(health: "Health") -> None:
         lambda c: (c.client, c.release or "?", c.at or "-", c.does),
         spare=("does",),
     )
-    _section("releases that told of a day", health.releases, ("last",), lambda r: (r.release, r.hour))
 
 
 def _section(

@@ -1,9 +1,8 @@
 """What a location costs: the requests of the last hours, what is stored, and the price of both in a month.
 
-Requests are what writing clients told the location (`persist.engine.location.request_ledger` says what of them, and
-what is missing). One listing has the size and the age of each object that is there. If more objects were made lately
-than clients told
-PUTs, those objects are what counts: the PUTs of a client that told nothing are not forgotten then.
+Requests are those that this client has counted (`Client.metrics`); other processes have their own counts. One listing
+has the size and the age of each object that is there. Each object took a PUT, whoever made it. So PUTs are at least as
+many as the objects of the last hours.
 
 A large object is one request here; a client sends it in parts of some MiB.
 """
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import persist
-from persist.engine.location.request_ledger import REQUEST_KINDS, requests_told
 
 GIB = 2**30
 MONTH_DAYS = 30
@@ -31,6 +29,7 @@ KINDS = {
     "part": "parts",
 }
 OTHER = "others"
+KIND_OF = {"create": "PUT", "set": "PUT", "get": "GET", "list": "LIST", "delete": "DELETE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class Cost:
     """What one kind of requests, or of objects, costs.
 
     Attributes:
-        requests, request_bytes: that were made lately, and the bytes that went over the network with them.
+        requests, request_bytes: that were counted, and the bytes that went over the network with them.
         objects, bytes: that are there.
         dollars: of a month, if it goes on like this.
     """
@@ -100,13 +99,13 @@ class Costs:
     Attributes:
         since_s: from when on requests count, a full hour in seconds since 1970.
         kinds: those of requests, those of objects, and the sum of all.
-        told: how many requests clients have told.
+        sent: how many requests this client has sent since it was opened.
         made: how many objects were made since then and are there: so there were at least as many PUTs.
     """
 
     since_s: int
     kinds: tuple[Cost, ...]
-    told: int
+    sent: int
     made: int
 
 
@@ -114,11 +113,10 @@ def costs_of(client: "persist.Client", prices: Prices = LIST_PRICES, *, hours: i
     """Return what a location costs. Cost: a LIST of everything.
 
     Args:
-        hours: how far back requests count, up to 24, by this machine's clock; also those of the hour that it cuts.
+        hours: how far back objects count as PUTs, by this machine's clock; also those of the hour that it cuts.
     """
     now_s = client.engine.clock.wall_ms() / 1000
-    first = int(now_s // HOUR_S) - hours
-    since_s = first * HOUR_S
+    since_s = (int(now_s // HOUR_S) - hours) * HOUR_S
     months = MONTH_DAYS * 24 * HOUR_S / (now_s - since_s)
     stored: dict[str, Counter[str]] = {kind: Counter() for kind in dict.fromkeys([*KINDS.values(), OTHER])}
     made = Counter[str]()
@@ -126,12 +124,10 @@ def costs_of(client: "persist.Client", prices: Prices = LIST_PRICES, *, hours: i
         stored[KINDS.get(entry.key.partition("/")[0], OTHER)].update(objects=1, bytes=entry.bytes)
         if entry.modified_s >= since_s:
             made.update(requests=1, bytes=entry.bytes)
-    told = {kind: Counter[str]() for kind in REQUEST_KINDS}
-    for hour, counts in requests_told(client.engine.follower.state.control.about).items():
-        for kind, (requests, size) in counts.items() if hour >= first else ():
-            if kind in told:
-                told[kind].update(requests=requests, bytes=size)
-    counted = {**told, "PUT": told["PUT"] | made}  # The greater of two.
+    sent = {kind: Counter[str]() for kind in KIND_OF.values()}
+    for operation, count in client.metrics().store.items():
+        sent[KIND_OF[operation]].update(requests=count.requests, bytes=count.bytes)
+    counted = {**sent, "PUT": sent["PUT"] | made}  # The greater of two.
     costs = [_requests(kind, count, prices, months) for kind, count in counted.items()]
     costs += [
         Cost(kind, 0, 0, amounts["objects"], amounts["bytes"], amounts["bytes"] / GIB * prices.stored_gib_month)
@@ -139,7 +135,7 @@ def costs_of(client: "persist.Client", prices: Prices = LIST_PRICES, *, hours: i
         if amounts
     ]
     sums = {name: sum(getattr(cost, name) for cost in costs) for name in Cost.__slots__ if name != "kind"}
-    total = sum(count["requests"] for count in told.values())
+    total = sum(count["requests"] for count in sent.values())
     return Costs(since_s, (*costs, Cost("all", **sums)), total, made["requests"])
 
 

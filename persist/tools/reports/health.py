@@ -34,7 +34,6 @@ from persist.core.state_rules.location import Dropped, LocationState, is_waited_
 from persist.engine.collection.failures import failures_of
 from persist.engine.compact import must_destroy, next_work
 from persist.engine.follow.follower import STALE_AFTER_S
-from persist.engine.location.request_ledger import releases_told
 from persist.engine.upkeep import named_in, sharers
 from persist.tools.reports.surveys import THREADS, Facts, KnownFacts, Made, hold_for_people, names_by_id
 
@@ -180,14 +179,6 @@ class ClientSeen:
 
 
 @dataclass(frozen=True)
-class ReleaseSeen:
-    """A release of which clients told how much they asked of the store, and the full hour in which one did last."""
-
-    release: str
-    hour: str
-
-
-@dataclass(frozen=True)
 class Health:
     """All of it, as of one seqno.
 
@@ -196,7 +187,6 @@ class Health:
         format: with which number of the format the newest record was written.
         clients: who reads or writes: the holders of leases, the exclusive writer, and who made the `RECENT` newest
             records.
-        releases: those of clients that wrote in the last day, as they told (`persist.engine.location.request_ledger`).
         live_bytes, history_bytes: see the module; waiting_bytes is None if not all of it was listed.
     """
 
@@ -217,7 +207,6 @@ class Health:
     waiting: tuple[WaitingBlobs, ...]
     due: tuple[Due, ...]
     clients: tuple[ClientSeen, ...]
-    releases: tuple[ReleaseSeen, ...]
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it for programs."""
@@ -261,9 +250,6 @@ def health_of(client: "persist.Client", now_s: float | None = None, *, known: Kn
         waiting=tuple(waiting),
         due=tuple(_due(client, shown, views, waiting, state.control, now_s)),
         clients=_clients(state.control, recent),
-        releases=tuple(
-            ReleaseSeen(release, moment_text(hour_s)) for release, hour_s in releases_told(state.control.about).items()
-        ),
     )
 
 

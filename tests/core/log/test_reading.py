@@ -9,6 +9,7 @@ from itertools import count, takewhile
 import pytest
 
 from persist.blob.protocol import MemoryBlob
+from persist.blob.threads import Pool
 from persist.core.log.framing import encode_framed, fetched, put_framed
 from persist.core.log.keys import list_prefix, record_key
 from persist.core.log.records import AHEAD_FIRST, AHEAD_MAX, LISTED_MAX, ONE_BY_ONE, PartList, RecordReader
@@ -39,6 +40,9 @@ class Far(Near):
     is_remote = True
 
 
+POOL = Pool(8, "test-log")
+
+
 def logged(blob: Near, *seqnos: int) -> Near:
     for seqno in seqnos:
         blob.set(record_key(seqno), encode_framed(create() if seqno == 0 else record(seqno)))
@@ -53,7 +57,7 @@ def test_records_come_in_order_up_to_the_last_that_is_there_or_wanted(
 ) -> None:
     blob = logged(kind(), *range(length), length + 1)  # One is missing.
     read, applied = list[int](), [-1]
-    for found in RecordReader(blob).after(lambda: applied[0], last):
+    for found in RecordReader(blob, POOL).after(lambda: applied[0], last):
         read.append(found.seqno)
         applied[0] = found.seqno
     expected = range(min(length, int(min(last, 1000)) + 1))
@@ -71,7 +75,7 @@ def test_records_come_in_order_up_to_the_last_that_is_there_or_wanted(
 def test_what_somebody_else_has_applied_meanwhile_does_not_come(kind: type[Near], seed: int) -> None:
     chance, blob = random.Random(seed), logged(kind(), *range(90))
     applied, read, elsewhere = [-1], list[int](), set[int]()
-    for found in RecordReader(blob).after(lambda: applied[0], math.inf):
+    for found in RecordReader(blob, POOL).after(lambda: applied[0], math.inf):
         assert found.seqno == applied[0] + 1
         read.append(found.seqno)
         applied[0] += 1
@@ -84,14 +88,13 @@ def test_what_somebody_else_has_applied_meanwhile_does_not_come(kind: type[Near]
 
 def test_records_far_away_are_asked_for_at_once_after_the_first_few() -> None:
     blob = logged(Far(), *range(40))
-    reader, applied = RecordReader(blob), [-1]
+    reader, applied = RecordReader(blob, POOL), [-1]
     for found in reader.after(lambda: applied[0], ONE_BY_ONE + 1):
         applied[0] = found.seqno
         if applied[0] == ONE_BY_ONE - 1:
             blob.together = threading.Barrier(2)
     assert applied[0] == ONE_BY_ONE + 1
     blob.together = None
-    reader.close()
 
 
 @pytest.mark.parametrize("kind", [Near, Far])
@@ -99,7 +102,7 @@ def test_records_far_away_are_asked_for_at_once_after_the_first_few() -> None:
 @pytest.mark.parametrize("after", [-1, 0, 2])
 def test_a_page_names_the_record_that_is_known_and_those_after_it(kind: type[Near], length: int, after: int) -> None:
     blob = logged(kind(), *range(length), length + 1)
-    reader = RecordReader(blob)
+    reader = RecordReader(blob, POOL)
     page = reader.page(after)
     there = [*range(length), length + 1]
     assert page.seqnos == [seqno for seqno in there if seqno >= after]
@@ -107,7 +110,6 @@ def test_a_page_names_the_record_that_is_known_and_those_after_it(kind: type[Nea
     assert [found and found.seqno for found in page.records()] == page.run
     assert sum(blob.reads.values()) == len(page.run)
     assert not page.is_full
-    reader.close()
 
 
 def test_a_page_has_so_many_names_and_then_there_may_be_more() -> None:
@@ -115,7 +117,7 @@ def test_a_page_has_so_many_names_and_then_there_may_be_more() -> None:
         blob = Near()
         for seqno in range(records):
             blob.set(record_key(seqno), b"")
-        page = RecordReader(blob).page(-1)
+        page = RecordReader(blob, POOL).page(-1)
         assert (len(page.seqnos), page.is_full) == (min(records, LISTED_MAX), is_full)
 
 
@@ -127,4 +129,4 @@ def test_what_several_pointers_lead_to_is_fetched_at_once_from_far_away() -> Non
             refs = [put_framed(blob, list_prefix(ORDERS, n), each) for n, each in enumerate(lists)]
             if kind is Far and pointers > 1:
                 blob.together = threading.Barrier(pointers)
-            assert fetched(blob, refs, PartList) == [*zip(refs, lists, strict=True)]
+            assert fetched(blob, refs, PartList, POOL) == [*zip(refs, lists, strict=True)]

@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -142,13 +143,14 @@ def test_a_reader_catches_up_with_a_log_that_grows_by_two_records_in_each_round_
     store = Growing(2)
     for key, value in log[:50]:
         store.set(key, value)
-    follower = Follower(store, ImpatientClock())
-    store.later = log[50:]
-    for _ in range(5):
-        store.pass_time()
-    follower.refresh()
-    assert len(store.later) > 200, "one by one, it ends where the log does"
-    follower.close()
+    with ThreadPoolExecutor(AHEAD_MAX) as pool:  # Where the main thread waits only.
+        follower = Follower(store, ImpatientClock(), pool=pool)
+        store.later = log[50:]
+        for _ in range(5):
+            store.pass_time()
+        follower.refresh()
+        assert len(store.later) > 200, "one by one, it ends where the log does"
+        follower.close()
 
 
 def test_the_log_is_listed_while_the_checkpoint_is_read() -> None:

@@ -13,10 +13,9 @@ import pytest
 
 import persist
 from persist.blob.errors import StoreMisconfigured, Unavailable
-from persist.blob.layers.retry import RetryBlob, RetryPolicy
+from persist.blob.layers.retry import RetryBlob
 from persist.blob.protocol import Blob
 from persist.blob.url import open_blob
-from persist.core.settings import Tuning
 from tests.support.clocks import ImpatientClock
 from tests.support.servers.hostile_s3 import Answer, HostileS3, Objects, hostile_s3
 
@@ -40,8 +39,7 @@ def refused(status: int, code: str) -> Answer:
 
 
 def opened(blob: Blob, clock: ImpatientClock | None = None) -> persist.Client:
-    settings = persist.Settings(background=False, tuning=Tuning(retry=RetryPolicy(hedge=False)))
-    return persist.open(blob, clock=clock or ImpatientClock(), settings=settings)
+    return persist.open(blob, clock=clock or ImpatientClock(), settings=persist.Settings(background=False))
 
 
 def rows_seen(server: HostileS3) -> list[int]:
@@ -124,10 +122,11 @@ def test_what_is_tried_by_its_token_through_twenty_minutes_of_503_is_written_onc
         assert sorted(orders.snapshot(1).to_arrow()["k"].to_pylist()) == [1, 2]
 
 
-def test_a_value_that_drips_is_asked_for_once_more_and_the_first_whole_answer_counts(server: HostileS3) -> None:
+def test_a_value_that_drips_is_asked_for_once_more_when_its_time_is_over(server: HostileS3) -> None:
     with closing(way(server.honest_url)) as blob, opened(blob) as client:
         client.create_or_load("orders", key=KEY).write([((1, None), 0, 1)], seal=1).result()
-    with closing(RetryBlob(way(server.lying_url), RetryPolicy(hedge=True, hedge_after_s=0.05))) as blob:
+    lying = {**OPTIONS, "endpoint_url": server.lying_url}
+    with closing(RetryBlob(open_blob("s3://bucket/some/prefix", lying, attempt_s=0.5))) as blob:
         assert (key := next(entry.key for entry in blob.list("log/")))
         server.drips = 1
         assert blob.get(key) == server.objects[f"/bucket/some/prefix/{key}"][0]

@@ -11,7 +11,6 @@ import pytest
 
 import persist
 from persist.blob.errors import PersistError, StoreFull, StoreMisconfigured
-from persist.blob.layers.retry import RetryPolicy
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.stores.s3 import S3Blob
@@ -101,7 +100,7 @@ def ways() -> Iterator[Ways]:
 
 
 def opened(blob: Blob, clock: ImpatientClock | None = None) -> persist.Client:
-    settings = persist.Settings(background=False, tuning=Tuning(retry=RetryPolicy(hedge=False)))
+    settings = persist.Settings(background=False)
     return persist.open(blob, clock=clock or ImpatientClock(), settings=settings)
 
 

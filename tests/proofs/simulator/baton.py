@@ -34,7 +34,6 @@ from typing import Any
 
 import pytest
 
-import persist.blob.layers.pacing
 import persist.blob.threads
 import persist.core.log.framing
 import persist.engine.hold.leases
@@ -373,7 +372,6 @@ def _patched(baton: Baton) -> Iterator[None]:
         (persist.core.log.framing, "_making_decoder", Lock()),
         (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
         (persist.blob.threads, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
-        (persist.blob.layers.pacing, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
         (random, "Random", Seeded),
         (uuid, "uuid4", lambda: uuid.UUID(int=ids.getrandbits(128), version=4)),
     ]

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 import persist
+from persist.blob import MemoryBlob
 from persist.tools.cli.logs import chosen
 from persist.tools.cli.main import main
+from persist.tools.reports.costs import costs_of
 from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
+from tests.support.tuned import tuned
 
 
 @pytest.fixture
@@ -77,19 +80,43 @@ def test_cost_counts_what_was_stored_and_what_is(
     logs = list((shop / "log").iterdir())
     assert found["records"]["objects"] == len(logs)
     assert found["PUT"]["requests"] == found["all"]["objects"] == len(files)
+    assert found["GET"]["requests"] > 0, "this command reads the location"
     assert found["all"]["bytes"] == found["PUT"]["request_bytes"] == sum(path.stat().st_size for path in files)
     puts, stored = found["PUT"]["dollars"], found["all"]["bytes"] / 2**30 * 0.023
     assert len(files) / 1000 * 0.005 * 30 * 24 / 25 <= puts <= len(files) / 1000 * 0.005 * 30
-    assert found["all"]["dollars"] == pytest.approx(puts + stored)
-    assert "told of 0 requests" in err
+    own = sum(found[kind]["dollars"] for kind in ("GET", "LIST", "DELETE"))
+    assert found["all"]["dollars"] == pytest.approx(puts + stored + own)
+    assert "This command itself has sent" in err
     for path in files:  # Of two days ago.
         os.utime(path, (path.stat().st_mtime - 172_800,) * 2)
     prices = tmp_path / "prices.json"
-    prices.write_text('{"stored_gib_month": 1024}')
+    prices.write_text('{"stored_gib_month": 1024, "gets_1000": 0, "lists_1000": 0}')
     assert main(["cost", str(shop), "--json", "--prices", str(prices)]) == 0
-    everything = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (everything["requests"], everything["request_bytes"]) == (0, 0)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    everything = rows[-1]
+    assert (rows[0]["kind"], rows[0]["requests"]) == ("PUT", 0)
     assert everything["dollars"] == pytest.approx(everything["bytes"] / 2**20)
+
+
+def test_requests_are_counted_in_the_process_and_never_in_the_log() -> None:
+    class RemoteMemory(MemoryBlob):
+        is_remote = True
+
+    store = RemoteMemory()
+    with persist.open(store, settings=tuned(background=False, look_back=False)) as client:
+        for number in range(150):
+            client.write("orders", [{"id": number}], key=["id"]).result()
+        client.maintain()
+        records = client.seqno + 1
+        requests, costs = client.metrics().store, costs_of(client)
+        by_kind = {cost.kind: cost.requests for cost in costs.kinds}
+        assert by_kind["PUT"] == requests["create"].requests + requests["set"].requests >= 150
+        assert by_kind["GET"] == requests["get"].requests > 0
+    with persist.open(store, mode="read") as client:
+        assert client.seqno + 1 == records
+        assert client.properties == {}
+        costs = costs_of(client)
+        assert costs.kinds[0].requests == costs.made == len([*store.list("")]), "each object took a PUT"
 
 
 @pytest.mark.parametrize(

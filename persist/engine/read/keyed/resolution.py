@@ -91,7 +91,7 @@ def resolved_updates(
         own = None
     scan = Scan(events, tuple(parts), lower, upper, events.names).pruned()
     scan_before = snapshot_scan(contents, schema, lower - 1, None, raw=True) if lower else None
-    lookup = None if scan_before is None else Lookup(scan_before, one_per_key=machine.has_one_value)
+    lookup = None if scan_before is None else Lookup(scan_before)
     slices = scan.slices_within(bytes_max) if scan.parts else [scan]
     waiting = reader.keeping_leftovers(reader.memory_budget // LEFTOVER_SHARE)
     assert own is None or len(slices) == 1, "events that are not cut would be in each slice"
@@ -196,10 +196,7 @@ def _resolved(
     present = schema.arrow.empty_table()
     if lookup is not None:
         wanted = Wanted(len(ready.keys), SortedKeys(ready.keys))
-        if machine.has_one_value:
-            present = lookup.present(wanted, reader)
-        else:
-            present = without_diffs(lookup.contents(wanted, "rows", reader), lookup.scan)
+        present = without_diffs(lookup.contents(wanted, "rows", reader), lookup.scan)
     return resolved(ready, machine, present)
 
 

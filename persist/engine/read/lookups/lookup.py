@@ -35,7 +35,6 @@ from persist.codecs.types.values import to_values
 from persist.codecs.updates.small import small_keys
 from persist.engine.read.lookups.part_rows import Hits, KeySamples, PartRows
 from persist.engine.read.lookups.requested_keys import keys_alone, wanted_keys
-from persist.engine.read.lookups.rungs import Aged, Rungs, by_age, newest
 from persist.engine.read.merging import repeated
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan, cheap_first, negated
@@ -81,18 +80,6 @@ class _Source:
     diff: int | None
     is_keyframe: bool
     cuts_time: bool
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """The least and the greatest time of its updates; those of a keyframe are before all others."""
-        if self.is_keyframe:
-            return -1, -1
-        return min(part.time_min for part in self.parts), max(part.time_max for part in self.parts)
-
-    def aged(self, table: pa.Table) -> Aged:
-        """Return updates of it as `persist.engine.read.lookups.rungs` takes them."""
-        least, greatest = self.span
-        return Aged(table, least if least == greatest else None, self.diff)
 
 
 Found = tuple[_Source, pa.Table]  # Updates of a part, as the scan counts them.
@@ -179,22 +166,20 @@ class Lookup:
         scan: what it looks up in.
     """
 
-    def __init__(self, scan: Scan, *, keeps_time: bool = False, one_per_key: bool = False) -> None:
-        """Prepare to look up in what a scan reads; keeps_time is needed for `updates`, one_per_key for `present`."""
+    def __init__(self, scan: Scan, *, keeps_time: bool = False) -> None:
+        """Prepare to look up in what a scan reads; keeps_time is needed for `updates`."""
         assert scan.keys.is_all, "a slice of the key space would have to be cut out"
         self.scan = scan
         self._keeps_time = keeps_time
-        self._one_per_key = one_per_key
         self._keys_alone = scan.schema.derived(keys_alone)
         # Parts of two collections may be the same bytes, and stand for different columns.
         self._types = scan.schema.reading
         self._sources = [self._source((part,), is_keyframe=True) for part in scan.base]
-        groups = ((part,) for part in scan.parts) if one_per_key else _groups(scan)
-        self._sources += [self._source(group, is_keyframe=False) for group in groups]
+        self._sources += [self._source(group, is_keyframe=False) for group in _groups(scan)]
         is_whole = scan.filter is None and scan.narrow is None and [*scan.columns] == [*scan.schema.names]
         self._has_plain_rows = (
             is_whole
-            and not (keeps_time or one_per_key or any(source.cuts_time for source in self._sources))
+            and not (keeps_time or any(source.cuts_time for source in self._sources))
             and scan.schema.derived(_has_comparable_values)
         )
 
@@ -207,8 +192,7 @@ class Lookup:
             rows = pa.schema([schema.arrow.field(name) for name in schema.names])
             names = [*names, *columns_of(self.scan.filter, rows, names)]
         columns = [name for name in names if name not in schema.key_names]
-        spans = not is_keyframe and min(p.time_min for p in parts) < max(p.time_max for p in parts)
-        if cuts_time or self._keeps_time or (self._one_per_key and spans):
+        if cuts_time or self._keeps_time:
             columns.append("_time")
         if not all(part.is_plain for part in parts) or not (columns or schema.key_names):
             columns.append("_diff")
@@ -313,53 +297,6 @@ class Lookup:
         by = [*keys, *cheap_first([name for name in columns if name not in keys], scan.schema)] if has_keys else columns
         both = pa.concat_tables([scan.empty([*columns, "_diff"]), *tables])
         return consolidate(both, by).select([*columns, "_diff"])
-
-    def present(self, wanted: Wanted, reader: PartReader) -> pa.Table:
-        """Return the rows with a wanted key, in any order, of contents in which each key has one at most.
-
-        What is newer is asked first, and what is older only for the keys of which nothing newer was found.
-        """
-        assert self._one_per_key
-        scan, left = self.scan, wanted.keys
-        names = scan.schema.names
-        assert scan.columns == names, "what a row is, all of its columns tell"
-        assert scan.filter is None, "a row that is left out may be the newest"
-        if left is None or not left.can_place or scan.sign < 0:
-            return without_diffs(self.contents(wanted, "rows", reader), scan)
-        ages = [tuple(scan.parts[at] for at in age) for age in by_age([(p.time_min, p.time_max) for p in scan.parts])]
-        rungs, count = Rungs(scan, self._types, reader).over(ages, wanted.rows) if ages else ([], 0)
-        present = [scan.empty(names)]
-        for rung in rungs:
-            table, left = rung.newest_of(left)
-            present += [] if table is None else [table.cast(present[0].schema)]
-        in_rungs = {id(part) for age in ages[:count] for part in age}
-        older = [source for source in self._sources if source.is_keyframe or id(source.parts[0]) not in in_rungs]
-        present += self._newest(older, left, reader)
-        return scan.given_out(pa.concat_tables(present))
-
-    def _newest(self, sources: list[_Source], left: SortedKeys, reader: PartReader) -> list[pa.Table]:
-        """Return the rows that keys hold after the updates of some sources, asked from the newest to the oldest.
-
-        Those that have to be fetched are so at once, for all keys that are left.
-        """
-        names, present = self.scan.schema.names, list[pa.Table]()
-        if not len(left):
-            return present
-        all_rows = [self._rows(source, reader) for source in sources]
-        away = [at for at, rows in enumerate(all_rows) if not rows.are_in_memory(left) and rows.may_hold(left)]
-        read = reader.map(lambda at: list(self._matching(sources[at], all_rows[at].with_keys(left))), away)
-        cold = dict(zip(away, read, strict=True))
-        for age in by_age([source.span for source in sources]):
-            source_tables: list[Found] = []
-            for at in age:
-                if at in cold:
-                    source_tables += cold[at]
-                elif len(left) and all_rows[at].may_hold(left):
-                    source_tables += self._matching(sources[at], all_rows[at].with_keys(left))
-            if source_tables and len(left):
-                rows, left = newest([source.aged(table) for source, table in source_tables], left, names)
-                present += rows
-        return present
 
     def updates(self, wanted: Wanted, reader: PartReader) -> pa.Table:
         """Return the updates of a scan of changes with a wanted key: its columns, `_time`, `_diff`, consolidated."""

@@ -11,7 +11,7 @@ or several up to a small part of the budget.
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,6 +68,11 @@ class PartReader:
         caches = PartCaches.within(memory_budget) if caches is None else caches
         self.decoded, self._indexes = caches.decoded, caches.indexes
         self.spilled = spilled
+
+    @cached_property
+    def pool(self) -> Executor:
+        """What reads and merges beside whoever reads."""
+        return self._executor or Pool(1, "persist-read")
 
     @cached_property
     def _leftovers(self) -> SliceLeftovers:
@@ -415,16 +420,20 @@ def _in_order(
             future.cancel()
 
 
-def ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """Yield the same, none of them None, of which the next one is always being made in a thread of its own."""
-    thread = Pool(1, "persist-ahead")
-    future = thread.submit(next, items, None)
+def ahead(items: Iterator[T], executor: Executor) -> Generator[T, None, None]:
+    """Yield the same, none of them None, while an executor makes the next one."""
+    future = executor.submit(next, items, None)
     try:
         while (item := future.result()) is not None:
-            future = thread.submit(next, items, None)
+            future = executor.submit(next, items, None)
             yield item
     finally:
-        thread.shutdown(wait=True)
+        finish([future])
+
+
+def finish(futures: Sequence["Future[T]"]) -> None:
+    """Cancel what has not begun, and wait for the others; their errors are left out."""
+    wait([future for future in futures if not future.cancel()])
 
 
 class ClaimedRead:

@@ -1,0 +1,83 @@
+"""Crews of daemon threads: bounded, in order, and gone when they are dropped."""
+
+import gc
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+from persist.blob.threads import DaemonThreads, Pool
+
+
+def test_a_crew_takes_jobs_beyond_its_threads_in_their_order() -> None:
+    crew, ran = DaemonThreads(1, "test-crew"), list[int]()
+    go, done = threading.Event(), threading.Semaphore(0)
+
+    def job(number: int) -> Callable[[], None]:
+        go.wait(5)
+        ran.append(number)
+        return done.release
+
+    assert all(crew.run(partial(job, number)) for number in range(5))
+    go.set()
+    assert all(done.acquire(timeout=5) for _ in range(5))
+    assert ran == [0, 1, 2, 3, 4]
+    crew.close(None)
+    assert not crew.run(partial(job, 7))
+
+
+def test_a_pool_dropped_without_shutdown_leaves_no_thread() -> None:
+    pool = Pool(2, "test-pool")
+    assert pool.submit(lambda: 1).result() == 1
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "test-pool"]
+    assert thread.daemon, "it must not keep the process from ending"
+    del pool
+    gc.collect()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_work_of_a_full_pool_waits_for_other_work_of_it() -> None:
+    pool, lock = Pool(1, "test-pool"), threading.Lock()
+
+    def halve(number: int) -> int:
+        with lock:
+            pass
+        return number if number == 1 else 1 + sum(pool.map(halve, [number // 2]))
+
+    with lock:  # The only thread waits for it.
+        waiting = pool.submit(halve, 64)
+        assert pool.submit(abs, -1).result() == 1
+        assert not waiting.done()
+    assert waiting.result() == 7
+    pool.shutdown()
+
+
+def test_each_call_is_made_once_and_its_error_is_that_of_the_result() -> None:
+    pool, calls = Pool(2, "test-pool"), list[int]()
+
+    def fail(number: int) -> None:
+        calls.append(number)
+        raise ValueError(number)
+
+    futures: list[Future[None]] = [pool.submit(fail, number) for number in range(100)]
+    assert [str(future.exception()) for future in reversed(futures)] == [f"{number}" for number in range(99, -1, -1)]
+    pool.shutdown()
+    assert sorted(calls) == [*range(100)]
+
+
+def test_what_is_cancelled_before_it_begins_is_not_computed() -> None:
+    pool, go, calls = Pool(1, "test-pool"), threading.Event(), list[int]()
+    begun = threading.Event()
+
+    def begin() -> bool:
+        begun.set()
+        return go.wait(5)
+
+    before = pool.submit(begin)
+    assert begun.wait(5)
+    assert pool.submit(calls.append, 1).cancel()
+    go.set()
+    assert before.result()
+    pool.shutdown()
+    assert calls == []
