@@ -35,6 +35,7 @@ from persist.core.errors import (
     SchemaMismatch,
     SchemaMoved,
     SourceLost,
+    Superseded,
     UpperMismatch,
     ViewRedefined,
 )
@@ -45,10 +46,10 @@ from persist.engine.collection.failures import failures_told
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, loaded_by_id
+from persist.engine.write.retrying import commit_with_retry
 
 FAILURES = (OperatorFailed, NotConverging)  # By what the rows are, so they may be over when rows are retracted.
 KEPT = Refreshed("state", "here", "changes", "this handle has its state")
-TRIES = 5  # While others redefine views, or refresh them.
 
 
 class OnView(Protocol):
@@ -103,26 +104,38 @@ class LiveView:
         self.engine.writer("refresh")
         with self._lock, limited(timeout_s, memory_limit), failures_told([self.handle]):
             refreshed = self._refreshed_as_known(policy, elsewhere, where)
-            for left in reversed(range(TRIES)) if refreshed is None else ():
-                upper = self._known_upper()
-                try:
-                    refreshed = self._refresh(policy, elsewhere, where)
-                except SourceLost:
-                    self.engine.follower.looks.again()
-                    self.engine.follower.refresh()
-                    if not left or self._known_upper() == upper:
-                        raise  # Otherwise somebody has refreshed it meanwhile, so it reads from later on.
-                except (ViewRedefined, HoldNotFound, CollectionNotFound):
-                    if not left or not self._has_moved_on():
-                        raise
-                else:
-                    if not self._has_moved_on():
-                        break
-                self._stop()  # Somebody gave it, or a view below it, another definition: begin again with that.
-        assert refreshed is not None, "the last try returns or raises"
+            if refreshed is None:
+                refreshed = self._refreshed_with_retry(policy, elsewhere, where)
         refresh_indexes(self.engine, self.definition.inputs)
         self.warn_of_behind()
         return refreshed
+
+    def _refreshed_with_retry(self, policy: Policy, elsewhere: Elsewhere | None, where: Where) -> Refreshed:
+        """Refresh; begin again if others redefine the view, or a view below it, or refresh it meanwhile."""
+        upper: Antichain | None = None
+
+        def plan() -> Refreshed:
+            nonlocal upper
+            upper = self._known_upper()
+            refreshed = self._refresh(policy, elsewhere, where)
+            if self._has_moved_on():
+                raise Superseded(f"the view {self.handle.name!r}, or one below it, has another definition by now")
+            return refreshed
+
+        def begin_again(error: PersistError) -> None:
+            if isinstance(error, SourceLost):
+                self.engine.follower.looks.again()
+                self.engine.follower.refresh()
+                if self._known_upper() == upper:
+                    raise error  # Otherwise somebody has refreshed it meanwhile, so it reads from later on.
+            elif not isinstance(error, Superseded) and not self._has_moved_on():
+                raise error
+            self._stop()
+
+        conflicts = (SourceLost, ViewRedefined, HoldNotFound, CollectionNotFound, Superseded)
+        return commit_with_retry(
+            plan, action="refresh", clock=self.engine.clock, conflicts=conflicts, prepare=begin_again
+        )
 
     def _known_upper(self) -> Antichain | None:
         """Return how far the view is sealed, as far as this client knows."""
@@ -160,7 +173,7 @@ class LiveView:
         """Warn if the view has no answer, or sees nothing of an input, because of how far inputs are sealed."""
         reason = self._behind(is_new=is_new)
         if reason is not None:
-            warnings.warn(reason, InputBehind, stacklevel=4 + is_new)  # Of whoever calls the client.
+            warnings.warn(reason, InputBehind, stacklevel=4 + 3 * is_new)  # Of whoever calls the client.
 
     def _behind(self, *, is_new: bool = False) -> str | None:
         known = [self.engine.follower.known(id_, id_) for id_ in self.definition.inputs]
@@ -295,18 +308,17 @@ class LiveView:
             return
         if sql is None:
             raise InvalidUsage("redefine: give a query, or start= to begin the view at another time, or both")
-        for left in reversed(range(TRIES)):
+
+        def plan() -> bool:
             self._refresh_all()
             change = redefinition(self.engine, self.handle, sql)
-            if change is None:
-                return
-            try:
+            if change is not None:
                 self.engine.submit("redefine", change.steps, dict(change.names)).result()
-            except (UpperMismatch, HoldMoved, SchemaMoved):
-                if not left:
-                    raise
-            else:
-                break
+            return change is not None
+
+        conflicts = (UpperMismatch, HoldMoved, SchemaMoved)
+        if not commit_with_retry(plan, action="redefine", clock=self.engine.clock, conflicts=conflicts):
+            return
         with self._lock:
             self._stop()
             self._adopt(definition_of(loaded_by_id(self.engine, self.handle.id, self.handle.name)) or self.definition)
@@ -447,7 +459,7 @@ class ViewsTogether(Closes):
         return Stepping(engine, self._program, self._budget, spent_s=self._spent_s)
 
     def _refresh(self, engine: Engine) -> None:
-        for left in reversed(range(TRIES)):
+        def plan() -> None:
             try:
                 if self._running is None:
                     stepped = self._stepping(engine).run()
@@ -456,18 +468,14 @@ class ViewsTogether(Closes):
                         return
                     self._running = self._program().open(engine, **self._options)
                 self._running.run()
-                return
-            except ViewRedefined:
-                self.close()
-                if not left:
-                    raise
             except FAILURES as error:
                 self.close()
                 _pass_over(self._program(), engine, self._options, error)
-                return
             except BaseException:
                 self.close()
                 raise
+
+        commit_with_retry(plan, action="refresh", clock=engine.clock, conflicts=(ViewRedefined,))
 
     def close(self) -> None:
         """Free what refreshes keep in memory; idempotent."""
@@ -527,13 +535,20 @@ def made_view(
 ) -> LiveView:
     """Return a view, which is created if there is none; arguments and errors are those of `Client.create_view`."""
     check_free_name(name)
-    while True:
+
+    def plan() -> LiveView:
         if engine.follower.newest_id_of(name) is not None:
             return _existing(engine, name, sql, key, start, options)
-        try:
-            return _created(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
-        except (CollectionExists, AsOfCompacted):
-            engine.follower.looks.again()  # Another client created it in between, or has let an input be compacted.
+        return _created(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
+
+    # Another client created it in between, or has let an input be compacted.
+    return commit_with_retry(
+        plan,
+        action="create_view",
+        clock=engine.clock,
+        conflicts=(CollectionExists, AsOfCompacted),
+        prepare=lambda error: engine.follower.looks.again(),
+    )
 
 
 def _existing(
@@ -566,7 +581,7 @@ def _created(
 ) -> LiveView:
     draft = drafted(Catalog(engine), name, sql, key, start, keeps_groups=keeps_groups)
     for reason in unbounded(draft.bound, sizes_of(engine, draft.definition.reads)):
-        warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=4)  # Of whoever calls the client.
+        warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=6)  # Of whoever calls the client.
     engine.submit("create_view", draft.steps, dict(draft.names)).result()
     live = LiveView(CollectionHandle(engine, draft.made.id, name, draft.made.schema), draft.definition, options)
     if start is None:  # Otherwise somebody knows what they ask for.

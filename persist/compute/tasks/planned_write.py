@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from persist.blob.threads import SystemClock
 from persist.codecs.order.digest import DIGEST_MODULUS, digest_of
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import RunStream
@@ -27,10 +28,9 @@ from persist.core.antichain import Antichain
 from persist.core.errors import (
     FrontierRegression,
     InvalidUsage,
-    Superseded,
+    PersistError,
     UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
-    UpperMismatch,
 )
 from persist.core.log.fields import KeyedForm
 from persist.core.settings import Settings, open_storage
@@ -46,6 +46,7 @@ from persist.engine.location.writer import OpenOptions
 from persist.engine.read.parts.caches import PartCaches
 from persist.engine.write.operations import delete_digest, overwrite_digest
 from persist.engine.write.part_writer import PartWriter
+from persist.engine.write.retrying import commit_with_retry
 
 BUFFER_BYTES_MAX = 64 << 20
 
@@ -177,9 +178,6 @@ def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
             held, held_bytes = [], 0
     if held:
         yield pa.Table.from_batches(held)
-
-
-ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,15 +339,14 @@ class PlannedWrite:
             UpperMismatch, UpdatesBeyondUpper: it names its time, and others came first; and what `check` raises.
         """
         planned = self
-        for _ in range(ATTEMPTS_MAX):
-            try:
-                attempt(planned)
-                return
-            except (UpperMismatch, UpdatesBeyondUpper, Superseded):
-                if not planned.at_commit:
-                    raise
-                planned = planned._again()
-        raise UpperMismatch(self.upper, planned.upper)
+
+        def plan_again(error: PersistError) -> None:
+            nonlocal planned
+            if not planned.at_commit:
+                raise error
+            planned = planned._again()
+
+        commit_with_retry(lambda: attempt(planned), action="write", clock=SystemClock(), prepare=plan_again)
 
     def _again(self) -> "PlannedWrite":
         with read_engine(self.target.location, self.target.storage) as engine:

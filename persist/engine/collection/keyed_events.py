@@ -45,6 +45,7 @@ from persist.core.errors import (
     LateEvents,
     NotKeyed,
     PendingEvents,
+    PersistError,
     Superseded,
     UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
@@ -75,9 +76,9 @@ from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.commit_future import CommitFuture, Committed
 from persist.engine.write.operations import AtCommit, Step, Write, check_token, times_together, with_token
+from persist.engine.write.retrying import commit_with_retry
 
 SETTLE_S = 60.0
-ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
 
 
 Rewritten: TypeAlias = Callable[[Iterator[pa.Table]], pa.Table | None]  # Of contents; None leaves them.
@@ -354,36 +355,35 @@ class _Commit:
         contents = {handle.id: handle.known() for handle, _ in self.asks}
         plans: dict[str, _Planned] = {}
         times: dict[str, int] = {}
-        for _ in range(ATTEMPTS_MAX):
-            try:
-                times = times or self._times()
-                for handle, asked in self.asks:
-                    if handle.id not in plans:
-                        plans[handle.id] = _planned(handle, contents[handle.id], asked, times.get(handle.id))
-                committed = self._submitted(plans, times)
-                self._tell_late(plans, future)
-                return committed
-            except (InvalidUsage, Conflict, MissingBlob) as error:
-                try:
-                    if not isinstance(error, _LOST):
-                        raise
-                    newest = {handle.id: handle.contents() for handle, _ in self.asks}
-                    is_late = any(map(self._is_late, times.items()))
-                    if not is_late and not self._may_succeed(error, contents, newest):
-                        raise
-                except BaseException:
-                    self._discard(plans.values())
-                    self.engine.abandon(self.beside)
-                    raise  # After an indeterminate commit all is left, because the record may yet appear.
-                moved = [] if is_late else [id_ for id_ in plans if newest[id_] != contents[id_]]
-                times = {} if is_late else times
-                self._discard([plans.pop(id_) for id_ in moved or [*plans]])
-                contents = newest
-        self._discard(plans.values())
-        self.engine.abandon(self.beside)
-        raise Conflict(
-            f"{self.action} was lost to other writers {ATTEMPTS_MAX} times; nothing of it was applied. Try it again."
-        )
+
+        def plan() -> Committed:
+            times.update(times or self._times())
+            for handle, asked in self.asks:
+                if handle.id not in plans:
+                    plans[handle.id] = _planned(handle, contents[handle.id], asked, times.get(handle.id))
+            return self._submitted(plans, times)
+
+        def drop_what_moved(error: PersistError) -> None:
+            newest = {handle.id: handle.contents() for handle, _ in self.asks}
+            is_late = any(map(self._is_late, times.items()))
+            if not is_late and not self._may_succeed(error, contents, newest):
+                raise error
+            moved = [] if is_late else [id_ for id_ in plans if newest[id_] != contents[id_]]
+            if is_late:
+                times.clear()
+            self._discard([plans.pop(id_) for id_ in moved or [*plans]])
+            contents.update(newest)
+
+        try:
+            committed = commit_with_retry(
+                plan, action=self.action, clock=self.engine.clock, conflicts=_LOST, prepare=drop_what_moved
+            )
+        except (InvalidUsage, Conflict, MissingBlob):
+            self._discard(plans.values())
+            self.engine.abandon(self.beside)
+            raise  # After an indeterminate commit all is left, because the record may yet appear.
+        self._tell_late(plans, future)
+        return committed
 
     def _times(self) -> dict[str, int]:
         """Return which time the commit gives to those that named none, if some of them are resolved with it."""

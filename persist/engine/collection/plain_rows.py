@@ -35,10 +35,9 @@ from persist.core.antichain import Antichain
 from persist.core.errors import (
     DuplicateKeys,
     InvalidUsage,
-    Superseded,
+    PersistError,
     UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
-    UpperMismatch,
     with_timeline,
 )
 from persist.core.keyed.events import prepared, replaced
@@ -82,8 +81,7 @@ from persist.engine.write.operations import (
     with_token,
 )
 from persist.engine.write.part_writer import PartWriter, group_bytes_max
-
-ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
+from persist.engine.write.retrying import CONFLICTS, commit_with_retry
 
 
 def overwrite(
@@ -225,14 +223,26 @@ def _committed(
     steps: Callable[[], list[Step]],
 ) -> CommitFuture:
     """Commit a difference. If is_again, that is waited for, and made anew as long as others come first."""
-    for attempt in range(1, ATTEMPTS_MAX + 1):
-        future = handle.submit(action, [*with_token(token, [handle.id], steps()), *notes])
-        if not is_again or not handle.engine.writer(action).committer.may_wait():
-            break
+
+    def plan() -> CommitFuture:
+        return handle.submit(action, [*with_token(token, [handle.id], steps()), *notes])
+
+    if not is_again or not handle.engine.writer(action).committer.may_wait():
+        return plan()
+
+    def commit() -> CommitFuture:
+        future = plan()
         error = future.exception()
-        if not isinstance(error, UpperMismatch | UpdatesBeyondUpper | Superseded) or attempt == ATTEMPTS_MAX:
-            break
-    return future
+        if isinstance(error, CONFLICTS):
+            raise error
+        return future
+
+    def raise_if_final(error: PersistError) -> None:
+        refused = refused_beside(handle, handle.contents()) if isinstance(error, UpdatesBeyondUpper) else None
+        if refused is not None:
+            raise refused
+
+    return commit_with_retry(commit, action=action, clock=handle.engine.clock, prepare=raise_if_final)
 
 
 def overwrite_steps(
