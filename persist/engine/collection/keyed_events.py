@@ -21,9 +21,9 @@ plain collections hold are planned with them, and planned again with them.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -75,10 +75,13 @@ from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.commit_future import CommitFuture, Committed
-from persist.engine.write.operations import AtCommit, Step, Write, check_token, times_together, with_token
+from persist.engine.write.operations import AtCommit, Step, Write, times_together
 from persist.engine.write.retrying import commit_with_retry
+from persist.engine.write.write_options import check_token, with_token
 
 SETTLE_S = 60.0
+
+T = TypeVar("T")
 
 
 Rewritten: TypeAlias = Callable[[Iterator[pa.Table]], pa.Table | None]  # Of contents; None leaves them.
@@ -266,10 +269,12 @@ def submit_all(
     is_decided = not any(asked.late is not None or asked.is_least for _, asked in asks)
     if is_decided and not any(map(writer.keyed.is_busy, ids)) and not any(_resolves(*ask) for ask in asks):
         return engine.submit(action, [*beside, *(step for ask in asks for step in _plain_steps(*ask))], commit.names)
+    if asks and all(asked.plain is not None for _, asked in asks):
+        return commit.here()
     future = writer.new_future()
     size = sum(asked.events.table.nbytes for _, asked in asks if asked.events is not None)
     try:
-        return writer.keyed.submit(ids, future, lambda: commit.made(future), size)
+        return writer.keyed.submit(ids, future, lambda: commit.in_queue(future), size)
     except ClientClosed:
         engine.abandon(beside)
         raise
@@ -317,6 +322,7 @@ class _Planned:
     late: pa.Table | None
 
 
+_REFUSED = (InvalidUsage, Conflict, MissingBlob)  # Nothing of such a commit is in the log, nor will be.
 # What may be otherwise once the newest state is known.
 _LOST = (
     Superseded,
@@ -331,12 +337,16 @@ _LOST = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Commit:
-    """Commits what is asked of some keyed collections together, with steps beside.
+    """Commits what is asked of some collections together, with steps beside.
 
     A plan is made for each collection from its contents. If the record is refused because some of them have changed,
     these are planned again, and the plans of the others stay. Nothing that a plan has stored is deleted before that.
+
+    Attributes:
+        contents: those of which the present plans are made, by collection.
+        times: those that the commit gives, as far as plans need them.
     """
 
     engine: Engine
@@ -344,46 +354,85 @@ class _Commit:
     asks: Asks
     beside: Sequence[Step]
     names: dict[str, str]
+    contents: dict[str, CollectionState] = field(default_factory=dict)
+    plans: dict[str, _Planned] = field(default_factory=dict)
+    times: dict[str, int] = field(default_factory=dict)
 
-    def made(self, future: CommitFuture) -> Committed:
+    def in_queue(self, future: CommitFuture) -> Committed:
         """Plan and commit until that is not lost to somebody else; return where; tell future what was late."""
         writer = self.engine.writer(self.action)
         # Events that this client asked for before are not known yet while they are on their way.
         writer.committer.settle(SETTLE_S)
         for handle, _ in self.asks:
             writer.compaction.relieve(handle.id)
-        contents = {handle.id: handle.known() for handle, _ in self.asks}
-        plans: dict[str, _Planned] = {}
-        times: dict[str, int] = {}
-
-        def plan() -> Committed:
-            times.update(times or self._times())
-            for handle, asked in self.asks:
-                if handle.id not in plans:
-                    plans[handle.id] = _planned(handle, contents[handle.id], asked, times.get(handle.id))
-            return self._submitted(plans, times)
-
-        def drop_what_moved(error: PersistError) -> None:
-            newest = {handle.id: handle.contents() for handle, _ in self.asks}
-            is_late = any(map(self._is_late, times.items()))
-            if not is_late and not self._may_succeed(error, contents, newest):
-                raise error
-            moved = [] if is_late else [id_ for id_ in plans if newest[id_] != contents[id_]]
-            if is_late:
-                times.clear()
-            self._discard([plans.pop(id_) for id_ in moved or [*plans]])
-            contents.update(newest)
-
-        try:
-            committed = commit_with_retry(
-                plan, action=self.action, clock=self.engine.clock, conflicts=_LOST, prepare=drop_what_moved
-            )
-        except (InvalidUsage, Conflict, MissingBlob):
-            self._discard(plans.values())
-            self.engine.abandon(self.beside)
-            raise  # After an indeterminate commit all is left, because the record may yet appear.
-        self._tell_late(plans, future)
+        committed = self._with_retry(lambda: self._submit().committed())
+        self._tell_late(future)
         return committed
+
+    def here(self) -> CommitFuture:
+        """Plan and commit in this thread until that is not lost to others; return the future of the last commit.
+
+        It is resolved, unless this thread may not wait: then there is one attempt. What a plan raises is raised.
+        """
+        last: CommitFuture | None = None
+
+        def commit() -> CommitFuture:
+            nonlocal last
+            last = self._submit()
+            error = last.exception()
+            if isinstance(error, _LOST):
+                raise error
+            return last
+
+        if not self.engine.writer(self.action).committer.may_wait():
+            last = self._submit()
+        else:
+            try:
+                last = self._with_retry(commit)
+            except _LOST as error:
+                if last is None or error is not last.exception():
+                    raise
+        last.add_done_callback(self._drop_if_refused)
+        return last
+
+    def _with_retry(self, commit: Callable[[], T]) -> T:
+        self.contents = {handle.id: handle.known() for handle, _ in self.asks}
+        try:
+            return commit_with_retry(
+                commit, action=self.action, clock=self.engine.clock, conflicts=_LOST, prepare=self._drop_what_moved
+            )
+        except _REFUSED:
+            self._drop()
+            raise  # After an indeterminate commit all is left, because the record may yet appear.
+
+    def _drop_what_moved(self, error: PersistError) -> None:
+        """Drop the plans of contents that have changed; raise error if no other plan can succeed."""
+        newest = {handle.id: handle.contents() for handle, _ in self.asks}
+        is_late = any(map(self._is_late, self.times.items()))
+        if not is_late and not self._may_succeed(error, self.contents, newest):
+            raise error
+        moved = [] if is_late else [id_ for id_ in self.plans if newest[id_] != self.contents[id_]]
+        if is_late:
+            self.times = {}
+        self._discard([self.plans.pop(id_) for id_ in moved or [*self.plans]])
+        self.contents = newest
+
+    def _drop(self) -> None:
+        self._discard(self.plans.values())
+        self.engine.abandon(self.beside)
+
+    def _drop_if_refused(self, future: Future[int]) -> None:
+        if isinstance(Future.exception(future), _REFUSED):  # This look does not count as one of the caller.
+            self._drop()
+
+    def _submit(self) -> CommitFuture:
+        """Plan what has no plan, and submit all plans with the steps beside."""
+        self.times = self.times or self._times()
+        for handle, asked in self.asks:
+            if handle.id not in self.plans:
+                contents = self.contents.get(handle.id) or handle.known()
+                self.plans[handle.id] = _planned(handle, contents, asked, self.times.get(handle.id))
+        return self._submitted()
 
     def _times(self) -> dict[str, int]:
         """Return which time the commit gives to those that named none, if some of them are resolved with it."""
@@ -404,7 +453,8 @@ class _Commit:
         upper = self._upper(collection)
         return not upper.has_beyond(time) and upper.time is not None and upper.time <= TIME_MAX
 
-    def _submitted(self, plans: Mapping[str, _Planned], times: Mapping[str, int]) -> Committed:
+    def _submitted(self) -> CommitFuture:
+        plans, times = self.plans, self.times
         # What is the difference to the contents of before comes first, and says that they are still there.
         first = [step for handle, asked in self.asks if asked.plain is not None for step in plans[handle.id].steps]
         rest = [step for handle, asked in self.asks if asked.plain is None for step in plans[handle.id].steps]
@@ -417,7 +467,7 @@ class _Commit:
         # Kept when the record is refused: the next attempt may need it again.
         kept = [replace(step, is_kept=True) if isinstance(step, Write) else step for step in steps]
         names = self.names | {id_: name for plan in planned for id_, name in plan.names.items()}
-        return self.engine.submit(self.action, kept, names).committed()
+        return self.engine.submit(self.action, kept, names)
 
     def _may_succeed(
         self, error: BaseException, before: Mapping[str, CollectionState], newest: Mapping[str, CollectionState]
@@ -443,9 +493,9 @@ class _Commit:
                     writer.resolver.discard(step.parts)
             self.engine.abandon(plan.steps)
 
-    def _tell_late(self, plans: Mapping[str, _Planned], future: CommitFuture) -> None:
+    def _tell_late(self, future: CommitFuture) -> None:
         for handle, asked in self.asks:
-            late = plans[handle.id].late
+            late = self.plans[handle.id].late
             if asked.late is not None and late is not None:
                 asked.late.update(late[REASON].to_pylist())
                 future.late = late

@@ -12,7 +12,7 @@ import pytest
 
 import persist
 from persist.blob.protocol import MemoryBlob
-from persist.engine.write.operations import filter_text
+from persist.engine.write.write_options import filter_text
 
 ROWS = [(1, "a"), (2, "b")]
 
@@ -224,7 +224,7 @@ def test_a_filter_with_many_values_is_compared_with_all_of_them(orders: persist.
 
 def test_a_filter_has_one_digest_in_all_processes() -> None:
     told = (
-        "import pyarrow.compute as pc; from persist.engine.write.operations import filter_text; "
+        "import pyarrow.compute as pc; from persist.engine.write.write_options import filter_text; "
         "print(filter_text(pc.field('k').isin([*range(100)]) & (pc.field('v') == 'a')), end='')"
     )
     once, again = (subprocess.run([sys.executable, "-c", told], capture_output=True, check=True).stdout for _ in "12")
