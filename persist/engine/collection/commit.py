@@ -241,7 +241,7 @@ class Commit:
                 self.add_events(handle, deleting_events(handle, keys, handle.stamp(time, None)))
             else:
                 self.check_unwritten(handle)
-                self._draft(handle).change = keyed_deletion(handle, where, time)
+                self._draft(handle).change = keyed_deletion(handle, where, time, self.options.token)
             return
         self.check_unwritten(handle)
         wanted = None if keys is None else wanted_keys(keys, handle.schema)

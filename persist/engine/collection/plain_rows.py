@@ -159,7 +159,7 @@ class NewContents:
     def steps(self, where: pc.Expression | None) -> list[Step]:
         """Return the difference to what is there now; see `overwrite_steps`."""
         handle, contents = self._handle, _settled(self._handle)
-        text = None if where is None else filter_text(where)
+        text = filter_text(where, self._token)
         if handle.remembers(contents, self._token):
             return [Asked(handle.id, overwrite_digest(self._new()[1], self._at, text)), *_stamping(handle, self._at)]
         _check_beginning(handle, contents, self._at)
@@ -181,7 +181,7 @@ class NewContents:
         """Return the change that makes them a keyed collection's contents; they are needed until it is committed."""
         self.read()
         new, digest = self._new()
-        digest = overwrite_digest(digest, self._at, None if where is None else filter_text(where))
+        digest = overwrite_digest(digest, self._at, filter_text(where, self._token))
         return KeyedChange(new, self._at, where, digest)
 
     def _check(self, rows: pa.Table) -> None:
@@ -222,7 +222,7 @@ def delete_steps(
     if keys is not None and token is not None:  # How often each was named does not matter.
         once = keys.append_column("_diff", int64_array(np.ones(len(keys), np.int64)))
         digest = digest_of(once, handle.schema.key_names)
-    asked = Asked(handle.id, delete_digest(digest, at, None if where is None else filter_text(where)))
+    asked = Asked(handle.id, delete_digest(digest, at, filter_text(where, token)))
     if handle.remembers(contents, token):
         return [asked, *_stamping(handle, at)]
     _check_beginning(handle, contents, at)
@@ -236,11 +236,13 @@ def delete_steps(
         return [asked, *_alone(handle, contents, at, [] if step is None else [step])]
 
 
-def keyed_deletion(handle: CollectionHandle, where: pc.Expression, time: int | Moment | None) -> KeyedChange:
+def keyed_deletion(
+    handle: CollectionHandle, where: pc.Expression, time: int | Moment | None, token: str | None
+) -> KeyedChange:
     """Return the change that deletes from a keyed collection what a condition is true for, at a time."""
     check_upserts(handle, "delete(where=…)")
     at = None if time is None else handle.exact_time("time", time)
-    return KeyedChange((), at, where, delete_digest(0, at, filter_text(where)))
+    return KeyedChange((), at, where, delete_digest(0, at, filter_text(where, token)))
 
 
 def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> EventTable:

@@ -4,7 +4,6 @@ A retry with the same token does nothing if its digest is the same, and is refus
 (`persist.core.state_rules.annotations`). Digests are stored, so they are the same in all releases.
 """
 
-import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ import pyarrow.compute as pc
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.order.digest import DIGEST_MODULUS, digest_of_text
+from persist.core.expression.arrow_terms import term_of_filter, term_text
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
 from persist.core.names import is_text
@@ -73,16 +73,23 @@ def check_token(token: str | None) -> None:
         )
 
 
-def filter_text(where: pc.Expression) -> str:
-    """Return the text of a filter for a digest: equal for equal filters, in all processes, and another for others.
+def filter_text(where: pc.Expression | None, token: str | None) -> str | None:
+    """Return the text of a filter for the digest of a token: equal for equal filters, in all releases.
 
-    Arrow's own text leaves out what is in the middle of a long list of values. Another release of Arrow may serialise
-    the same filter otherwise. A retry after such an upgrade is refused (`TokenReused`) and never done twice.
+    None if there is no filter, or no token to compare by.
+
+    Raises:
+        InvalidUsage: this release of Arrow writes the filter in a way that is not known here.
     """
-    serialised: list[pickle.PickleBuffer] = []
-    pickle.dumps(where, protocol=5, buffer_callback=serialised.append)
-    (whole,) = serialised  # Arrow's serialisation of the expression.
-    return whole.raw().hex()
+    if where is None or token is None:
+        return None
+    try:
+        return term_text(term_of_filter(where))
+    except ValueError as error:
+        raise InvalidUsage(
+            f"with a token, the filter {where} must be one that can be compared later: {error}. Write the condition as "
+            "text, or leave the token out"
+        ) from error
 
 
 def overwrite_digest(rows: int, time: int | None, where: str | None = None) -> int:
