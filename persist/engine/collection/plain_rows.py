@@ -14,6 +14,7 @@ there, writing the difference and, of new rows that do not fit, writing and read
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from persist.codecs.order.sums import consolidate
 from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import PartStream
-from persist.codecs.types.schema import TIME
+from persist.codecs.types.schema import TIME, CollectionSchema
 from persist.codecs.updates.updates import Stamp, with_time
 from persist.core.antichain import Antichain
 from persist.core.errors import (
@@ -43,6 +44,7 @@ from persist.core.keyed.form import Keyed, form_of
 from persist.core.keyed.intake import EventTable, to_events
 from persist.core.keyed.machine import DELETED, SEQ, Replacing
 from persist.core.log import kinds
+from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.collection_rules import Condition, ExpectErasures, ExpectNothingBeyondUpper, ExpectUpper
 from persist.core.state_rules.contents import CollectionState, unsealed
 from persist.core.state_rules.erasures import erasure_number
@@ -259,14 +261,23 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> Ev
             f"the collection {handle.name!r} has no value columns, so its keys have no values to be replaced: use "
             "write() for keys that come, and delete() for those that go"
         )
-    events = to_events(data, schema, form_of(Keyed(), schema), stamp, handle.timeline)
+    events = to_events(data, schema, _upsert_form(schema), stamp, handle.timeline)
     check_event_times(handle, events)
+    _, starts = row_sorter(events.table, [*schema.key_names, TIME]).sort()
+    if starts.all():
+        return events
     names = [*schema.key_names, DELETED, *schema.value_names, TIME]
-    once = consolidate(events.table.select([*names, "_diff"]), names)
+    once = consolidate(events.table.select([*names, "_diff"]), names)  # A row may be given twice.
     order, starts = row_sorter(once, [*schema.key_names, TIME]).sort()
     if not starts.all():
         raise DuplicateKeys(handle.name, repeated_keys(once, schema.key_names, order[~starts]), "upsert")
     return events
+
+
+@lru_cache(maxsize=64)
+def _upsert_form(schema: CollectionSchema) -> KeyedForm:
+    """Return the form of events by which rows of a plain collection are upserted."""
+    return form_of(Keyed(), schema)
 
 
 def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None = None) -> list[Step]:
@@ -276,8 +287,8 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
     """
     contents, schema = _settled(handle), handle.schema
     handle.check_plain("a plain upsert")
-    digest = digest_of(events.table, [name for name in (*events.schema.names, TIME) if name != SEQ])
-    asked = Asked(handle.id, digest)
+    columns = [name for name in (*events.schema.names, TIME) if name != SEQ]
+    asked = Asked(handle.id, None if token is None else digest_of(events.table, columns))
     ends = pc.min_max(events.table[TIME]).as_py()
     first, last = (None, None) if events.at_commit else (ends["min"], ends["max"])
     if handle.remembers(contents, token):
@@ -287,7 +298,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
         return [asked]
     with ExitStack() as stack:
         present = _present(handle, contents, None, stack)
-        ready = prepared(schema, form_of(Keyed(), schema), events.table)
+        ready = prepared(schema, _upsert_form(schema), events.table)
         wanted = Wanted(len(ready.keys), SortedKeys(ready.keys))
         held = Lookup(present).contents(wanted, "diff", handle.engine.reader())
         updates = consolidate(replaced(ready, Replacing(), held), [*schema.names, TIME])
