@@ -15,9 +15,10 @@ from persist.core.keyed.form import is_counted, late_column, watermark_to_int
 from persist.core.log import kinds
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit, commit_one
-from persist.engine.collection.keyed_events import AskedEvents, check_upserts, keyed_form, seal, taken_events
-from persist.engine.collection.keyed_events import submit as submit_keyed
+from persist.engine.collection.keyed_events import AskedEvents, check_upserts, keyed_form, taken_events
 from persist.engine.collection.plain_rows import plain_events
+from persist.engine.collection.planned_commits import seal
+from persist.engine.collection.planned_commits import submit as submit_keyed
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.resolver import Late
 from persist.engine.read.results.snapshot import checked_filter

@@ -2,7 +2,7 @@
 
 The block keeps, in call order, the steps of collections that take updates, and for each keyed collection a `_Draft`:
 its events in the order of their arrival, and the upper that it is to be sealed to. When the block ends, the drafts are
-planned from the newest contents (`persist.engine.collection.keyed_events.submit_all`), and all of it is one record.
+planned from the newest contents (`persist.engine.collection.planned_commits.submit_all`), and all of it is one record.
 
 - Before the block ends nothing reaches the log, and no event is stored. If it raises, what `write` has uploaded is
   deleted.
@@ -38,7 +38,6 @@ from persist.engine.collection.keyed_events import (
     Unchanged,
     check_upserts,
     deleting_events,
-    submit_all,
 )
 from persist.engine.collection.plain_rows import (
     NewContents,
@@ -49,6 +48,7 @@ from persist.engine.collection.plain_rows import (
     rewrite_steps,
     upsert_steps,
 )
+from persist.engine.collection.planned_commits import submit_all
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine

@@ -16,7 +16,7 @@ import persist.core.state_rules.collection_rules
 import persist.core.state_rules.contents
 import persist.core.state_rules.draft
 import persist.core.state_rules.state
-import persist.engine.collection.keyed_events
+import persist.engine.collection.planned_commits
 import persist.engine.compact.rewriter
 import persist.engine.follow.follower
 import persist.engine.upkeep.ages
@@ -208,9 +208,9 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     ],
     "a block leaves one of its keyed collections out": lambda: [
         (
-            persist.engine.collection.keyed_events._Commit,
+            persist.engine.collection.planned_commits._Commit,
             "_submitted",
-            a_collection_left_out(persist.engine.collection.keyed_events._Commit._submitted),
+            a_collection_left_out(persist.engine.collection.planned_commits._Commit._submitted),
         )
     ],
     "an erasure leaves what the clones of its collection hold": lambda: [
