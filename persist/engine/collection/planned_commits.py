@@ -218,14 +218,12 @@ class _Commit:
                 raise error
             return last
 
-        if not self.engine.writer(self.action).committer.may_wait():
-            last = self._submit()
-        else:
-            try:
-                last = self._with_retry(commit)
-            except _LOST as error:
-                if last is None or error is not last.exception():
-                    raise
+        may_wait = self.engine.writer(self.action).committer.may_wait()
+        try:
+            last = self._with_retry(commit if may_wait else self._submit)
+        except _LOST as error:
+            if last is None or error is not last.exception():
+                raise
         last.add_done_callback(self._drop_if_refused)
         return last
 
