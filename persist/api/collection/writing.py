@@ -283,6 +283,7 @@ class WritingCalls(KeyedCalls):
             DuplicateKeys: rows repeat a key.
             UpdatesBeyondUpper: somebody has written what is not sealed yet, so what is there is not known.
             UpdateNotBeyondUpper: the time is sealed already.
+            Conflict: other clients came first a hundred times; nothing was written.
             SchemaMismatch, InvalidUpdate, InvalidUsage: rows or filter do not fit.
             ReadOnly, ClientClosed: this client cannot write.
         """
