@@ -33,7 +33,7 @@ from benchmarks.upserts_spark import Taken, taken
 QUERY = "SELECT g, count(*) AS n, sum(amount) AS total FROM facts JOIN dims USING (d) GROUP BY g"
 GROUPS = 1000
 TRIGGERS = 12
-HERE, TASKS, STATE = "a step here", "a step by tasks", "state, a new handle"
+HERE, TASKS, STATE = "requests, a new handle", "tasks", "state, a new handle"
 CHOSEN, OPEN, PEER = "chosen, a new handle", "state, an open handle", "Spark to Parquet"
 WAYS = (HERE, TASKS, STATE)
 
@@ -90,19 +90,18 @@ class Sides:
             return
         if name == CHOSEN:
             found = persist.spark.refresh(view, self._spark)
-            self.chosen.append(STATE if found.way == "state" else HERE if found.where == "here" else TASKS)
+            self.chosen.append(HERE if found.where == "here" else TASKS)
         elif name == TASKS:
             found = persist.spark.refresh(view, self._spark, where="tasks")
-            assert (found.way, found.where) == ("step", "tasks"), found
+            assert found.where == "tasks", found
         elif name == HERE:
             view.refresh(policy="incremental")
-            assert not view.is_open
         else:
             view.open_state()
         view.close()
 
     def estimates(self) -> str:
-        """Return what the chooser says of the step that is due."""
+        """Return what would be read, and where."""
         return persist.spark.explain_refresh(self.views[TASKS], self._spark)
 
     def to_parquet(self) -> None:

@@ -13,7 +13,7 @@ environment names one). The functions here register the source with the session 
 - `write`, `foreach_batch_writer`: DataFrames ranged and sorted by key; many collections from one streaming query
 - `sql`: queries whose tables may have times of their own; UPDATE, DELETE, INSERT and MERGE INTO as one commit
 - `delete`, `upsert`: retractions by condition or key; events by key, looked up on the driver or in tasks
-- `refresh`, `explain_refresh`, `run_program`: steps of views and of dataflow programs by tasks
+- `refresh`, `explain_refresh`, `run_program`: views and dataflow programs brought up to date by tasks
 - `compact`: maintenance by the tasks of a cluster
 
 Promises: what is read and written is exactly what Python reads and writes, and a location that both use needs nothing
@@ -27,7 +27,7 @@ except ImportError as error:
         "persist.spark needs PySpark, which is not installed. pip install 'pyspark>=4.3,<5'", name="pyspark"
     ) from error
 
-from persist.compute.dataflow.step.stepping import Refreshed
+from persist.compute.dataflow.running.refreshed import Refreshed
 from persist.connect.spark.compacting import compact
 from persist.connect.spark.data_source.pruning import columns_used, pruned
 from persist.connect.spark.data_source.source import PersistDataSource, introduce, register

@@ -10,7 +10,7 @@ from persist.engine.location.opening import OnEngine
 from persist.engine.write.commit_future import CommitFuture
 
 if TYPE_CHECKING:
-    from persist.compute.dataflow.step.stepping import Policy
+    from persist.compute.dataflow.running.refreshed import Policy
     from persist.compute.sql import Definition, LiveView, Start
 
 
@@ -47,7 +47,7 @@ class View(Collection):
 
     @property
     def is_open(self) -> bool:
-        """Whether this handle keeps in memory what refreshes need, so that the next one reads what is new only."""
+        """Whether this handle keeps in memory what refreshes need, all of it or as far as it was requested."""
         return self.live.is_open
 
     def refresh(
@@ -55,10 +55,9 @@ class View(Collection):
     ) -> Antichain:
         """Bring the view up to what its inputs have sealed, and the views that it reads with it; return its upper.
 
-        All that is new is one commit. A step reads of the inputs what has changed, and what else has to do with it, and
-        keeps nothing. Once the steps of this handle have taken as long as it takes to open state, the state is opened:
-        then all of the inputs is read, as of the last time that the view has sealed, and later refreshes of this handle
-        take in what is new only. `explain_refresh` says which it will be. Safe to call from several processes.
+        All that is new is one commit. A refresh reads what has changed in the inputs, and what they held for the keys
+        of these changes. This handle keeps what it has read, up to its memory budget, so later refreshes read less.
+        `explain_refresh` says what will be read. Safe to call from several processes.
 
         Args:
             policy: "incremental" refuses to read all of an input, whatever that would save later.
@@ -93,8 +92,8 @@ class View(Collection):
     def open_state(self) -> Antichain:
         """Bring the view up to date, and keep in memory what the next refreshes of this handle need; return its upper.
 
-        This is what `refresh` does by itself where it pays. All of the inputs is read, and errors are those of
-        `refresh`. `close()` frees the state.
+        All of the inputs is read, as of the last time that the view has sealed. `close()` frees the state. Errors are
+        those of `refresh`.
         """
         with self.handle.engine.follower.looks.once():
             with self._adopting():
@@ -102,9 +101,9 @@ class View(Collection):
             return self.upper
 
     def explain_refresh(self, *, policy: "Policy" = "auto") -> str:
-        """Return how `refresh` would bring the view up to date now: by a step or with state, why, and what it reads.
+        """Return what `refresh` would read now, and why.
 
-        What the ways are about to take is an estimate, which compares them and is no promise.
+        Nothing is written. Cost: that of the refresh without its commit, unless this handle has refreshed before.
         """
         with self.handle.engine.follower.looks.once():
             return self.live.explain_refresh(policy)

@@ -13,7 +13,7 @@ the library's own, and what reads it computes from that what was asked for:
 
 All of these are outputs of one program and move in one commit with the view, as views that read each other do. Such a
 view holds all that the state of a group is, also where multiplicities are negative: what a step goes on from is exact,
-and nothing has to be known of the inputs (`persist.compute.dataflow.step.standing`). Who reads it wants the last time
+and nothing has to be known of the inputs (`persist.compute.dataflow.running.partial`). Who reads it wants the last time
 alone, so its history is given up at each commit. It goes when its view goes. It stays when its view gets another query
 that has the same groups, of which it wants no more than is kept; other groups of that query are not kept.
 

@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, TypeAlias, get_args
 
-from persist.compute.dataflow.running.running import OperatorReport, Options, Running
-from persist.compute.dataflow.step.stepping import Elsewhere, Policy, Refreshed, Stepping, Where
-from persist.compute.dataflow.step.touched import wanted_indexes
+from persist.compute.dataflow.running.refreshed import Policy, Refreshed, explain, refresh
+from persist.compute.dataflow.running.reports import OperatorReport
+from persist.compute.dataflow.running.running import Options, Running, requested_indexes
 from persist.compute.index import create_index, refresh_indexes
 from persist.compute.sql.compile import asked_key
 from persist.compute.sql.definition import Definition, InputBehind, Start, behind, given_start
@@ -49,7 +49,6 @@ from persist.engine.location.opening import loaded, loaded_by_id
 from persist.engine.write.retrying import commit_with_retry
 
 FAILURES = (OperatorFailed, NotConverging)  # By what the rows are, so they may be over when rows are retracted.
-KEPT = Refreshed("state", "here", "changes", "this handle has its state")
 
 
 class OnView(Protocol):
@@ -77,9 +76,6 @@ class LiveView:
         self.options = options
         self._running: Running | None = None
         self._numbers: dict[str, int] = {}  # Of the definitions that are run, by id of their views.
-        self._spent_s = (
-            0.0  # What steps of this handle have taken, as `persist.compute.dataflow.step.choosing` estimates.
-        )
         self._lock = threading.Lock()
 
     @property
@@ -91,33 +87,33 @@ class LiveView:
         self,
         policy: Policy = "auto",
         *,
-        elsewhere: Elsewhere | None = None,
-        where: Where = "auto",
+        first: "First | None" = None,
         timeout_s: float | None = None,
         memory_limit: int | None = None,
     ) -> Refreshed:
         """Bring the view, and the views that it reads, up to what their inputs have sealed; see `View.refresh`.
 
         Args:
-            elsewhere: another place where steps may run.
+            first: tries to do it in another way; it returns None to leave it to this handle.
         """
+        check_policy(policy)
         self.engine.writer("refresh")
         with self._lock, limited(timeout_s, memory_limit), failures_told([self.handle]):
-            refreshed = self._refreshed_as_known(policy, elsewhere, where)
+            refreshed = self._refreshed_as_known(policy, first)
             if refreshed is None:
-                refreshed = self._refreshed_with_retry(policy, elsewhere, where)
+                refreshed = self._refreshed_with_retry(policy, first)
         refresh_indexes(self.engine, self.definition.inputs)
         self.warn_of_behind()
         return refreshed
 
-    def _refreshed_with_retry(self, policy: Policy, elsewhere: Elsewhere | None, where: Where) -> Refreshed:
+    def _refreshed_with_retry(self, policy: Policy, first: "First | None") -> Refreshed:
         """Refresh; begin again if others redefine the view, or a view below it, or refresh it meanwhile."""
         upper: Antichain | None = None
 
         def plan() -> Refreshed:
             nonlocal upper
             upper = self._known_upper()
-            refreshed = self._refresh(policy, elsewhere, where)
+            refreshed = self._refresh(policy, first)
             if self._has_moved_on():
                 raise Superseded(f"the view {self.handle.name!r}, or one below it, has another definition by now")
             return refreshed
@@ -142,7 +138,7 @@ class LiveView:
         entry = self.engine.follower.entry(self.handle.id)
         return None if entry is None or entry.contents is None else entry.contents.upper
 
-    def _refreshed_as_known(self, policy: Policy, elsewhere: Elsewhere | None, where: Where) -> Refreshed | None:
+    def _refreshed_as_known(self, policy: Policy, first: "First | None") -> Refreshed | None:
         """Refresh without a look at the log, if this client knows of something to do; None if that was not all.
 
         It was, if the commit is the record that follows what was known: a look would have found nothing else.
@@ -159,7 +155,7 @@ class LiveView:
         if not uppers or not all(upper > own for upper in uppers) or not follower.looks.put_off():
             return None
         try:
-            refreshed = self._refresh(policy, elsewhere, where)
+            refreshed = self._refresh(policy, first)
         except LimitReached:
             raise
         except PersistError:
@@ -189,39 +185,41 @@ class LiveView:
             self._follow_anew()
             self._run()
 
-    def explain_refresh(
-        self, policy: Policy = "auto", *, elsewhere: Elsewhere | None = None, where: Where = "auto"
-    ) -> str:
+    def explain_refresh(self, policy: Policy = "auto") -> str:
         """Return how `refresh` would go now, and why; see `View.explain_refresh`."""
+        check_policy(policy)
         with self._lock:
             self._follow_anew()
-        kept = self.is_open and where != "tasks"
-        how = str(KEPT) if kept else self._stepping(self.program, policy, elsewhere, where).explained()
+            if self._running is not None:
+                how = Refreshed.by(self._running, is_new=False)
+                how = replace(how, readings=(), bytes=0, reads="changes")
+            else:
+                with self.program().open(self.engine, **self.options, partial=True) as running:
+                    how = explain(running, policy)
         reason = self._behind()
-        return how if reason is None else f"{how}\n{reason}"
+        return str(how) if reason is None else f"{how}\n{reason}"
 
-    def _stepping(
-        self, program: Callable[[], ViewProgram], policy: Policy, elsewhere: Elsewhere | None, where: Where
-    ) -> Stepping:
-        if policy not in get_args(Policy):
-            raise InvalidUsage(f'policy={policy!r} is not a way to refresh: use "auto" or "incremental"')
-        budget = Options.of(self.options).memory_budget
-        spent_s = 0.0 if elsewhere else self._spent_s
-        return Stepping(self.engine, program, budget, elsewhere, where, policy, spent_s)
-
-    def _refresh(self, policy: Policy, elsewhere: Elsewhere | None, where: Where) -> Refreshed:
-        built: list[ViewProgram] = []
-
-        def program() -> ViewProgram:
-            built[:] = [self._current()]
-            return built[0]
-
-        stepping = self._stepping(program, policy, elsewhere, where)
-        refreshed = KEPT if self.is_open and where != "tasks" else stepping.run()
-        if refreshed.way == "state":
-            refreshed = replace(refreshed, seqno=self._run(built[0] if built else None))
-            self._spent_s = 0.0
-        self._spent_s += refreshed.seconds if refreshed.way == "step" else 0.0
+    def _refresh(self, policy: Policy, first: "First | None") -> Refreshed:
+        program = None
+        if first is not None:
+            program = self._current()
+            refreshed = first(program)
+            if refreshed is not None:
+                return refreshed
+        is_new = self._running is None
+        try:
+            if self._running is None:
+                self._running = (program or self._current()).open(self.engine, **self.options, partial=True)
+            refreshed = refresh(self._running, policy, is_new=is_new)
+        except FAILURES as error:
+            self._stop()
+            seqno = _pass_over(self.program(), self.engine, self.options, error)
+            return Refreshed("here", "everything", "the query failed on a row", seqno=seqno)
+        except BaseException:
+            self._stop()
+            raise
+        if self._running.partial is not None and self._running.state_bytes > Options.of(self.options).memory_budget:
+            self._stop()  # What it needs next is requested again.
         return refreshed
 
     def _current(self) -> ViewProgram:
@@ -231,20 +229,16 @@ class LiveView:
         self._adopt(views[-1].definition)
         return ViewProgram(self.engine, views)
 
-    def _run(self, program: ViewProgram | None = None) -> int | None:
-        """Bring what this handle keeps up to date; return the seqno of the first commit, if there was one.
-
-        Args:
-            program: of the definitions that there are now, if it is made already.
-        """
+    def _run(self) -> None:
+        """Bring what this handle keeps up to date, with all of its state."""
         try:
-            if self._running is None:
-                self._running = (program or self._current()).open(self.engine, **self.options)
+            if self._running is None or self._running.partial is not None:
+                self._stop()
+                self._running = self._current().open(self.engine, **self.options)
             self._running.run()
-            return self._running.first_seqno
         except FAILURES as error:
             self._stop()
-            return _pass_over(self.program(), self.engine, self.options, error)
+            _pass_over(self.program(), self.engine, self.options, error)
         except BaseException:
             self._stop()
             raise
@@ -284,8 +278,13 @@ class LiveView:
 
     @property
     def is_open(self) -> bool:
-        """Whether this handle keeps in memory what refreshes need, so that the next one reads what is new only."""
+        """Whether this handle keeps in memory what refreshes need, all of it or as far as it was requested."""
         return self._running is not None
+
+    @property
+    def running(self) -> Running | None:
+        """The program that this handle keeps; None before its first refresh."""
+        return self._running
 
     def make_indexes(self) -> None:
         """Make the indexes that steps of the view would look records up in; see `Client.create_view`."""
@@ -293,7 +292,7 @@ class LiveView:
         def key_of(name: str) -> tuple[str, ...]:
             return loaded(self.engine, name).schema.key_names
 
-        for name, columns in wanted_indexes(self.program().plan, key_of):
+        for name, columns in requested_indexes(self.program(), key_of):
             create_index(loaded(self.engine, name), columns)
 
     def program(self) -> ViewProgram:
@@ -391,6 +390,15 @@ class LiveView:
             running.close()
 
 
+First: TypeAlias = Callable[[ViewProgram], Refreshed | None]
+
+
+def check_policy(policy: Any) -> None:
+    """Raise InvalidUsage unless something is a policy of refreshes."""
+    if policy not in get_args(Policy):
+        raise InvalidUsage(f'policy={policy!r} is not a way to refresh: use "auto" or "incremental"')
+
+
 def _pass_over(
     program: ViewProgram, engine: Engine, options: Mapping[str, Any], failure: OperatorFailed | NotConverging
 ) -> int | None:
@@ -420,9 +428,9 @@ def _told(definition: Definition) -> list[str]:
 class ViewsTogether(Closes):
     """Several views that are refreshed as one: what they read is read once, and all of them move in one commit.
 
-    They are refreshed by steps, and with state once these have taken as long, as by `View.refresh`. In a step each view
-    reads of the past what its own touched keys hold, so one that needs all of an input costs no other one. Make it with
-    `persist.sql.open_together`; close it, or use it in a `with`. Not for use from several threads at once.
+    Each view reads of the past what its own changes request. What was read stays in memory for the next refresh, up to
+    the memory budget. Make it with `persist.sql.open_together`; close it, or use it in a `with`. Not for use from
+    several threads at once.
     """
 
     def __init__(self, views: Sequence[LiveView], options: Mapping[str, Any]) -> None:
@@ -431,7 +439,6 @@ class ViewsTogether(Closes):
         self._views = list(views)
         self._options = options
         self._budget = Options.of(options).memory_budget
-        self._spent_s = 0.0  # What steps have taken, as of a `LiveView`.
         self._running: Running | None = None
 
     def _program(self) -> ViewProgram:
@@ -451,23 +458,27 @@ class ViewsTogether(Closes):
         """Whether these views keep in memory what refreshes need; see `LiveView.is_open`."""
         return self._running is not None
 
+    @property
+    def running(self) -> Running | None:
+        """The program that these views keep; None before their first refresh."""
+        return self._running
+
     def explain_refresh(self) -> str:
         """Return how `refresh` would go now, why, and what is read for each view; see `View.explain_refresh`."""
-        return str(KEPT) if self.is_open else self._stepping(self._views[0].engine).explained()
-
-    def _stepping(self, engine: Engine) -> Stepping:
-        return Stepping(engine, self._program, self._budget, spent_s=self._spent_s)
+        if self._running is not None:
+            return str(replace(Refreshed.by(self._running, is_new=False), readings=(), bytes=0, reads="changes"))
+        with self._program().open(self._views[0].engine, **self._options, partial=True) as running:
+            return str(explain(running, "auto"))
 
     def _refresh(self, engine: Engine) -> None:
         def plan() -> None:
+            is_new = self._running is None
             try:
                 if self._running is None:
-                    stepped = self._stepping(engine).run()
-                    if stepped.way == "step":
-                        self._spent_s += stepped.seconds
-                        return
-                    self._running = self._program().open(engine, **self._options)
-                self._running.run()
+                    self._running = self._program().open(engine, **self._options, partial=True)
+                refresh(self._running, "auto", is_new=is_new)
+                if self._running.partial is not None and self._running.state_bytes > self._budget:
+                    self.close()
             except FAILURES as error:
                 self.close()
                 _pass_over(self._program(), engine, self._options, error)

@@ -1,18 +1,18 @@
 """`persist.spark.refresh`: a view, or a program, brought up to date by the tasks of a Spark session, or here.
 
-All ways give the same updates. A handle that has its state reads only what is new; otherwise a step looks up what
-touched keys hold, on the driver or by tasks, or tasks read everything again, and no task holds more than its share.
-What a step is, and which way is taken, is of `persist.dataflow`; here is how tasks are run.
+All ways give the same updates. This process reads what the keys of changes held. Tasks read everything: that is for
+outputs that begin, and for changes that are a large part of what there is. No task holds more than its share. Here is
+how tasks are run; what they do is of `persist.compute.dataflow.cluster`.
 
-The stages of a step are one job of Spark: a DataFrame for each stage, of rows as `SHAPE` says.
+The stages of a job are one job of Spark: a DataFrame for each stage, of rows as `SHAPE` says.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from os import PathLike
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 import pyarrow as pa
@@ -22,23 +22,38 @@ from pyspark.sql import DataFrame, SparkSession
 
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX
+from persist.compute.dataflow.cluster.job import Job
+from persist.compute.dataflow.cluster.tasks import SHAPE, WAKES, StageTask, Stored, StoredParts
 from persist.compute.dataflow.plan.plan import Source
+from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.program import Program
+from persist.compute.dataflow.running.partial import why_whole
+from persist.compute.dataflow.running.refreshed import Refreshed
+from persist.compute.dataflow.running.refreshed import refresh as refresh_running
 from persist.compute.dataflow.running.running import Options
-from persist.compute.dataflow.step.stepping import Elsewhere, Refreshed, Stepping, Where
-from persist.compute.dataflow.step.tasks import SHAPE, Asked, StageTask, Stored, StoredParts
 from persist.compute.sql import OnView, live_of
 from persist.connect.spark.options import check_whole, seen_by_all
 from persist.connect.spark.workers import check_workers, parallelism, surfaced_errors
 from persist.connect.spark.write_functions.upserting import PARTITIONS_MAX
-from persist.core.errors import AsOfCompacted, InvalidUsage, OperatorFailed
+from persist.core.errors import (
+    AsOfCompacted,
+    HoldMoved,
+    InvalidUsage,
+    LeaseExpired,
+    OperatorFailed,
+    UpdatesBeyondUpper,
+    UpperMismatch,
+    ViewRedefined,
+)
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import OnEngine, engine_of, loaded
 
 Place = Literal["auto", "driver", "tasks"]
-Blocks: TypeAlias = list[tuple[int, bytes]]  # Exchanges, and tables in Arrow's form for streams.
-PLACES: dict[Place, Where] = {"auto": "auto", "driver": "here", "tasks": "tasks"}
+TASKS_BYTES = 1 << 30  # Decoded: of outputs that begin with less to read, and of changes that touch less, here.
+TOUCHED = 50  # Changes of one byte in so many touch so much that tasks read everything sooner.
+TRIES = 5  # While others write the outputs.
+OVERTAKEN = (UpperMismatch, HoldMoved, ViewRedefined, LeaseExpired)
 SHARE_BYTES = 64 << 20  # Decoded, of what a step reads, for each task of a keyed stage.
 SHARE_BYTES_MIN = 4 << 20  # Less than this is not worth a task, which takes 30 ms of CPU time to begin.
 
@@ -56,8 +71,8 @@ def refresh(
     Args:
         view: a `persist.View` of a location that all workers can reach.
         spark: the session; None for the active one.
-        where: "tasks" by tasks, "driver" without a job, which is what `View.refresh` does; "auto" chooses by what each
-            is about to take. What no step can do is done by this handle, which keeps its state; the result says so.
+        where: "tasks" by tasks, "driver" without a job, which is what `View.refresh` does; "auto" chooses by how much
+            there is to read. What no tasks can do is done by this handle; the result says so.
         partitions: how many tasks share a stage out; None for as many as what is read is worth.
         storage_options: as those that the client was opened with; they travel to the tasks.
 
@@ -65,15 +80,16 @@ def refresh(
         what `View.refresh` raises. A failure that tasks find is looked into here.
     """
     live = live_of(view)
-    return live.refresh(
-        elsewhere=_elsewhere(live.engine, spark, where, partitions, storage_options), where=PLACES[where]
-    )
+    cluster = _cluster(live.engine, spark, where, partitions, storage_options)
+    return live.refresh(first=None if cluster is None else lambda program: cluster.refreshed(program, live.engine))
 
 
 def explain_refresh(view: OnView, spark: SparkSession | None = None, *, where: Place = "auto") -> str:
-    """Return how `refresh` would compute a view now and why, what it reads, and the stages that its plan has."""
+    """Return where `refresh` would compute a view now, why, and what it reads."""
     live = live_of(view)
-    return live.explain_refresh(elsewhere=_elsewhere(live.engine, spark, where, None, None), where=PLACES[where])
+    cluster = _cluster(live.engine, spark, where, None, None)
+    by_tasks = None if cluster is None else cluster.explained(live.program(), live.engine)
+    return live.explain_refresh() if by_tasks is None else str(by_tasks)
 
 
 def run_program(
@@ -104,16 +120,16 @@ def run_program(
     engine = engine_of("run_program", client)
     limits = {"memory_budget": memory_budget, "spill_folder": spill_folder}
     given = {name: value for name, value in limits.items() if value is not None}
-    budget = Options.of(given).memory_budget
-    elsewhere = _elsewhere(engine, spark, where, partitions, storage_options)
+    Options.of(given)
+    cluster = _cluster(engine, spark, where, partitions, storage_options)
     if until is not None:
         _wait_for(engine, program, until, timeout_s)
     engine.writer("refresh")
-    refreshed = Stepping(engine, lambda: program, budget, elsewhere, PLACES[where]).run()
-    if refreshed.way == "state":
-        with program.open(engine, **given) as running:
-            running.run()
-    return refreshed
+    refreshed = None if cluster is None else cluster.refreshed(program, engine)
+    if refreshed is not None:
+        return refreshed
+    with program.open(engine, **given, partial=True) as running:
+        return refresh_running(running, "auto", is_new=True)
 
 
 def _wait_for(engine: Engine, program: Program, until: int, timeout_s: float | None) -> None:
@@ -124,30 +140,94 @@ def _wait_for(engine: Engine, program: Program, until: int, timeout_s: float | N
                 snapshot(loaded(engine, node.operator.collection), until, timeout_s=timeout_s).close()
 
 
-def _elsewhere(
+def _cluster(
     engine: Engine,
     session: SparkSession | None,
     where: Place,
     partitions: int | None,
     storage: Mapping[str, Any] | None,
-) -> Elsewhere | None:
-    """Return where tasks run; None where they cannot reach the location, and are not asked for."""
+) -> "_Cluster | None":
+    """Return where tasks run; None where they are not asked for, or cannot reach the location."""
     if where not in get_args(Place):
         raise InvalidUsage(f'where={where!r} is not a place to compute: use "auto", "driver" or "tasks"')
     check_whole("partitions", partitions, 1, PARTITIONS_MAX)
     spark = cast(SparkSession, session or SparkSession.getActiveSession())
     if not hasattr(spark, "range"):
         raise InvalidUsage("there is no active Spark session: give one with spark=")
-    if where != "tasks" and engine.url.startswith("memory:"):
+    if where == "driver" or (where != "tasks" and engine.url.startswith("memory:")):
         return None
-    slots = parallelism(spark)
-    return Elsewhere(
-        _Jobs(spark),
-        seen_by_all(engine.url),
-        dict(storage or {}),
-        slots,
-        lambda size: partitions or shares(slots, size),
-    )
+    return _Cluster(spark, seen_by_all(engine.url), dict(storage or {}), partitions, where == "tasks")
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    """The tasks of a session, for programs of one location.
+
+    Attributes:
+        is_requested: whether tasks are to be used whatever there is to read.
+    """
+
+    spark: SparkSession
+    location: str
+    storage: Mapping[str, Any]
+    partitions: int | None
+    is_requested: bool
+
+    def refreshed(self, program: Program, engine: Engine) -> Refreshed | None:
+        """Bring the outputs of a program up to date by tasks; return None if that is better done here."""
+        if self._cannot(program):
+            return None
+        for left in reversed(range(TRIES)):
+            try:
+                with Ports.of_step(program, engine) as ports, self._job(program, ports) as job:
+                    plan = self._chosen(job)
+                    if plan is None:
+                        return None
+                    if not job.is_due:
+                        return replace(plan, reads="changes", reason="nothing is sealed that is not there already")
+                    tasks = job.tasks(self.partitions or shares(parallelism(self.spark), job.bytes))
+                    return replace(plan, seqno=job.commit(_stored(self.spark, tasks)))
+            except UpdatesBeyondUpper:
+                return None  # Somebody else writes an output: a running program says who.
+            except OperatorFailed:
+                return None  # A running program says which row it is.
+            except OVERTAKEN:
+                if not left:
+                    raise
+                engine.follower.looks.again()
+        raise AssertionError("the last try returns or raises")
+
+    def explained(self, program: Program, engine: Engine) -> Refreshed | None:
+        """Say how tasks would do it; None if it is better done here."""
+        if self._cannot(program):
+            return None
+        with Ports.of_step(program, engine) as ports, self._job(program, ports) as job:
+            return self._chosen(job)
+
+    def _cannot(self, program: Program) -> bool:
+        program.check()
+        if program.local_functions:
+            if self.is_requested:
+                raise InvalidUsage(
+                    f"{program.name} calls {', '.join(sorted(program.local_functions))}, which are functions of Python "
+                    'in this process alone: run it here, with where="auto" or "driver"'
+                )
+            return True
+        return why_whole(program.plan.without_unused()) is not None
+
+    def _job(self, program: Program, ports: Ports) -> Job:
+        return Job(program, ports, self.location, self.storage, parallelism(self.spark))
+
+    def _chosen(self, job: Job) -> Refreshed | None:
+        if job.corrects:
+            return None
+        if self.is_requested:
+            return Refreshed("tasks", "everything", "that was asked for", bytes=job.bytes)
+        if job.begins and job.bytes >= TASKS_BYTES:
+            return Refreshed("tasks", "everything", "an output begins", bytes=job.bytes)
+        if job.changed_bytes * TOUCHED >= job.bytes and job.bytes >= TASKS_BYTES:
+            return Refreshed("tasks", "everything", "a large part of the sources has changed", bytes=job.bytes)
+        return None
 
 
 def shares(slots: int, size: int) -> int:
@@ -156,36 +236,23 @@ def shares(slots: int, size: int) -> int:
     return min(PARTITIONS_MAX, max(1, worth, min(slots, 4 * worth, most)))
 
 
-@dataclass(frozen=True)
-class _Jobs:
-    """Has the stages of a step run by the tasks of a session, as one job."""
-
-    spark: SparkSession
-
-    def asked(self, tasks: Sequence[StageTask]) -> Asked:
-        asked = sorted({number for task in tasks for number in task.asked})
-        ends = [task for task in tasks if any(given.number in asked for given in task.stage.gives)]
-        blocks = self._rows(tasks, ends, f"exchange IN ({', '.join(map(str, asked))})")
-        return [(number, pa.ipc.open_stream(block).read_all()) for number, block in blocks]
-
-    def stored(self, tasks: Sequence[StageTask]) -> Stored:
-        parts: dict[str, list[Part]] = {}
-        for _, block in self._rows(tasks, [task for task in tasks if task.stage.sinks], "exchange = -1"):
-            stored = msgspec.json.decode(block, type=StoredParts)
-            parts.setdefault(stored.collection, []).extend(stored.parts)
-        return dict(parts)
-
-    def _rows(self, tasks: Sequence[StageTask], ends: Sequence[StageTask], which: str) -> Blocks:
-        """Run stages as one job; return of the rows that some of them give those that a condition is true for."""
-        if not ends:
-            return []
-        check_workers(self.spark)
-        try:
-            return _collected(self.spark, tasks, ends, which)
-        except (PySparkException, Py4JJavaError) as error:  # The second, if several stages fail at once.
-            if "OperatorFailed" not in str(error):
-                raise
-            raise OperatorFailed("of a task", None, "a task failed on a row") from error
+def _stored(spark: SparkSession, tasks: Sequence[StageTask]) -> Stored:
+    """Run stages as one job; return the parts that tasks have stored, by output."""
+    ends = [task for task in tasks if task.stage.sinks]
+    if not ends:
+        return {}
+    check_workers(spark)
+    try:
+        blocks = _collected(spark, tasks, ends)
+    except (PySparkException, Py4JJavaError) as error:  # The second, if several stages fail at once.
+        if "OperatorFailed" not in str(error):
+            raise
+        raise OperatorFailed("of a task", None, "a task failed on a row") from error
+    parts: dict[str, list[Part]] = {}
+    for block in blocks:
+        stored = msgspec.json.decode(block, type=StoredParts)
+        parts.setdefault(stored.collection, []).extend(stored.parts)
+    return parts
 
 
 @dataclass(frozen=True)
@@ -199,7 +266,7 @@ class _Surfaced:
             yield from self.task.rows(batches)
 
 
-def _collected(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequence[StageTask], which: str) -> Blocks:
+def _collected(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequence[StageTask]) -> list[bytes]:
     frames: dict[int, DataFrame] = {}
     cached: list[DataFrame] = []
     try:
@@ -211,8 +278,8 @@ def _collected(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequence[S
                 frame = frame.persist()
                 cached.append(frame)
             frames[task.stage.number] = frame
-        rows = _united([frames[end.stage.number] for end in ends]).where(which).select("exchange", "rows").collect()
-        return [(row.exchange, bytes(row.rows)) for row in rows]
+        rows = _united([frames[end.stage.number] for end in ends]).where(f"exchange = {WAKES}").select("rows").collect()
+        return [bytes(row.rows) for row in rows]
     finally:
         for cached_frame in cached:
             cached_frame.unpersist()

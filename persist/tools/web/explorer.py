@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 import persist
 from persist.codecs.types.objects import to_objects
-from persist.compute.dataflow.running.running import depths
+from persist.compute.dataflow.running.reports import depths
 from persist.connect.ingest.source import SOURCE
 from persist.tools.reports.surveys import Facts, portrait, survey
 from persist.tools.reports.times import time_of

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persist.codecs.errors import DiffOverflow
+from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.large_groups import LargeGroups
-from persist.compute.dataflow.operators.operators import Arrangement
 from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.state.ranked import Order, Ranked
 from persist.compute.dataflow.updates.times import Ints

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from persist.compute.dataflow.running.running import OperatorReport, depths, reports_of, shown
+from persist.compute.dataflow.running.reports import OperatorReport, depths, reports_of, shown
 from persist.dataflow import Program, col
 
 

@@ -11,8 +11,6 @@ import pytest
 import persist
 from persist.compute.dataflow.plan.types import is_read_as
 from persist.compute.dataflow.ports.sources import some_until
-from persist.compute.dataflow.step.keys import LISTED_MAX, TouchedKeys, _among, _exactly, filter_of
-from persist.compute.dataflow.step.touched import Brought, Term
 from persist.compute.dataflow.updates.batch import Layout, distinct_keys, key_hashes, order_by, to_batch
 
 UTC = {unit: pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")}
@@ -123,54 +121,3 @@ def test_rows_are_ordered_by_their_first_column_above_all(wide: int) -> None:
     assert order_by([np.empty(0, np.int64)]).tolist() == []
     ends = np.array([2**63 - 1, -(2**63), 0])
     assert order_by([ends]).tolist() == [1, 2, 0]
-
-
-def test_values_of_keys_are_looked_for_as_the_type_that_holds_them() -> None:
-    small, large = pa.chunked_array([[1, None, 100]]), pa.chunked_array([[1, 300]])
-    made = _exactly(small, pa.int8())
-    assert made is not None
-    assert (made.type, made.to_pylist()) == (pa.int8(), [1, None, 100])
-    assert _exactly(small, pa.int64()) is small
-    assert _exactly(large, pa.int8()) is None, "no record of the other collection has it"
-    assert _exactly(small, pa.string()) is None
-    assert _exactly(pa.chunked_array([["a"]]), pa.int64()) is None
-
-
-@pytest.mark.parametrize("count", [0, 1, LISTED_MAX, LISTED_MAX + 1])
-@pytest.mark.parametrize("has_null", [False, True])
-def test_rows_with_some_values_pass_and_few_others(count: int, has_null: bool) -> None:
-    import pyarrow.compute as pc
-
-    if not count and not has_null:
-        return
-    values = pa.array([*range(0, 2 * count, 2), *([None] if has_null else [])], pa.int64())
-    table = pa.table({"x": pa.array([*range(-2, 2 * count + 2), None], pa.int64())})
-    passed = table.filter(_among(pc.field("x"), values))["x"].to_pylist()
-    listed = [*range(0, 2 * count, 2)] if count <= LISTED_MAX else [*range(2 * count - 1)]
-    assert passed == [*listed, *([None] if has_null else [])]
-
-
-def test_a_filter_passes_what_touched_keys_hold_of_each_term_that_has_some() -> None:
-    schema = pa.schema({"a": pa.int64(), "b": pa.string(), "f": pa.float64()})
-    one, two, none, odd = Brought(1), Brought(2), Brought(3), Brought(4)
-    known = {
-        one: TouchedKeys((pa.table({"k": [1, 2]}),)),
-        two: TouchedKeys((pa.table({"k": [3], "l": ["x"]}), pa.table({"k": [4], "l": ["y"]}))),
-        none: TouchedKeys(()),
-        odd: TouchedKeys((pa.table({"k": [0.5]}),)),
-    }
-    table = pa.table({"a": [1, 2, 3, 4, 3, 5], "b": ["x", "y", "x", "y", "z", "x"], "f": [0.5] * 6})
-
-    def passed(*terms: Term) -> list[int] | None:
-        made = filter_of(frozenset(terms), known, schema)
-        return None if made is None else table.add_column(0, "n", [range(6)]).filter(made)["n"].to_pylist()
-
-    of_one, of_two = Term(("a",), one), Term(("a", "b"), two)
-    assert passed(of_one) == [0, 1]
-    assert passed(of_two) == [2, 3]
-    assert passed(of_one, of_two) == [0, 1, 2, 3]
-    assert passed(of_one, Term(("a",), none)) == [0, 1], "a term without keys needs nothing"
-    assert passed(Term(("a",), none)) is None
-    assert passed(of_one, Term(("f",), odd)) is None, "floats are not compared as keys are"
-    assert passed() is None
-    assert filter_of(None, known, schema) is None

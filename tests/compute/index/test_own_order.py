@@ -7,7 +7,8 @@ import pyarrow as pa
 
 import persist
 from persist.codecs.order.sums import consolidate
-from persist.compute.index import among, own_path
+from persist.compute.index import own_path
+from persist.compute.index.lookups import among
 from persist.engine.collection.reads import snapshot
 
 

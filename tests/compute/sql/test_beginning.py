@@ -15,7 +15,7 @@ from persist.errors import AsOfCompacted, BeforeViewBegan, InvalidUsage
 from persist.sql import InputBehind, Wanted, plan_views
 from tests.compute.sql.grammar import Grammar
 from tests.compute.sql.oracle import TABLES, Changes, Duck, Row, changes
-from tests.compute.sql.two_ways import QUIET, contents, steps_that_always_pay
+from tests.compute.sql.two_ways import QUIET, contents, requests_by_key
 
 SUM = "SELECT a, sum(b) AS s FROM t GROUP BY a"
 
@@ -279,7 +279,7 @@ def check_past(sql: str, seed: int) -> None:
     chance = random.Random(seed)
     history: list[Changes] = changes(seed, steps=8, size=4)
     wants: list[Counter[Row]] = []
-    with steps_that_always_pay(), persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client:
+    with requests_by_key(), persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client:
         duck, state = Duck(TABLES), {name: Counter[Row]() for name in TABLES}
         tables = {
             name: client.create_or_load(name, key={column: to_arrow(kind) for column, kind in columns})

@@ -12,7 +12,7 @@ import pytest
 import persist
 from persist.compute.sql.by_duckdb import casts, is_definite
 from persist.errors import InvalidUsage, OperatorFailed
-from tests.compute.sql.two_ways import QUIET, steps_that_always_pay
+from tests.compute.sql.two_ways import QUIET, requests_by_key
 
 PLACE = pa.struct([("x", pa.int32()), ("name", pa.string())])
 COLUMNS = {
@@ -42,7 +42,7 @@ def test_a_column_of_a_nested_type_comes_and_goes(client: persist.Client, column
     table.write([((1, value), 0, 1), ((2, None), 0, 1)], seal=1).result()
     queries = ["SELECT id, c FROM t", "SELECT c, count(*) AS n FROM t GROUP BY c", "SELECT DISTINCT c FROM t"]
     queries += ["SELECT list(c ORDER BY id) AS l FROM t", "SELECT id, c FROM t WHERE c IS NOT NULL ORDER BY c LIMIT 1"]
-    with steps_that_always_pay():
+    with requests_by_key():
         views = [client.create_view(f"v{at}", sql) for at, sql in enumerate(queries)]
         for view in views:
             view.refresh()

@@ -18,7 +18,7 @@ from persist.core.settings import Tuning
 from persist.errors import UpperMismatch
 from tests.compute.dataflow.ledger import Bank
 from tests.compute.sql.ledger import VIEWS, check, views_of
-from tests.compute.sql.two_ways import QUIET, steps_that_always_pay
+from tests.compute.sql.two_ways import QUIET, requests_by_key, way_of
 from tests.support.copies import Copies
 from tests.support.stepped import Stepped
 from tests.support.tiers import examples
@@ -69,16 +69,14 @@ def bank(blob: MemoryBlob) -> Iterator[Bank]:
 
 def refreshed(blob: Blob, name: str, settings: persist.Settings = QUIET) -> persist.Antichain:
     """Refresh a view by a step of a client that has nothing open; return how far it has come."""
-    with steps_that_always_pay(), persist.open(blob, settings=settings) as client:
+    with requests_by_key(), persist.open(blob, settings=settings) as client:
         view = client.view(name)
         view.refresh()
-        assert not view.is_open
+        assert way_of(view) == "part"
         return view.upper
 
 
-def test_a_step_that_another_client_overtakes_is_computed_again_from_where_that_one_came(
-    bank: Bank, blob: MemoryBlob
-) -> None:
+def test_a_refresh_that_another_client_overtakes_goes_on_from_where_that_one_came(bank: Bank, blob: MemoryBlob) -> None:
     store = Stepped(blob)
     uppers = []
 
@@ -93,7 +91,7 @@ def test_a_step_that_another_client_overtakes_is_computed_again_from_where_that_
     check_all(bank, blob)
 
 
-def test_a_step_that_finds_all_of_its_work_done_by_another_client_writes_nothing_more(
+def test_a_refresh_that_finds_all_of_its_work_done_by_another_client_writes_nothing_more(
     bank: Bank, blob: MemoryBlob
 ) -> None:
     store, records = Stepped(blob), list[str]()
@@ -109,22 +107,22 @@ def test_a_step_that_finds_all_of_its_work_done_by_another_client_writes_nothing
     check_all(bank, blob)
 
 
-def test_a_step_that_is_overtaken_at_every_try_says_so_and_leaves_nothing(bank: Bank, blob: MemoryBlob) -> None:
-    store, tries = Stepped(blob), []
+def test_a_refresh_that_is_overtaken_again_and_again_ends_and_leaves_nothing(bank: Bank, blob: MemoryBlob) -> None:
+    store, uppers = Stepped(blob), []
 
     def overtake() -> None:
-        tries.append(refreshed(blob, VIEW))
+        uppers.append(refreshed(blob, VIEW))
         bank.transfer()
-        store.before("create", "log/", overtake)
+        if len(uppers) < 6:
+            store.before("create", "log/", overtake)
 
     store.before("create", "log/", overtake)
-    with pytest.raises(UpperMismatch):
-        refreshed(store, VIEW)
-    assert len(tries) >= 5
+    assert refreshed(store, VIEW) >= uppers[0]
+    assert len(uppers) >= 2
     check_all(bank, blob)
 
 
-def test_a_step_holds_what_it_reads_of_an_input_that_is_compacted_meanwhile(bank: Bank, blob: MemoryBlob) -> None:
+def test_a_refresh_holds_what_it_reads_of_an_input_that_is_compacted_meanwhile(bank: Bank, blob: MemoryBlob) -> None:
     settings = persist.Settings(background=False, grace_s=0, orphan_grace_s=0)
     with persist.open(blob, settings=settings) as other:
         moves, store = other.load("moves"), Stepped(blob)
@@ -160,7 +158,7 @@ def check_all(bank: Bank, blob: MemoryBlob) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("happens", [False, True])
 @pytest.mark.parametrize("share", range(6))
-def test_a_step_that_dies_at_any_call_of_the_store_loses_and_doubles_nothing(share: int, happens: bool) -> None:
+def test_a_refresh_that_dies_at_any_call_of_the_store_loses_and_doubles_nothing(share: int, happens: bool) -> None:
     at, died = share, True
     while died:
         blob = MemoryBlob()
@@ -182,16 +180,16 @@ def test_a_step_that_dies_at_any_call_of_the_store_loses_and_doubles_nothing(sha
 
 
 def keep_up(folder: str, name: str, told: Connection) -> None:
-    """Refresh a view by a new client each time, until killed; tell whether it took a step."""
+    """Refresh a view by a new client each time, until killed; tell what it kept."""
     while True:
-        with steps_that_always_pay(), persist.open(FileBlob(Path(folder), fsync=False), settings=QUIET) as client:
+        with requests_by_key(), persist.open(FileBlob(Path(folder), fsync=False), settings=QUIET) as client:
             view = client.view(name)
             try:
                 view.refresh()
             except UpperMismatch:
                 told.send("overtaken")
             else:
-                told.send("state" if view.is_open else "step")
+                told.send(way_of(view))
 
 
 @pytest.mark.thorough
@@ -220,5 +218,5 @@ def test_processes_that_refresh_one_view_cold_at_once_while_it_is_written_agree(
             assert client.fsck().problems == ()
     finally:
         copies.kill_all()
-    assert "step" in ways
+    assert "part" in ways
     assert "state" not in ways

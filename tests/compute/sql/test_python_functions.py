@@ -178,18 +178,6 @@ def test_what_is_no_function_is_refused(client: persist.Client, given: dict[str,
     assert not room.functions_of_python()
 
 
-def test_no_task_elsewhere_computes_a_function(client: persist.Client) -> None:
-    give(client)
-    client.create_view("loud", "SELECT id, shouted(name, n) AS s FROM people")
-    above = client.create_view("above", "SELECT count(s) AS n FROM loud")
-    nowhere: Any = object()  # Asking it for anything fails.
-    with pytest.raises(InvalidUsage, match=r'shouted, .* in this process alone: .* where="auto" or "driver"'):
-        above.live.refresh(elsewhere=nowhere, where="tasks")
-    assert above.live.explain_refresh(elsewhere=nowhere)
-    above.live.refresh(elsewhere=nowhere)
-    assert above.snapshot(1).to_arrow()["n"].to_pylist() == [1]
-
-
 def test_arguments_of_other_types_are_refused_with_the_place(client: persist.Client) -> None:
     give(client)
     with pytest.raises(InvalidUsage, match="shouted"):

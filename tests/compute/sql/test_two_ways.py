@@ -12,11 +12,10 @@ import pytest
 import persist
 from persist.errors import InvalidUsage, OperatorFailed, WouldRecompute
 from persist.sql import open_together
-from tests.compute.dataflow.step.emulated import stepped
 from tests.compute.index.always import indexes_that_always_pay
 from tests.compute.sql.grammar import Grammar
 from tests.compute.sql.oracle import changes
-from tests.compute.sql.two_ways import QUIET, chain, check_in_turns, check_together, steps_that_always_pay
+from tests.compute.sql.two_ways import QUIET, chain, check_in_turns, check_together, requests_by_key, way_of
 
 KINDS = {
     "sums and counts": "SELECT a, count(*) AS n, sum(b) AS s, count(b) AS c FROM t GROUP BY a",
@@ -64,13 +63,13 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_and_open_handles_in_turns_have_the_answers_of_duckdb(kind: str) -> None:
     ways = check_in_turns(KINDS[kind], changes(len(kind), steps=6, size=5), seed=len(kind))
-    assert ("step" in ways) == (kind != "recursion")
+    assert ("part" in ways) == (kind != "recursion")
 
 
 @pytest.mark.thorough(except_every=10)
 @pytest.mark.parametrize("seed", range(20))
 def test_keys_that_one_table_of_a_chain_gives_are_passed_on_to_the_next(seed: int) -> None:
-    assert "step" in check_in_turns(chain(seed), changes(seed, steps=5, size=6), seed)
+    assert "part" in check_in_turns(chain(seed), changes(seed, steps=5, size=6), seed)
 
 
 @pytest.mark.thorough(except_every=10)
@@ -81,79 +80,25 @@ def test_views_that_one_step_refreshes_need_each_its_own_of_what_they_share(seed
     check_together([chain(seed), whole, chain(seed + 1000), chosen[seed % 5]], changes(seed, steps=4, size=5), seed)
 
 
-def test_a_view_that_needs_all_of_an_input_leaves_the_others_their_touched_keys() -> None:
-    queries = {"by key": "SELECT k, sum(v) AS s FROM t GROUP BY k", "all": "SELECT DISTINCT v + 1 AS w FROM t"}
-    with steps_that_always_pay(), persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client:
+def test_a_view_that_needs_all_of_an_input_leaves_the_others_their_keys() -> None:
+    queries = {"by key": "SELECT k, max(v) AS s FROM t GROUP BY k", "all": "SELECT DISTINCT v + 1 AS w FROM t"}
+    with requests_by_key(), persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client:
         t = client.create_or_load("t", key={"k": pa.int64()}, value={"v": pa.int64()})
         t.write([((i, i % 7), 0, 1) for i in range(1000)], seal=1).result()
         views = [client.create_view(name, sql) for name, sql in queries.items()]
         for view in views:
             view.refresh()
             view.close()
-        t.write([((3, 3), 1, -1), ((3, 4), 1, 1)], seal=2).result()
+        t.write([((3, 3), 1, -1), ((3, 14), 1, 1)], seal=2).result()
         with open_together(views) as together:
-            told = [line for line in together.explain_refresh().splitlines() if line.startswith("read t")]
-            assert [re.sub(r"[\d,]+ (of [\d,]+ )?bytes", "bytes", line) for line in told] == [
-                "read t for by key: bytes of changes, and of the past what touched keys hold, by k, bytes",
-                "read t for all: bytes of changes, and all of the past, bytes",
+            lines = [line for line in together.explain_refresh().splitlines() if line.startswith("read t")]
+            assert [re.sub(r"[\d,]+ bytes", "bytes", line) for line in lines] == [
+                "read t: what 1 keys of (k) held, about bytes",
+                "read t: all that it held, about bytes",
             ]
             together.refresh()
-        assert sorted(views[0].snapshot().to_arrow()["s"].to_pylist())[-1] == 6
-        assert views[1].snapshot().to_arrow()["w"].to_pylist() == [*range(1, 8)]
-
-
-def test_keys_are_looked_for_in_what_is_read_in_any_case_however_much_that_is(client: persist.Client) -> None:
-    ids = range(80_000)
-    lines = pa.table({"o": [n // 2 for n in ids], "p": ids, "q": [n % 7 for n in ids]})
-    client.write("lines", lines, key=["o", "p"], timeline=None, time=0, seal=1).result()
-    orders = pa.table({"o": ids[:40_000], "day": [n % 9 for n in ids[:40_000]]})
-    client.write("orders", orders, key=["o"], timeline=None, time=0, seal=1).result()
-    parts = pa.table({"p": ids, "name": [n % 5 for n in ids]})
-    client.write("parts", parts, key=["p"], timeline=None, time=0, seal=1).result()
-    query = "SELECT name, day, sum(q) AS n FROM lines JOIN orders USING (o) JOIN parts USING (p) GROUP BY name, day"
-    view = client.create_view("v", query, indexes="auto")
-    view.refresh()
-    view.close()
-    with client.multi_write() as multi:
-        for o in range(5, 40_000, 1000):
-            multi.write(client.load("orders"), [((o, o % 9), 1, -1), ((o, 9), 1, 1)])
-        for name in ("lines", "orders", "parts"):
-            multi.seal(client.load(name), 2)
-    told = {line.split(":")[0]: line for line in view.explain_refresh().splitlines() if line.startswith("read ")}
-    assert "what touched keys hold, by o" in told["read lines"]
-    assert "what touched keys hold, by p" in told["read parts"]
-    view.refresh()
-    with client.sql(query) as wanted:
-        assert sorted(map(str, wanted.to_arrow().to_pylist())) == sorted(
-            map(str, view.snapshot().to_arrow().to_pylist())
-        )
-
-
-def test_of_what_changed_a_correlated_average_asks_only_for_what_a_filter_of_the_other_table_passes(
-    client: persist.Client,
-) -> None:
-    ids = range(60_000)
-    lines = pa.table({"n": ids, "p": [n % 20_000 for n in ids], "q": [n % 7 for n in ids]})
-    client.write("lines", lines, key=["n"], timeline=None, time=0, seal=1).result()
-    parts = pa.table({"p": ids[:20_000], "brand": [n % 1000 for n in ids[:20_000]]})
-    client.write("parts", parts, key=["p"], timeline=None, time=0, seal=1).result()
-    mean = "(SELECT avg(q) FROM lines AS l WHERE l.p = parts.p)"
-    query = f"SELECT sum(q) AS s FROM lines JOIN parts USING (p) WHERE brand = 5 AND q < {mean}"
-    view = client.create_view("v", query, indexes="auto")
-    view.refresh()
-    view.close()
-    with client.multi_write() as multi:
-        for n in range(5, 60_000, 1501):
-            multi.write(client.load("lines"), [((n, (n % 20_000, n % 7)), 1, -1), ((n, (n % 20_000, 9)), 1, 1)])
-        for name in ("lines", "parts"):
-            multi.seal(client.load(name), 2)
-    with steps_that_always_pay():
-        [told] = [line for line in view.explain_refresh().splitlines() if line.startswith("read lines")]
-        view.refresh()
-    read, held = (int(number.replace(",", "")) for number in re.findall(r"([\d,]+) of ([\d,]+) bytes", told)[0])
-    assert 4 * read < held
-    with client.sql(query) as wanted:
-        assert wanted.to_arrow().to_pylist() == view.snapshot().to_arrow().to_pylist()
+        assert sorted(views[0].snapshot().to_arrow()["s"].to_pylist())[-1] == 14
+        assert views[1].snapshot().to_arrow()["w"].to_pylist() == [*range(1, 8), 15]
 
 
 @pytest.mark.thorough
@@ -167,7 +112,7 @@ def test_random_queries_refreshed_in_turns_have_the_answers_of_duckdb(block: int
 def tried(seed: int) -> bool:
     """Check the query of a seed; return whether there was one of which a step was taken."""
     try:
-        return "step" in check_in_turns(Grammar(seed).query(), changes(seed, steps=5, size=4), seed)
+        return "part" in check_in_turns(Grammar(seed).query(), changes(seed, steps=5, size=4), seed)
     except InvalidUsage:
         return False
     except Exception as error:
@@ -212,36 +157,43 @@ def held(view: persist.View) -> dict[int, tuple[int, int]]:
     return {row["g"]: (row["n"], int(row["total"])) for row in view.snapshot().to_arrow().to_pylist()}
 
 
-def test_a_new_handle_takes_a_step_that_reads_what_has_to_do_with_what_changed(client: persist.Client) -> None:
+def test_a_new_handle_reads_what_the_keys_of_changes_held(client: persist.Client) -> None:
     client.create_view("totals", JOINED).refresh()
     change(client, 1, 5, 700)
     view = client.view("totals")
-    with steps_that_always_pay():
+    with requests_by_key():
         explained = view.explain_refresh()
+        assert not view.is_open
         view.refresh()
+    assert way_of(view) == "part"
+    assert held(view) == totals(client)
+    assert explained.startswith("computed here, reads changes, and what their keys held")
+    assert "read facts" not in explained  # The view shows what the groups were.
+    assert "read dims: what 2 keys of (d) held" in explained
+    assert "output totals: what 2 keys of (g) held" in explained
+
+
+def test_a_handle_keeps_what_it_requested_and_reads_it_once(client: persist.Client) -> None:
+    client.create_view("totals", JOINED).refresh()
+    view = client.view("totals")
+    with requests_by_key():
+        for time in range(1, 4):
+            change(client, time, 8)
+            view.refresh()
+            assert view.live.running is not None
+            assert view.live.running.partial is not None
+            assert bool(view.live.running.partial.readings) == (time == 1)  # These facts are of one dimension.
+            assert held(view) == totals(client)
+    assert "this handle keeps what it read" in view.explain_refresh()
+
+
+def test_a_handle_that_keeps_more_than_its_budget_lets_go_of_it(client: persist.Client) -> None:
+    client.create_view("totals", JOINED).refresh()
+    view = client.view("totals", memory_budget=100)
+    change(client, 1, 8)
+    view.refresh()
     assert not view.is_open
     assert held(view) == totals(client)
-    assert explained.startswith("by a step of ")
-    assert "of what touched keys hold" in explained
-    assert "read facts: " in explained
-    assert "nothing of the past" in explained  # The view tells what the groups were.
-    assert "read dims: 0 bytes of changes, and of the past what touched keys hold, by d" in explained
-
-
-def test_a_handle_opens_its_state_once_its_steps_have_taken_as_long(
-    client: persist.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("persist.compute.dataflow.step.choosing.OPEN_S", 0.16)
-    client.create_view("totals", JOINED).refresh()
-    view, is_open = client.view("totals"), []
-    for time in range(1, 7):
-        change(client, time, 8)
-        view.refresh()
-        is_open.append(view.is_open)
-        assert held(view) == totals(client)
-    assert is_open == sorted(is_open)
-    assert (is_open[0], is_open[-1]) == (False, True)
-    assert "this handle has its state" in view.explain_refresh()
 
 
 def turn(client: persist.Client, time: int, *keys: int) -> None:
@@ -253,12 +205,11 @@ def turn(client: persist.Client, time: int, *keys: int) -> None:
 
 
 def read_of_facts(view: persist.View) -> int:
-    """Return how many bytes of the past of the facts the next step reads, as it says itself."""
-    with steps_that_always_pay():
-        [told] = [line for line in view.explain_refresh().splitlines() if line.startswith("read facts")]
-    held = re.search(r"([\d,]+) of [\d,]+ bytes|all of the past, ([\d,]+)", told)
-    assert held is not None, told
-    return int((held[1] or held[2]).replace(",", ""))
+    """Return how many bytes of the past of the facts a cold refresh reads, as it says itself."""
+    view.close()
+    with requests_by_key():
+        lines = [line for line in view.explain_refresh().splitlines() if line.startswith("read facts")]
+    return sum(int(line.split("about ")[1].split()[0].replace(",", "")) for line in lines)
 
 
 def grouped(client: persist.Client) -> dict[int, tuple[int, int]]:
@@ -276,18 +227,18 @@ def grouped(client: persist.Client) -> dict[int, tuple[int, int]]:
 def test_a_step_finds_the_facts_of_a_dimension_by_an_index(
     client: persist.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.compute.dataflow.step.reading.MISSED_BYTES", 0)
-    monkeypatch.setattr("persist.compute.dataflow.step.reading.INDEXED_ROWS", 2000)
+    monkeypatch.setattr("persist.compute.dataflow.running.refreshed.INDEX_BYTES", 0)
+    monkeypatch.setattr("persist.compute.dataflow.ports.past.INDEXED_ROWS", 2000)
     client.create_view("totals", JOINED).refresh()
     turn(client, 1, 7)
     view = client.view("totals")
     without = read_of_facts(view)
-    with steps_that_always_pay():
+    with requests_by_key():
         assert "an index would save about" in view.explain_refresh()
         assert "bytes: facts.index('d')" in view.explain_refresh()
     client.load("facts").index("d")
     assert read_of_facts(view) < without / 4
-    with steps_that_always_pay():
+    with requests_by_key():
         assert "an index would save" not in view.explain_refresh()
         view.refresh()
         assert held(view) == grouped(client)
@@ -324,7 +275,7 @@ def test_a_view_makes_the_indexes_that_its_steps_want(client: persist.Client) ->
         client.create_view("other", JOINED, indexes="all")  # type: ignore[arg-type]
 
 
-def test_tasks_find_records_by_several_indexes_and_give_each_once(client: persist.Client) -> None:
+def test_records_are_found_by_several_indexes(client: persist.Client) -> None:
     regions = client.create_or_load("regions", key={"r": int}, value={"name": str})
     regions.write([((r, f"r{r}"), 0, 1) for r in range(100)], seal=1).result()
     query = "SELECT id, g, name FROM facts JOIN dims USING (d) JOIN regions ON amount = r"
@@ -335,8 +286,8 @@ def test_tasks_find_records_by_several_indexes_and_give_each_once(client: persis
     regions.upsert([(5, "other"), (7, "another")], time=1).result()
     regions.seal(2).result()
     turn(client, 1, 35, 49, 7)  # Facts of the first two are of the regions that change, too.
-    with indexes_that_always_pay():
-        stepped(view, partitions=2, seed=1, looks_up=True)
+    with indexes_that_always_pay(), requests_by_key():
+        view.refresh()
     assert view.upper == persist.Antichain(2)
     with client.sql(query) as wanted:
         assert Counter(tuple(row.values()) for row in wanted.to_arrow().to_pylist()) == Counter(
@@ -344,18 +295,16 @@ def test_tasks_find_records_by_several_indexes_and_give_each_once(client: persis
         )
 
 
-def test_a_refresh_that_only_seals_opens_no_state(client: persist.Client) -> None:
+def test_a_refresh_that_only_seals_reads_nothing(client: persist.Client) -> None:
     client.create_view("totals", JOINED).refresh()
     for collection in ("facts", "dims"):
         client.load(collection).seal(5).result()
     view = client.view("totals")
-    with steps_that_always_pay():
-        assert view.refresh() == persist.Antichain(5)
-    assert not view.is_open
+    assert view.refresh() == persist.Antichain(5)
+    assert view.live.running is not None
+    assert view.live.running.partial is not None
+    assert view.live.running.partial.readings == []
     assert held(view) == totals(client)
-    for _ in range(5):  # To look time and again is cheaper with state.
-        assert view.refresh() == persist.Antichain(5)
-    assert view.is_open
 
 
 def test_a_refresh_that_must_not_recompute_names_the_operator_that_would(client: persist.Client) -> None:
@@ -365,7 +314,7 @@ def test_a_refresh_that_must_not_recompute_names_the_operator_that_would(client:
     view.refresh()
     view.close()
     change(client, 1, 99)
-    with pytest.raises(WouldRecompute, match=r"%\d+ reduce\[by .*top.* needs all of read facts"):
+    with pytest.raises(WouldRecompute, match=r"all of read facts is needed, by "):
         view.refresh(policy="incremental")
     assert view.upper == persist.Antichain(1)
     view.open_state()
@@ -376,12 +325,16 @@ def test_a_refresh_that_must_not_recompute_names_the_operator_that_would(client:
         view.refresh(policy="full")  # type: ignore[arg-type]
 
 
-def test_a_refusal_to_recompute_names_an_operator_where_several_need_all(client: persist.Client) -> None:
+def test_a_correlated_count_requests_the_rows_that_it_is_correlated_with(client: persist.Client) -> None:
     counted = "SELECT id, (SELECT count(*) FROM facts y WHERE y.amount = x.amount) AS n FROM facts x"
     client.create_view("counted", counted).refresh()
     change(client, 1, 99)
-    with pytest.raises(WouldRecompute, match=r"%\d+ .* needs all of read facts"):
-        client.view("counted").refresh(policy="incremental")
+    view = client.view("counted")
+    view.refresh(policy="incremental")
+    with client.sql(counted) as wanted:
+        assert sorted(map(str, wanted.to_arrow().to_pylist())) == sorted(
+            map(str, view.snapshot().to_arrow().to_pylist())
+        )
 
 
 def test_a_row_that_a_step_fails_on_is_named_and_the_view_stays(client: persist.Client) -> None:
@@ -389,18 +342,18 @@ def test_a_row_that_a_step_fails_on_is_named_and_the_view_stays(client: persist.
     view.refresh()
     view.close()
     client.load("facts").write([((FACTS, (1, 5000)), 1, 1)], seal=2).result()
-    with steps_that_always_pay(), pytest.raises(OperatorFailed, match=str(FACTS)):
+    with requests_by_key(), pytest.raises(OperatorFailed, match=str(FACTS)):
         view.refresh()
     assert view.upper == persist.Antichain(1)
     client.load("facts").write([((FACTS, (1, 5000)), 2, -1)], seal=3).result()
-    with steps_that_always_pay():
+    with requests_by_key():
         view.refresh()
     assert view.upper == persist.Antichain(3)
 
 
 def test_several_clients_that_step_a_view_at_once_write_it_once(client: persist.Client) -> None:
     client.create_view("totals", JOINED).refresh()
-    with steps_that_always_pay(), ThreadPoolExecutor(3) as threads:
+    with requests_by_key(), ThreadPoolExecutor(3) as threads:
         clients = [persist.open(client.url, settings=QUIET) for _ in range(3)]
         for time in range(1, 5):
             change(client, time, 3)

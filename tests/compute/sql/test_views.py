@@ -725,6 +725,8 @@ def test_what_a_view_keeps_beyond_its_memory_budget_is_in_files(client: persist.
     with open_together([client.view("small"), client.view("large")], **given) as together:
         together.refresh()
         assert _spilled(together) > 1 << 20
+    small.open_state()
+    large.open_state()
     for time in range(1, 4):
         facts.write([((rows_ - time, (((rows_ - time) % 7), rows_ - time)), time, -1)], seal=time + 1).result()
         small.refresh()

@@ -1,4 +1,4 @@
-"""A query as a view that steps and open handles refresh in random turns, against the same query in DuckDB."""
+"""A query as a view that cold and open handles refresh in random turns, against the same query in DuckDB."""
 
 import random
 import uuid
@@ -10,7 +10,6 @@ import pytest
 
 import persist
 from persist import View
-from persist.compute.dataflow.step.planning import StepPlan
 from persist.compute.sql.types import to_arrow
 from persist.sql import open_together
 from tests.compute.index.always import indexes_that_always_pay
@@ -20,19 +19,10 @@ QUIET = persist.Settings(background=False)
 
 
 @contextmanager
-def steps_that_always_pay(*, look_far: bool = True) -> Iterator[None]:
-    """Let a handle without state take steps whatever they read: tables of tests are small.
-
-    Args:
-        look_far: look for all keys; otherwise for those that are new in what is read, and take others from these.
-    """
+def requests_by_key(*, small_bytes: int = -1) -> Iterator[None]:
+    """Let refreshes request the keys of changes however small an input is: tables of tests are."""
     with pytest.MonkeyPatch.context() as constants:
-        constants.setattr("persist.compute.dataflow.step.choosing.OPEN_S", 1e12)
-        constants.setattr("persist.compute.dataflow.step.planning.WORTH", 1 << 40)
-        constants.setattr("persist.compute.dataflow.step.planning.SMALL_BYTES", 0)
-        constants.setattr("persist.compute.dataflow.step.planning.TELLS", 0)
-        if not look_far:
-            constants.setattr(StepPlan, "told_bytes", lambda step, wanted: 1)
+        constants.setattr("persist.compute.dataflow.ports.past.SMALL_BYTES", small_bytes)
         yield
 
 
@@ -40,14 +30,14 @@ def check_in_turns(sql: str, steps: list[Changes], seed: int) -> list[str]:
     """Raise AssertionError unless a view has DuckDB's answer at every time; return who refreshed it each time.
 
     Some refreshes take in several times. Between them inputs may be compacted, handles opened and closed, and indexes
-    of the inputs made, refreshed and dropped. Steps look records up in them wherever they can. Most views keep what
+    of the inputs made, refreshed and dropped. Refreshes look records up in them wherever they can. Most views keep what
     their groups are (`persist.compute.sql.groups`).
     """
     chance, ways = random.Random(seed), list[str]()
     indexing = random.Random(seed + 1)  # By itself: so a seed is the query and the ways that it always was.
     wants: list[Counter[Row]] = []
     with (
-        steps_that_always_pay(look_far=bool(random.Random(seed + 2).getrandbits(1))),
+        requests_by_key(small_bytes=random.Random(seed + 2).choice([-1, -1, 500])),
         indexes_that_always_pay(),
         persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client,
     ):
@@ -69,7 +59,7 @@ def check_in_turns(sql: str, steps: list[Changes], seed: int) -> list[str]:
                 view = client.create_view("v", sql, indexes=indexing.choice([None, "auto", "auto"]))
             elif chance.random() < 0.3:
                 continue
-            wanted = "step" if len(ways) == 1 else chance.choice(["step", "step", "state", "as it is"])
+            wanted = "cold" if len(ways) == 1 else chance.choice(["cold", "cold", "state", "as it is", "as it is"])
             ways.append(refreshed(view, wanted))
             begun = view.since.time or 0
             for as_of in range(begun, time + 1):
@@ -84,10 +74,10 @@ def check_in_turns(sql: str, steps: list[Changes], seed: int) -> list[str]:
 
 
 def check_together(queries: list[str], steps: list[Changes], seed: int) -> None:
-    """Raise AssertionError unless views that one step refreshes have DuckDB's answers each time."""
+    """Raise AssertionError unless views that one commit refreshes have DuckDB's answers each time."""
     chance = random.Random(seed)
     with (
-        steps_that_always_pay(look_far=chance.random() < 0.5),
+        requests_by_key(small_bytes=chance.choice([-1, 500])),
         persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client,
     ):
         duck, state = Duck(TABLES), {name: Counter[Row]() for name in TABLES}
@@ -109,7 +99,7 @@ def check_together(queries: list[str], steps: list[Changes], seed: int) -> None:
                 ]
             with open_together(views) as together:
                 together.refresh()
-                assert time == 0 or not together.is_open, together.explain_refresh()
+                assert time == 0 or (together.running is not None and together.running.partial is not None)
             for sql, view in zip(queries, views, strict=True):
                 have, want = contents(view, time), duck.answer(sql)
                 assert have == want, f"as of {time}, {sql}\nDuckDB: {want - have}\nthis:   {have - want}"
@@ -158,14 +148,21 @@ def index_at_random(table: persist.Collection, chance: random.Random) -> None:
 
 
 def refreshed(view: View, wanted: str) -> str:
-    """Refresh a view by a step, with state, or as it is; return which of the two it was."""
-    if wanted == "step":
+    """Refresh a view cold, with state, or as it is; return whether its sources were read whole or in part."""
+    if wanted == "cold":
         view.close()
     if wanted == "state":
         view.open_state()
     else:
         view.refresh()
-    return "state" if view.is_open else "step"
+    return way_of(view)
+
+
+def way_of(view: View) -> str:
+    """Return what a handle keeps: "state" is all of it, "part" is what was requested."""
+    running = view.live.running
+    assert running is not None
+    return "state" if running.partial is None else "part"
 
 
 def contents(view: View, as_of: int) -> Counter[Row]:

@@ -218,13 +218,13 @@ def compact(spark: SparkSession, location: str, storage: Storage) -> dict[str, A
 
 
 def step(spark: SparkSession, location: str, storage: Storage, where: Any) -> str:
-    """Refresh the view `v`; return which way was taken."""
+    """Refresh the view `v`; return where it was computed."""
     with persist.open(location, storage_options=storage) as client:
-        return persist.spark.refresh(client.view("v"), spark, where=where, storage_options=storage).way
+        return persist.spark.refresh(client.view("v"), spark, where=where, storage_options=storage).where
 
 
 def step_stalling(spark: SparkSession, location: str, storage: Storage, *, folder: str) -> str:
-    """Bring a program up to date, of which one task stalls before it has stored anything; return which way it took."""
+    """Bring a program up to date, of which one task stalls before it has stored anything; return what it read."""
 
     def passes(_: Any) -> bool:
         if os.path.exists(os.path.join(folder, "may stall")) and TaskContext.get() is not None:

@@ -55,7 +55,7 @@ def test_a_client_of_spark_connect_steps_a_view(client: Driver, tmp_path: Path) 
         c = other.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
         c.write([((k, str(k)), 0, 1) for k in range(2000)], seal=1).result()
         view = other.create_view("v", "SELECT k % 10 AS ends, count(*) AS n FROM c GROUP BY ALL")
-        assert client.call("step", location=location, storage=storage, where="tasks") == "step"
+        assert client.call("step", location=location, storage=storage, where="tasks") == "tasks"
         c.write([((7, "7"), 1, -1)], seal=2).result()
-        assert client.call("step", location=location, storage=storage, where="tasks") == "step"
+        assert client.call("step", location=location, storage=storage, where="tasks") == "tasks"
         assert sorted(view.snapshot().rows()) == [(n, 200 - (n == 7)) for n in range(10)]

@@ -39,13 +39,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.large_groups import CHANGE_ROWS, LARGE_ROWS
 from persist.compute.dataflow.operators.linear import Shape, compiled
-from persist.compute.dataflow.operators.operators import Arrangement, Operator, Position
+from persist.compute.dataflow.operators.operators import Operator, Position
 from persist.compute.dataflow.plan.plan import Join
 from persist.compute.dataflow.plan.stages import Filter, Map
 from persist.compute.dataflow.state.ranked import Order, Ranked, has_rank
-from persist.compute.dataflow.updates.batch import key_hashes, products
+from persist.compute.dataflow.updates.batch import Keys, key_hashes, products
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
 from persist.core.expression.evaluation import factored_conjuncts, type_of
@@ -88,19 +89,23 @@ class Path:
 
 
 class JoinOperator(Operator):
-    """A join of as many inputs as there are paths."""
+    """A join of as many inputs as there are paths.
+
+    Attributes:
+        paths: what a change of each input does.
+    """
 
     may_rest = True
 
     def __init__(self, at: Position, paths: Sequence[Path], shape: Shape, *, null_equals: bool) -> None:
         super().__init__(at)
-        self._paths = paths
+        self.paths = paths
         self._shape = shape
         self._null_equals = null_equals
 
     def run(self) -> None:
         parts = []
-        for path in self._paths:
+        for path in self.paths:
             if path.start.new is not None:
                 rows = self._followed(path, path.start.new)
                 if rows is not None:
@@ -111,11 +116,39 @@ class JoinOperator(Operator):
         updates = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         self.out = self._shape(updates)
 
-    def looked_up(self, step: Step, hashes: Ints, keys: Ints) -> tuple[Ints, Ints]:
+    def looked_up(self, step: Step, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
         """Return what a step finds: for each row the number of its key."""
-        return step.arrangement.lookup(hashes, keys, has_new=step.has_new)
+        return step.arrangement.lookup(hashes, keys, has_new=has_new)
 
-    def _followed(self, path: Path, new: Ints) -> Ints | None:
+    def computed(self, keys: Keys | None) -> Ints:
+        path, own = self.path_of(keys)
+        rows = path.start.contents(own)
+        batch = np.concatenate((np.zeros((1, rows.shape[1]), np.int64), rows))
+        joined = self._followed(path, batch, has_new=False)
+        if joined is None:
+            joined = np.empty((len(path.picks) + batch.shape[0] - path.start.layout.words - 1, 0), np.int64)
+        made = self._shape(joined)
+        return made if keys is None else made[:, keys.selects(made)]
+
+    def path_of(self, keys: Keys | None) -> tuple[Path, Keys | None]:
+        """Return the path whose input has most of the columns of keys, and the keys by the columns of its start.
+
+        Without keys, it is the path that begins at an input that is small, if there is one.
+        """
+        if keys is None:
+            return max(self.paths, key=lambda path: path.start.inputs[0].is_small), None
+        below, _ = keys.traced(self.origins)
+        best: tuple[int, Path, Keys | None] = (0, self.paths[0], None)
+        for path in self.paths if below is not None else ():
+            assert below is not None
+            places = tuple(place if place < path.start.layout.words else None for place in path.picks)
+            own, _ = below.traced(places)
+            count = 0 if own is None else sum(path.start.origins[column] is not None for column in own.columns)
+            if count > best[0]:
+                best = count, path, own
+        return best[1:]
+
+    def _followed(self, path: Path, new: Ints, *, has_new: bool = True) -> Ints | None:
         layout = path.start.layout
         words, times, diffs = new[1 : 1 + layout.words], layout.times(new), new[-1]
         for step in path.steps:
@@ -133,7 +166,7 @@ class JoinOperator(Operator):
                 # Look-ups of ascending hashes are faster, and pay for the sort of many rows.
                 order = hashes.argsort(kind="stable")
                 hashes, keys = hashes.take(order), keys.take(order, axis=1, mode="clip")
-            numbers, rows = self.looked_up(step, hashes, keys)
+            numbers, rows = self.looked_up(step, hashes, keys, has_new=has_new and step.has_new)
             if not len(numbers):
                 return None
             if order is not None:
@@ -292,7 +325,7 @@ class BoundedJoin(JoinOperator):
 
     def __init__(self, *given: Any, terms: Sequence[Term], domain: Domain, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._left, self._bound = (path.start for path in self._paths)
+        self._left, self._bound = (path.start for path in self.paths)
         schema = self._left.schema
         kind = type_of(terms[0], schema, self.title)
         every = [("_k", Col("_k")), *((name, Col(name)) for name in schema.names)]
@@ -320,11 +353,11 @@ class BoundedJoin(JoinOperator):
             for *record, _, diff in self._ordered(left[1:]).T.tolist():
                 self._ranked.add(tuple(record), diff)
 
-    def looked_up(self, step: Step, hashes: Ints, keys: Ints) -> tuple[Ints, Ints]:
+    def looked_up(self, step: Step, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
         if self._between is None or step.arrangement is not self._left:
-            return super().looked_up(step, hashes, keys)
+            return super().looked_up(step, hashes, keys, has_new=has_new)
         rows = self._between
-        if step.has_new and self._left.new is not None:
+        if has_new and self._left.new is not None:
             rows = np.concatenate((rows, self._left.new), axis=1)
         count = rows.shape[1]
         return np.arange(len(hashes)).repeat(count), np.tile(rows, (1, len(hashes)))

@@ -8,9 +8,8 @@ So whatever it gives is right for its time, and at its time.
 Within a pass all inputs of the dataflow have the same view of time, so no message about progress ever travels: the
 frontier of an operator is the meet of those of what it reads.
 
-An arrangement is the complete updates of a collection, indexed by key, for all operators that use this key. In each
-pass it takes what has become ready as one new batch. Readers see the batch and, apart from it, the spine of all
-before. Each reader says from which frontier on it will compare times; the arrangement compacts up to the meet of these.
+**Two functions.** `run` gives what is new of an operator's output. `contents` gives what the output held before this
+pass, for some keys or for all: what partial arrangements request (`persist.compute.dataflow.operators.arrangement`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +21,12 @@ import pyarrow as pa
 
 from persist.compute.dataflow.operators.linear import Shape
 from persist.compute.dataflow.plan.draft import Captured, Probed, to_table
-from persist.compute.dataflow.state.spine import Allocate, Spine
-from persist.compute.dataflow.updates.batch import Layout, matches, to_batch, uncancelled
+from persist.compute.dataflow.updates.batch import (
+    Keys,
+    Layout,
+    to_batch,
+    uncancelled,
+)
 from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, beyond, meet_of
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Coordinates, as_given
@@ -58,6 +61,8 @@ class Operator:
         rounds: the iterations that are under way, outermost first.
         out: what it gave in this pass; None for nothing.
         moves_times: it may give, of what it takes, updates of later times.
+        origins: of each word of the output, the word that it copies of what the operator's last stages are applied to.
+        stored: reads the contents of the output from a collection.
         given_out, seconds: updates that it gave, and the time that it took, in all passes.
     """
 
@@ -75,6 +80,8 @@ class Operator:
         self.moves_times = False
         self.given_out = 0
         self.seconds = 0.0
+        self.origins: tuple[int | None, ...] = ()
+        self.stored: Request | None = None
 
     def advance(self) -> None:
         """Take the frontier over from the inputs."""
@@ -89,6 +96,22 @@ class Operator:
 
     def settle(self) -> None:
         """After a pass: let what is kept be compacted."""
+
+    def contents(self, keys: Keys | None) -> Ints:
+        """Return what the output held before this pass, for some keys or all: updates of words, a time and diffs.
+
+        Cost: what the operators below have to read for these keys. There may be several updates of one record.
+        """
+        return self.computed(keys) if self.stored is None else self.stored(keys)
+
+    def computed(self, keys: Keys | None) -> Ints:
+        """Do what `contents` does, from the contents of the inputs."""
+        raise NotImplementedError(f"{self.title} keeps what nobody can read again")
+
+    @property
+    def is_small(self) -> bool:
+        """Whether all contents cost no more to read than those of a few keys."""
+        return False
 
     def ready(self, times: Ints) -> Flags:
         """Return which times are complete here by now."""
@@ -154,6 +177,26 @@ class Operator:
         return parts[0] if parts else None
 
 
+Request = Callable[[Keys | None], Ints]
+
+
+def requested(inputs: Sequence[Operator], keys: Keys | None, origins: Sequence[int | None], shape: Shape) -> Ints:
+    """Return the contents of an input after some stages, for some keys of the result.
+
+    Args:
+        origins: of each column of the result, the column of the input that it copies.
+        shape: the stages.
+    """
+    if keys is None:
+        return shape(inputs[0].contents(None))
+    if inputs[0].is_small:
+        below, is_same = None, False
+    else:
+        below, is_same = keys.traced(origins)
+    rows = shape(inputs[0].contents(below))
+    return rows if is_same else rows[:, keys.selects(rows)]
+
+
 PIECE_ROWS = 1 << 17  # Some 60 MiB of updates of sums of floats.
 
 
@@ -188,11 +231,15 @@ class StashingOperator(Operator):
         if self.is_last_reader:
             for source in self.inputs:
                 source.out = None  # It goes with this frame, before anything is sorted.
-        if given is None or not self._adds_up or given.shape[1] <= PIECE_ROWS:
-            return None if given is None else self.shape(given)
-        given = given[:, uncancelled(given)]  # A piece does not see that another one takes a record back.
-        starts = range(0, max(1, given.shape[1]), PIECE_ROWS)
-        pieces = [to_batch(self.shape(given[:, start : start + PIECE_ROWS]), self.layout)[1:] for start in starts]
+        return None if given is None else self.with_shape(given)
+
+    def with_shape(self, updates: Ints) -> Ints:
+        """Return updates after what is done to them first."""
+        if not self._adds_up or updates.shape[1] <= PIECE_ROWS:
+            return self.shape(updates)
+        updates = updates[:, uncancelled(updates)]  # A piece does not see that another one takes a record back.
+        starts = range(0, max(1, updates.shape[1]), PIECE_ROWS)
+        pieces = [to_batch(self.shape(updates[:, start : start + PIECE_ROWS]), self.layout)[1:] for start in starts]
         return np.concatenate(pieces, axis=1)
 
     def taken(self) -> Ints | None:
@@ -230,7 +277,19 @@ class StashingOperator(Operator):
 
 
 class EntryOperator(Operator):
-    """Where updates come in from outside: an input, or a source. Its owner sets `out` and `frontier`."""
+    """Where updates come in from outside: an input, or a source. Its owner sets `out` and `frontier`.
+
+    Attributes:
+        has_few: whether what it holds is read whole whatever is requested.
+    """
+
+    def __init__(self, at: Position) -> None:
+        super().__init__(at)
+        self.has_few: Callable[[], bool] = lambda: False
+
+    @property
+    def is_small(self) -> bool:
+        return self.has_few()
 
     def advance(self) -> None:
         pass
@@ -252,6 +311,13 @@ class LinearOperator(Operator):
         given = self.inputs[0].out
         self.out = None if given is None or not given.shape[1] else self.shape(given)
 
+    def computed(self, keys: Keys | None) -> Ints:
+        return requested(self.inputs, keys, self.origins, self.shape)
+
+    @property
+    def is_small(self) -> bool:
+        return self.inputs[0].is_small
+
 
 class ConcatOperator(Operator):
     """All updates of all inputs."""
@@ -260,6 +326,14 @@ class ConcatOperator(Operator):
 
     def run(self) -> None:
         self.out = self.given()
+
+    def computed(self, keys: Keys | None) -> Ints:
+        parts = [operator.contents(keys) for operator in self.inputs]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    @property
+    def is_small(self) -> bool:
+        return all(operator.is_small for operator in self.inputs)
 
 
 class SealedWithOperator(ConcatOperator):
@@ -281,6 +355,13 @@ class ConsolidateOperator(StashingOperator):
     def run(self) -> None:
         batch = self.taken()
         self.out = None if batch is None else batch[1:]
+
+    def computed(self, keys: Keys | None) -> Ints:
+        return self.inputs[0].contents(keys)
+
+    @property
+    def is_small(self) -> bool:
+        return self.inputs[0].is_small
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
         return [(words, self._schema) for words in self.waiting_words()]
@@ -356,93 +437,3 @@ def shown_by(
             ) from error
 
     return shown
-
-
-ReaderFrontier = Callable[[], Antichain]
-
-
-class Arrangement(StashingOperator):
-    """A spine, and the batch of this pass.
-
-    Attributes:
-        new: the updates that became ready in this pass or iteration, or None.
-        spine: all before.
-    """
-
-    def __init__(
-        self,
-        at: Position,
-        layout: Layout,
-        shape: Shape,
-        schema: pa.Schema,
-        allocate: Allocate,
-        *,
-        adds_up: bool = False,
-    ) -> None:
-        super().__init__(at, layout, shape, adds_up=adds_up)
-        self.spine = Spine(layout, allocate)
-        self.new: Ints | None = None
-        self.schema = schema
-        self._readers: list[ReaderFrontier] = []
-        self._is_needed = True
-        self._restored: tuple[Ints, int] | None = None
-
-    def read_from(self, frontier: ReaderFrontier) -> None:
-        """Take note of a reader: it compares times with those beyond its frontier only."""
-        self._readers.append(frontier)
-
-    def restore(self, updates: Ints, at: int) -> None:
-        """Take updates, in the next pass, for what comes of the input up to a time."""
-        self._restored = updates, at
-
-    def shaped(self) -> Ints | None:
-        arrived = super().shaped()
-        if self._restored is None:
-            return arrived
-        (updates, at), self._restored = self._restored, None
-        if arrived is None:
-            return updates
-        return np.concatenate((updates, arrived[:, arrived[self.layout.words] > at]), axis=1)
-
-    def run(self) -> None:
-        self._keep()  # What is new in the iteration before.
-        self.new = self.taken()
-        self.out = None if self.new is None else self.new[1:]
-
-    def settle(self) -> None:
-        since = meet_of([read() for read in self._readers]) if self._readers else self.spine.since
-        if since is not self.spine.since:
-            if since.is_empty:
-                # Nobody will ever look anything up here again.
-                self.spine, self.new, self._is_needed = Spine(self.layout), None, False
-            else:
-                self.spine.advance(since)
-        self._keep()
-
-    def _keep(self) -> None:
-        if self.new is not None:
-            if self._is_needed:
-                self.spine.insert(self.new)
-            self.new = None
-
-    def lookup(self, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
-        """Return the updates of keys: the number of the key and the row, for each; with those of this pass, or not."""
-        numbers, rows = self.spine.lookup(hashes, keys)
-        if has_new and self.new is not None:
-            others, more = _in_batch(hashes, keys, self.new)
-            if len(others):
-                numbers, rows = np.concatenate((numbers, others)), np.concatenate((rows, more), axis=1)
-        return numbers, rows
-
-    def live(self) -> list[tuple[Ints, pa.Schema]]:
-        chunks = [batch[1 : 1 + self.layout.words] for batch in self.spine.batches()]
-        chunks += [] if self.new is None else [self.new[1 : 1 + self.layout.words]]
-        return [(words, self.schema) for words in [*chunks, *self.waiting_words()]]
-
-    def bytes(self) -> int:
-        return self.spine.bytes
-
-
-def _in_batch(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
-    ones, others = matches(hashes, keys, batch)
-    return ones, batch.take(others, axis=1)

@@ -22,13 +22,15 @@ import itertools
 import numpy as np
 import pyarrow as pa
 
+from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.few_groups import Record, Values, closed, corrections, plain_rows
 from persist.compute.dataflow.operators.large_groups import LARGE_ROWS, LargeGroups, Ranking
 from persist.compute.dataflow.operators.linear import Shape
 from persist.compute.dataflow.operators.logic import KeysOf, Logic, Result
-from persist.compute.dataflow.operators.operators import PIECE_ROWS, Arrangement, Operator, Position
+from persist.compute.dataflow.operators.operators import PIECE_ROWS, Operator, Position
+from persist.compute.dataflow.operators.versions import number_moments, rows_of_keys, rows_of_others, split_versions
 from persist.compute.dataflow.state.spine import Allocate, Spine
-from persist.compute.dataflow.updates.batch import Layout, distinct_keys, key_hashes, starts_of, to_batch
+from persist.compute.dataflow.updates.batch import Keys, Layout, distinct_keys, key_hashes, starts_of, to_batch
 from persist.compute.dataflow.updates.times import Flags, Ints, Stash
 from persist.core.antichain import Coordinates
 from persist.core.progress import check_limits
@@ -95,12 +97,49 @@ class TotalReduce(ReduceOperator):
             if known.any():
                 changes.append(self.shape(self._ranked_changes(known, keys, numbers, new)))
                 keys, hashes = keys[:, ~known], hashes[~known]
-                numbers, new = _of_others(known, numbers, new)
+                numbers, new = rows_of_others(known, numbers, new)
         if keys.shape[1]:
             old_numbers, old = self.arrangement.lookup(hashes, keys, has_new=False)
             changes += self._changes_of(keys, numbers, new, old_numbers, old)
         updates = changes[0] if len(changes) == 1 else np.concatenate(changes, axis=1)
         self.out = updates if updates.shape[1] else None
+
+    def computed(self, keys: Keys | None) -> Ints:
+        made = self._groups_of(self._records_of(keys))
+        return made if keys is None else made[:, keys.selects(made)]
+
+    def _records_of(self, keys: Keys | None) -> Ints:
+        """Return the records of the groups that have some keys, or more of them, as updates by group."""
+        arrangement = self.arrangement
+        below = None if keys is None else keys.traced(self.origins)[0]
+        group = tuple(place if place < self.keys else None for place in range(self.keys + len(self.schema)))
+        own = None if below is None else below.traced(group)[0]
+        if own is None:
+            arrangement.load_all()
+            return arrangement.contents(None)
+        if len(own.columns) < self.keys:
+            return arrangement.contents(own)
+        words = own.words.take([own.columns.index(column) for column in range(self.keys)], axis=0)
+        return arrangement.lookup(key_hashes(words), words, has_new=False)[1][1:]
+
+    def _groups_of(self, records: Ints) -> Ints:
+        """Return what the logic makes of records of one time, as updates."""
+        layout, time = self.arrangement.layout, 0
+        if records.shape[1]:
+            time = int(records[-2].max())
+            records = records.copy()
+            records[-2] = time
+        batch = to_batch(records, layout)
+        keys, _, numbers = distinct_keys(batch, layout)
+        order = numbers.argsort(kind="stable")
+        batch, numbers = batch.take(order, axis=1), numbers.take(order)
+        groups, columns, diffs = self.made(
+            numbers, layout.value_rows(batch), batch[-1], lambda which: keys.take(which, axis=1)
+        )
+        updates = np.empty((self.out_layout.words + 2, len(groups)), np.int64)
+        updates[: self.keys], updates[self.keys : -2] = keys.take(groups, axis=1), columns
+        updates[-2], updates[-1] = time, diffs
+        return self.shape(updates)
 
     def settle(self) -> None:
         if self.large is not None and self.frontier.is_empty:
@@ -132,8 +171,8 @@ class TotalReduce(ReduceOperator):
                 ranked[wanted] = True
                 changes.append(self.shape(self._ranked_changes(ranked, keys, numbers, new)))
                 keys = keys[:, ~ranked]
-                numbers, new = _of_others(ranked, numbers, new)
-                old_numbers, old = _of_others(ranked, old_numbers, old)
+                numbers, new = rows_of_others(ranked, numbers, new)
+                old_numbers, old = rows_of_others(ranked, old_numbers, old)
         if keys.shape[1]:
             times = new[-2]
             is_one = len(times) == 1 or bool((times == times[0]).all())
@@ -153,7 +192,7 @@ class TotalReduce(ReduceOperator):
             return [self.shape(self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one_time)[1:])]
         changes = []
         for first, end in ((0, count // 2), (count // 2, count)):
-            arrived, before = _of_keys(first, end, numbers, new), _of_keys(first, end, old_numbers, old)
+            arrived, before = rows_of_keys(first, end, numbers, new), rows_of_keys(first, end, old_numbers, old)
             changes += self._in_pieces(keys[:, first:end], *arrived, *before, is_one_time=is_one_time)
         return changes
 
@@ -179,7 +218,7 @@ class TotalReduce(ReduceOperator):
         memory."""
         if is_one_time:
             return self._changes(keys, numbers, new, old_numbers, old, is_one_time=True)
-        _, _, sizes, ranks = _moments(numbers, new[-2])
+        _, _, sizes, ranks = number_moments(numbers, new[-2])
         count, most = keys.shape[1], int(sizes.max())
         rows = np.bincount(numbers, minlength=count) + np.bincount(old_numbers, minlength=count)
         cells = int((rows * (sizes + 1)).sum())
@@ -224,7 +263,7 @@ class TotalReduce(ReduceOperator):
             moments, firsts, sizes = times[:1].repeat(count), np.arange(count), np.ones(count, np.int64)
             ranks = np.zeros(len(times), np.int64)
         else:
-            moments, firsts, sizes, ranks = _moments(numbers, times)
+            moments, firsts, sizes, ranks = number_moments(numbers, times)
         count_old = len(old_numbers)  # The old ones come first, so that sorting finds each record's times in order.
         rows = np.empty((layout.values + 3, count_old + len(numbers)), np.int64)
         rows[0, :count_old], rows[0, count_old:] = old_numbers, numbers
@@ -235,7 +274,7 @@ class TotalReduce(ReduceOperator):
         changes = to_batch(rows, Layout(1, layout.values, 1))
         if not changes.shape[1]:
             return self.out_layout.empty()
-        groups, values, sums = _versions(changes, layout.values, sizes, firsts)
+        groups, values, sums = split_versions(changes, layout.values, sizes, firsts)
         bases = firsts + np.arange(count)  # The version of each key before all its moments.
 
         def keys_of(versions: Ints) -> Ints:
@@ -256,69 +295,6 @@ class TotalReduce(ReduceOperator):
         updates[-1] = diffs.take(picks)
         np.negative(updates[-1, len(begins) :], out=updates[-1, len(begins) :])
         return to_batch(updates, self.out_layout)
-
-
-def _of_keys(first: int, end: int, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Return the rows of keys from first to end, and the numbers of their keys among these; views where it can."""
-    if bool((numbers[1:] >= numbers[:-1]).all()):
-        start, stop = numbers.searchsorted((first, end)).tolist()
-        return numbers[start:stop] - first, rows[:, start:stop]
-    mine = ((numbers >= first) & (numbers < end)).nonzero()[0]
-    return numbers.take(mine) - first, rows.take(mine, axis=1)
-
-
-def _of_others(flags: Flags, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Return the rows of the keys that are not flagged, with the numbers of their keys among these."""
-    keep = ~flags.take(numbers)
-    return ((~flags).cumsum() - 1).take(numbers[keep]), rows[:, keep]
-
-
-def _moments(numbers: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the distinct times of keys, in the order of key and time; where each key's begin, and how many it has;
-    and for each row the rank of its time among those of its key."""
-    order = np.lexsort((times, numbers))
-    owners, moments = numbers[order], times[order]
-    # A moment begins where the key or the time differs from the row before.
-    news = np.ones(len(order), np.bool_)
-    news[1:] = (owners[1:] != owners[:-1]) | (moments[1:] != moments[:-1])
-    owners, moments = owners[news], moments[news]
-    firsts = starts_of(owners)
-    # The number of each row's moment, less that of the first moment of its key.
-    ranks = np.empty(len(order), np.int64)
-    ranks[order] = news.cumsum() - 1
-    return moments, firsts, np.diff(np.append(firsts, len(owners))), ranks - firsts.take(numbers)
-
-
-def _versions(changes: Ints, values: int, sizes: Ints, firsts: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the records of each version of each key, sorted by version.
-
-    Args:
-        changes: a batch of [key number, values …, rank, diff].
-        sizes: how many moments each key has; it has one version more.
-    """
-    words = changes[1:-2]
-    # The changes of one record are a unit: they follow each other, by their ranks.
-    starts = np.ones(changes.shape[1], np.bool_)
-    starts[1:] = (words[:, 1:] != words[:, :-1]).any(axis=0)
-    units = starts.nonzero()[0]
-    # A unit has a cell for each version of its key: the one before all moments, and one from each moment on.
-    owners = words[0].take(units)
-    widths = sizes.take(owners) + 1
-    ends = widths.cumsum()
-    begins = ends - widths
-    cells = np.zeros(int(ends[-1]), np.int64)
-    unit_of = starts.cumsum() - 1
-    # Summed up within a unit, the diffs are the multiplicities of its record in each version.
-    cells[begins.take(unit_of) + changes[-2] + 1] = changes[-1]
-    running = cells.cumsum()
-    running -= (running.take(begins) - cells.take(begins)).repeat(widths)
-    # A record is in the versions where its multiplicity is not 0. Versions are numbered through all keys.
-    there = running.nonzero()[0]
-    unit = np.arange(len(units)).repeat(widths).take(there)
-    groups = there - begins.take(unit) + (firsts.take(owners) + owners).take(unit)
-    order = groups.argsort(kind="stable")
-    rows = units.take(unit.take(order))
-    return groups.take(order), words[1:].take(rows, axis=1), running.take(there.take(order))
 
 
 class PartialReduce(ReduceOperator):

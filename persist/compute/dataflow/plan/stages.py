@@ -258,6 +258,26 @@ def move_times(stages: Sequence[Stage]) -> bool:
     )
 
 
+def origins(stages: Sequence[Stage], columns: Sequence[str], names: Sequence[str]) -> tuple[int | None, ...]:
+    """Return the place of the column that each result copies; None if it is computed.
+
+    Args:
+        columns: before the stages.
+        names: of the results.
+    """
+    places = {name: at for at, name in enumerate(columns)}
+    for stage in stages:
+        match stage:
+            case Map(outputs):
+                copies = [(name, term.name) for name, term in outputs if isinstance(term, Col)]
+                places = {name: places[copied] for name, copied in copies if copied in places}
+            case Unnest(lists):
+                places = {name: at for name, at in places.items() if name not in dict(lists)}
+            case MapFunction() | BatchFunction() | FlatMap():
+                places = {}
+    return tuple(places.get(name) for name in names)
+
+
 def through(stages: Sequence[Stage], schema: pa.Schema, operator: str, *, has_time: bool) -> pa.Schema:
     """Return the columns after some stages, each checked.
 

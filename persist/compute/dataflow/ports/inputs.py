@@ -70,6 +70,10 @@ class Gate:
             self._entry.out = to_batch(self._entry.out, Layout(self._words, 0, dimensions))[1:]
         return 0 if self._entry.out is None else self._entry.out.shape[1]
 
+    def empty(self) -> None:
+        """Drop what waits."""
+        self._stash.take(lambda times: np.ones(times.shape[1], np.bool_), None)
+
     def shut(self) -> None:
         """Forget what was let in."""
         self._entry.out = None

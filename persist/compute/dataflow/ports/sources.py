@@ -22,6 +22,7 @@ from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.dataflow.plan.plan import Source
 from persist.compute.dataflow.plan.types import is_read_as, shown
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
+from persist.compute.dataflow.ports.past import encoded
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain
@@ -176,6 +177,13 @@ class SourceReader:
             for name in self._holders if self._renews else ():
                 hold_with_schema(handle, name, version)
             self.handle = replace(handle, is_kept=self._is_brief)
+
+    def skip_contents(self) -> None:
+        """Give what comes after the time at which it begins only."""
+        with self._explained():
+            self._listen = begun_listen(self.handle, self._as_of, None, columns=self._schema.names)
+        self._reach(Antichain(self._as_of + 1))
+        self._let_go()
 
     def held_at(self) -> int | None:
         """Return where the first of the permanent holds on this source is; None if there is none."""
@@ -340,11 +348,7 @@ class SourceReader:
 
     def _columns(self, table: pa.Table) -> list[Ints]:
         """Return the words of each column, and the diffs."""
-        rows = []
-        for field in self._schema:
-            column = table[field.name]
-            rows.append(self._domain.encode(column if column.type == field.type else column.cast(field.type)))
-        return [*rows, table["_diff"].combine_chunks().to_numpy()]
+        return encoded(self._domain, self._schema, table)
 
     def _reach(self, upper: Antichain) -> None:
         self._gate.frontier = upper

@@ -15,6 +15,7 @@ import pyarrow as pa
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import DiffOverflow
 from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded
+from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.folds import folds
 from persist.compute.dataflow.operators.join import BoundedJoin, JoinOperator, JoinPaths, compared
 from persist.compute.dataflow.operators.large_groups import (
@@ -35,7 +36,6 @@ from persist.compute.dataflow.operators.logic import (
 )
 from persist.compute.dataflow.operators.loop import EnterOperator, LeaveOperator, Loop, VariableOperator
 from persist.compute.dataflow.operators.operators import (
-    Arrangement,
     CaptureOperator,
     ConcatOperator,
     ConsolidateOperator,
@@ -86,13 +86,15 @@ from persist.compute.dataflow.plan.plan import (
     Variable,
     Windowed,
 )
-from persist.compute.dataflow.plan.stages import Map, ident, move_times, through
+from persist.compute.dataflow.plan.stages import Map, ident, move_times, origins, through
 from persist.compute.dataflow.ports.output import KeptLinear, KeptOutput, kept_schema
+from persist.compute.dataflow.running.partial import Accumulation
 from persist.compute.dataflow.running.resume import Counts, counts_of
 from persist.compute.dataflow.state.spine import Allocate
 from persist.compute.dataflow.updates.batch import Layout
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
+from persist.core.errors import WouldRecompute
 from persist.core.expression.term import Lit
 from persist.core.progress import check_limits
 
@@ -107,6 +109,7 @@ class Graph:
         sinks: of outputs, and of hidden collections.
         kept: the operators whose output hidden collections keep, by the name of the collection.
         counts: how the state of some reductions is told from what they give.
+        accumulations: the reductions whose state are sums.
     """
 
     operators: list[Operator] = field(default_factory=list)
@@ -114,6 +117,7 @@ class Graph:
     sinks: list[SinkOperator] = field(default_factory=list)
     kept: dict[str, KeptLinear] = field(default_factory=dict)
     counts: dict[Operator, Counts] = field(default_factory=dict)
+    accumulations: list[Accumulation] = field(default_factory=list)
 
     def run(self, resting: Set[Operator] = frozenset()) -> None:
         """Make one pass, without the operators that rest. What an operator gave goes when its last reader has run."""
@@ -147,6 +151,8 @@ class Graph:
             operator.run()
         except DiffOverflow as error:
             raise DiffOverflow(f"operator {operator.title} failed: {error}") from error
+        except WouldRecompute as error:
+            raise WouldRecompute(error.name, f"{error.problem}, by {operator.title}") from error
         operator.seconds += clock.perf_counter() - began_s
         operator.given_out += 0 if operator.out is None else operator.out.shape[1]
 
@@ -260,6 +266,7 @@ class Builder:
                 shape = compiled(stages, given, node.schema.names, self.domain, at.title)
                 linear = LinearOperator(at, shape)
                 linear.moves_times = move_times(stages)
+                linear.origins = origins(stages, given.names, node.schema.names)
                 return linear
             case Concat() | Arrange():
                 return ConcatOperator(at)
@@ -324,6 +331,7 @@ class Builder:
             schema = self._after(before, source, node)
             shared = self._arranged(node, source, len(keys), len(values), shape, _picked(schema, (*keys, *values)))
             shared.moves_times = move_times(before)
+            shared.origins = origins(before, given.names, [*keys, *values])
             self._arrangements[what] = shared
             operators.append(shared)
         return shared
@@ -364,6 +372,7 @@ class Builder:
         else:
             made = BoundedJoin(position, paths, shape, null_equals=join.null_equals, terms=terms, domain=self.domain)
         made.moves_times = move_times(join.after)
+        made.origins = origins(join.after, columns.names, node.schema.names)
         for number, path in enumerate(paths):
             for step in path.steps:
                 # A look-up compares with the times of what is yet to come of the input that the path begins with.
@@ -375,10 +384,10 @@ class Builder:
         columns = pa.schema([*(given.field(name) for name in reduce.keys), *_logic_columns(reduce, given)])
         wanted = _wanted(reduce, given, columns)
         is_accumulated = bool(wanted) and all(aggregate.kind in ACCUMULABLE for aggregate in wanted)
+        is_complete = isinstance(reduce.logic, Aggregates) and reduce.logic.is_complete
         if is_accumulated:
             arrangement = self._accumulating(node, reduce, wanted, given)
             operators.append(arrangement)
-            is_complete = isinstance(reduce.logic, Aggregates) and reduce.logic.is_complete
             logic, ranking = accumulated(wanted, self.domain, is_complete=is_complete), None
         else:
             arrangement = self.arrangement(node, node.inputs[0], reduce.before, reduce.keys, reduce.values, operators)
@@ -390,10 +399,13 @@ class Builder:
         made = kind(at, arrangement, logic, columns, shape, self._allocate, ranking)
         arrangement.read_from(lambda: made.frontier)
         made.moves_times = move_times(reduce.after)
+        made.origins = origins(reduce.after, columns.names, node.schema.names)
         if is_accumulated:
             counts = counts_of(len(reduce.keys), wanted, columns, reduce.after, node.schema.names)
             if counts is not None:
                 self.graph.counts[made] = counts
+            if isinstance(made, TotalReduce):
+                self.graph.accumulations.append(Accumulation(node, made, wanted, is_complete))
         return made
 
     def _accumulating(self, node: Node, reduce: Reduce, wanted: list[Wanted], given: pa.Schema) -> Arrangement:
@@ -411,6 +423,7 @@ class Builder:
 
         arrangement = self._arranged(node, source, keys, 1, slots, schema, adds_up=True)
         arrangement.moves_times = move_times(reduce.before)
+        arrangement.origins = (*origins(reduce.before, self.plan.nodes[source].schema.names, reduce.keys), None)
         return arrangement
 
     def _logic(self, node: Node, reduce: Reduce, given: pa.Schema, wanted: list[Wanted]) -> Logic:

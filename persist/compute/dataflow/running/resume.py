@@ -24,9 +24,9 @@ import numpy as np
 import pyarrow as pa
 
 from persist.compute.dataflow.operators.aggregates import Wanted
+from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.join import JoinOperator
 from persist.compute.dataflow.operators.operators import (
-    Arrangement,
     ConcatOperator,
     ConsolidateOperator,
     EntryOperator,

@@ -2,9 +2,8 @@
 
 import threading
 import time as clock
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, fields
-from html import escape
 from os import PathLike
 from os.path import isdir
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from persist.blob.errors import Indeterminate, InvalidUsage, Unavailable
-from persist.compute.dataflow.operators.loop import Loop
 from persist.compute.dataflow.operators.operators import Operator
 from persist.compute.dataflow.plan.draft import Draft
 from persist.compute.dataflow.plan.optimise import Statistics, optimised, statistics_of
@@ -24,43 +22,17 @@ from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.ports.sinks import Outputs
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
 from persist.compute.dataflow.running.graph import Builder
+from persist.compute.dataflow.running.partial import Partial, requested_columns, why_whole
+from persist.compute.dataflow.running.reports import OperatorReport, reports_of, shown
 from persist.compute.dataflow.running.resume import resumed
-from persist.compute.dataflow.state.spine import Spill
+from persist.compute.dataflow.state.spine import Spill, in_memory
 from persist.compute.dataflow.updates.times import meet_of
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Time
 from persist.core.closing import Closes
 from persist.core.progress import task
-from persist.core.rendering import html_rows, plain
 from persist.engine.compact import give_back
 from persist.engine.location.engine import Engine
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorReport:
-    """One operator.
-
-    Attributes:
-        title, kind: how messages call it, and what it is, such as "join".
-        inputs: the places, in the list of all, of the operators that it reads.
-        updates, seconds: it gave out so many, and took so long, since the program was opened.
-        kept_updates, kept_bytes: its state.
-    """
-
-    title: str
-    kind: str
-    inputs: tuple[int, ...]
-    updates: int
-    seconds: float
-    kept_updates: int
-    kept_bytes: int
-
-    @property
-    def rate(self) -> float | None:
-        """Updates given out per second of its own work; None where there was none."""
-        works = self.updates and self.seconds > 0 and self.kind != "entry"
-        return self.updates / self.seconds if works else None
-
 
 POLL_S = 0.02
 CATCH_UP_UPDATES_MIN = 1 << 17  # Of a step that catches up, at least.
@@ -79,6 +51,7 @@ class Options:
             cannot be read at the times that are passed over.
         memory_budget: bytes of arrangements that stay in memory; what is merged beyond that goes to mapped files.
         spill_folder: where these are; None for the system's folder for temporary files.
+        partial: a program that goes on from sealed outputs reads of its sources only what its changes touch, if it can.
     """
 
     optimise: bool = True
@@ -86,9 +59,10 @@ class Options:
     jump: bool = False
     memory_budget: int = 4 << 30
     spill_folder: str | PathLike[str] | None = None
+    partial: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("optimise", "replace", "jump"):
+        for name in ("optimise", "replace", "jump", "partial"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidUsage(f"open: {name}={getattr(self, name)!r} is neither True nor False")
         budget, folder = self.memory_budget, self.spill_folder
@@ -132,6 +106,7 @@ class Running(Closes):
     Attributes:
         plan: as it is run.
         first_seqno: of the first commit of the last `run`; None if there was none.
+        why_whole: why a program that was to be partial reads its sources whole; None if it does not.
     """
 
     def __init__(
@@ -145,6 +120,7 @@ class Running(Closes):
         self.program = program
         self.plan: Plan = optimised(program.plan) if options.optimise else program.plan.without_unused()
         self.first_seqno: int | None = None
+        self.why_whole: str | None = None
         self._options = options
         self._stopped = threading.Event()
         self._is_broken = False
@@ -164,6 +140,7 @@ class Running(Closes):
         self._sources: list[SourceReader] = []
         self._followed: list[Followed] = []
         self._outputs: Outputs | None = None
+        self._partial: Partial | None = None
         self._open(engine)
 
     def _open(self, engine: Engine | None) -> None:
@@ -207,6 +184,7 @@ class Running(Closes):
                 conditions=conditions,
                 replace=self._options.replace,
                 jump=self._options.jump,
+                is_brief=self._options.partial and self._may_be_partial(),
             )
         except BaseException:
             self.close()
@@ -214,12 +192,56 @@ class Running(Closes):
         self._sources, self._outputs = ports.sources, ports.outputs
         self._followed = [*self._sources, *conditions]
         try:
+            if self._options.partial:
+                self._become_partial()
             for source in self._sources:
                 if source.operator.written:
                     self._inputs[source.operator.collection] = source.opened()
         except BaseException:
             self.close()
             raise
+
+    def _may_be_partial(self) -> bool:
+        """Return whether it looks as if the program goes on from sealed outputs, and can do so without its sources."""
+        handles = [self.program.output(sink.collection) for sink in self._graph.sinks]
+        return why_whole(self.plan) is None and all(
+            handle is not None and handle.known().upper.time != 0 for handle in handles
+        )
+
+    def _become_partial(self) -> None:
+        """Begin without the contents of the sources, where they can be requested later."""
+        assert self._outputs is not None
+        reason, at = why_whole(self.plan), self._outputs.goes_on_from
+        if reason is None and at is None:
+            reason = "an output begins"
+        if reason is None and any(output.corrects or output.compares for output in self._outputs.every):
+            reason = "an output switches its definition"
+        self.why_whole = reason
+        if reason is not None or at is None:
+            return
+        numbers = [number for number in self._graph.entries if isinstance(self.plan.nodes[number].operator, Source)]
+        readers = dict(zip(numbers, self._sources, strict=True))
+        for source in self._sources:
+            source.skip_contents()
+        for number, gate in self._gates.items():
+            if isinstance(self.plan.nodes[number].operator, Constant):
+                gate.empty()
+        self._partial = Partial.of(
+            self.plan,
+            self._graph.operators,
+            self._graph.entries,
+            self._graph.accumulations,
+            readers,
+            self._outputs.every,
+            self._domain,
+            at,
+        )
+        self._resumes = False
+
+    @property
+    def partial(self) -> Partial | None:
+        """What it requests of its sources; None if it has taken them in whole."""
+        return self._partial
 
     def __getitem__(self, name: str) -> InputHandle:
         """Return the input of a name."""
@@ -281,6 +303,9 @@ class Running(Closes):
 
     def _pass(self, limit: int | None, resting: Set[Operator], *, with_early: bool = True) -> int:
         """Make one pass with what is complete up to a limit, and what comes early; return how many updates it took."""
+        if self._partial is not None:  # All sources are at one time after each pass.
+            limits = [time for gate in self._gates.values() if (time := gate.frontier.time) is not None]
+            limit = min([*limits, *([] if limit is None else [limit])], default=None)
         count = sum(gate.open(limit, with_early=with_early) for gate in self._gates.values())
         complete = [entry.frontier for entry in self._graph.entries.values()]
         if not count and complete == self._complete:
@@ -294,6 +319,8 @@ class Running(Closes):
             if self._outputs is not None:
                 self._outputs.take()
             self._graph.forget()
+            if self._partial is not None and limit is not None:
+                self._partial.move(limit - 1)
         except BaseException:
             self._is_broken = True
             raise
@@ -304,6 +331,26 @@ class Running(Closes):
         """After work on many updates, let allocators return what is free, before other work asks for as much."""
         if updates >= CATCH_UP_UPDATES_MIN:
             give_back()
+
+    def catch_up(self) -> None:
+        """Do all that is complete now, and nothing that is sealed meanwhile; errors are those of `step`."""
+        self.first_seqno = None
+        with task("refresh", self.program.name, unit="updates") as tell:
+            self._catch_up(tell)
+            tell(self.step().updates)
+
+    def rehearse(self) -> int:
+        """Do what `step` does without its commit; return how many updates were taken. The program must be closed."""
+        self._check()
+        poll_all(self._followed, 0.0)
+        count = self._pass(None, frozenset())
+        self._is_broken = True
+        return count
+
+    @property
+    def state_bytes(self) -> int:
+        """How many bytes the operators keep."""
+        return sum(operator.bytes() for operator in self._graph.operators)
 
     def run(self, until: Time | None = None, *, timeout_s: float | None = None) -> None:
         """Step until all times up to until, inclusive, are done; without until, until nothing more is complete.
@@ -382,7 +429,7 @@ class Running(Closes):
         """Return what the program holds: bytes of arrangements, of them spilled, interned values, and the bytes of
         those that are texts or bytes (others are values of Python, whose bytes nobody counts)."""
         return {
-            "state_bytes": sum(holder.bytes() for holder in self._graph.operators),
+            "state_bytes": self.state_bytes,
             "spilled_bytes": self._spill.spilled_bytes,
             "interned_values": sum(map(len, self._domain.interners.values())),
             "text_bytes": sum(holder.size for holder in self._domain.interners.values()),
@@ -396,6 +443,8 @@ class Running(Closes):
             given.stop()
         for source in self._sources:
             source.close()
+        if self._partial is not None:
+            self._partial.close()
         self._spill.close()
         self._sources, self._followed = [], []
 
@@ -488,46 +537,16 @@ class _Sweep:
         self._least = max(1 << 16, sum(map(len, interners.values())))
 
 
-def reports_of(operators: Sequence[Operator]) -> list[OperatorReport]:
-    """Return a report of each operator of the outermost scope; an iteration is one."""
-    places = {id(operator): place for place, operator in enumerate(operators)}
-    return [_report(operator, places) for operator in operators]
+def requested_indexes(program: Draft, key_of: Callable[[str], tuple[str, ...]]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the collections of a program, each with columns by which refreshes look records up, and cannot yet.
 
-
-def _report(operator: Operator, places: dict[int, int]) -> OperatorReport:
-    state = [*operator.state()]
-    return OperatorReport(
-        title=operator.title,
-        kind="iteration" if isinstance(operator, Loop) else type(operator).__name__.removesuffix("Operator").lower(),
-        inputs=tuple(dict.fromkeys(places[id(source)] for source in operator.inputs if id(source) in places)),
-        updates=operator.given_out,
-        seconds=operator.seconds,
-        kept_updates=sum(rows for _, rows, _ in state),
-        kept_bytes=sum(size for _, _, size in state),
-    )
-
-
-def depths(reports: Sequence[OperatorReport]) -> list[int]:
-    """Return how many steps each operator is from those that read nothing."""
-    steps: list[int] = []
-    for place, report in enumerate(reports):
-        steps.append(max((steps[i] + 1 for i in report.inputs if i < place), default=0))
-    return steps
-
-
-def shown(name: str, reports: Sequence[OperatorReport]) -> str:
-    """Return the operators as a table in HTML; nothing in names is interpreted."""
-    head = ("", "operator", "kind", "reads", "updates", "per second", "keeps")
-    rows = [
-        (
-            str(place),
-            report.title,
-            report.kind,
-            ", ".join(map(str, report.inputs)),
-            f"{report.updates:,}",
-            "" if report.rate is None else f"{report.rate:,.0f}",
-            f"{report.kept_updates:,} ({report.kept_bytes:,} B)" if report.kept_bytes else "",
-        )
-        for place, report in enumerate(reports)
-    ]
-    return f"<figure><figcaption>{escape(plain(name))}</figcaption>{html_rows(head, rows)}</figure>"
+    Args:
+        key_of: returns the key columns of a collection.
+    """
+    plan = optimised(program.plan)
+    if why_whole(plan) is not None:
+        return []
+    builder = Builder(plan, Domain(), program.captures, program.probes, in_memory)
+    graph = builder.build()
+    found = requested_columns(plan, graph.operators, graph.entries, {one.operator for one in graph.accumulations})
+    return sorted((name, columns) for name, columns in found if {*columns} != {*key_of(name)[: len(columns)]})

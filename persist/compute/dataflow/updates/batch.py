@@ -356,6 +356,63 @@ def distinct_keys(batch: Ints, layout: Layout) -> tuple[Ints, Ints, Ints]:
     return distinct[:, news], marks[news], places.take(numbers)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Keys:
+    """Some values of some columns: they say which records of a stream are requested.
+
+    Attributes:
+        columns: places of the columns.
+        words: int64[columns, n], each key once.
+    """
+
+    columns: tuple[int, ...]
+    words: Ints
+
+    def traced(self, origins: Sequence[int | None]) -> tuple["Keys | None", bool]:
+        """Return the keys by the columns that these columns copy, and whether they request the same records.
+
+        Args:
+            origins: of each column, the place of the column that it copies; None if it is computed. Records are
+                requested by those that are copies; None requests all of them.
+        """
+        places = [origins[column] for column in self.columns]
+        rows: dict[int, int] = {}
+        for row, place in enumerate(places):
+            if place is not None:
+                rows.setdefault(place, row)
+        if len(rows) == len(places) and rows:
+            return Keys(tuple(rows), self.words), True
+        if not rows:
+            return None, False
+        return Keys(tuple(rows), distinct_columns(self.words.take([*rows.values()], axis=0))), False
+
+    def selects(self, updates: Ints) -> Flags:
+        """Return which updates have one of the keys."""
+        if not self.columns:
+            return np.full(updates.shape[1], bool(self.words.shape[1]))
+        own = updates.take(self.columns, axis=0)
+        if len(own) == 1:
+            return np.isin(own[0], self.words[0])
+        flags = np.zeros(updates.shape[1], np.bool_)
+        layout = Layout(len(own), 0, 0)
+        flags[matches(key_hashes(own), own, to_batch(with_diffs(self.words), layout))[0]] = True
+        return flags
+
+
+def with_diffs(words: Ints) -> Ints:
+    """Return words with a row of ones below them."""
+    return np.concatenate((words, np.ones((1, words.shape[1]), np.int64)))
+
+
+def distinct_columns(words: Ints) -> Ints:
+    """Return the different columns of a matrix, each once, in no particular order."""
+    if words.shape[1] < 2:
+        return words
+    if len(words) == 1:
+        return np.unique(words[0])[None]
+    return to_batch(with_diffs(words), Layout(len(words), 0, 0))[1:-1]
+
+
 PACKED_ROWS = 1024  # From so many hashes on, a sort together with places pays.
 PREFIX_SHARE = 16  # If more than one in so many is in the wrong place by its upper bits, all are sorted by halves.
 PIECES = 16  # Up to so many sorted pieces are merged.

@@ -17,13 +17,11 @@ from persist.errors import OperatorFailed
 from tests.compute.sql.oracle import Row, comparable
 from tests.compute.sql.test_tpch import asked, with_diff
 from tests.compute.sql.tpch import QUERIES, Refreshes, generated
-from tests.compute.sql.two_ways import steps_that_always_pay
 from tests.support.tiers import examples
 
 pytestmark = pytest.mark.spark
 
 TOTALS = "SELECT status, sum(amount) AS total, count(*) AS n FROM orders GROUP BY status"
-LEAST = "that is about to take least"
 SMALL = ["q1", "q3", "q4", "q6", "q12", "q13", "q14", "q15", "q18", "q22"]
 KEYS = {"lineitem": ["l_orderkey", "l_linenumber"], "partsupp": ["ps_partkey", "ps_suppkey"]}
 
@@ -53,15 +51,14 @@ def changes(collection: Collection) -> list[str]:
 def test_tasks_give_what_an_embedded_refresh_gives_at_every_time(spark: SparkSession, client: persist.Client) -> None:
     orders = client.load("orders")
     by_tasks, embedded = (client.create_view(name, TOTALS) for name in ("by tasks", "embedded"))
-    told = persist.spark.refresh(by_tasks, spark, where="tasks", partitions=3)
-    assert (told.way, told.where, told.reads, told.stages) == ("step", "tasks", "everything", 2)
-    assert told.reason == "an output begins"
-    assert told.seqno is not None
+    refreshed = persist.spark.refresh(by_tasks, spark, where="tasks", partitions=3)
+    assert (refreshed.where, refreshed.reads, refreshed.reason) == ("tasks", "everything", "that was asked for")
+    assert refreshed.seqno is not None
     embedded.refresh()
     assert shown(by_tasks) == shown(embedded)
     orders.write([((1, ("paid", 7.5)), 13, 1), ((2, ("new", 1.0)), 13, -1), ((6000, (None, float("nan"))), 15, 1)])
     orders.seal(20).result()
-    assert persist.spark.refresh(by_tasks, spark, where="tasks").reads == "touched"
+    assert persist.spark.refresh(by_tasks, spark, where="tasks").reads == "everything"
     embedded.refresh()
     assert (by_tasks.upper, changes(by_tasks)) == (embedded.upper, changes(embedded))
     orders.seal(21).result()
@@ -74,46 +71,43 @@ def test_tasks_give_what_an_embedded_refresh_gives_at_every_time(spark: SparkSes
 def test_views_on_views_move_in_one_commit_of_tasks(spark: SparkSession, client: persist.Client) -> None:
     totals = client.create_view("totals", TOTALS)
     most = client.create_view("most", "SELECT max(total) AS most, count(*) AS n FROM totals")
-    told = persist.spark.refresh(most, spark, where="tasks", partitions=2)
-    [record] = [each for each in client.history().to_pylist() if each["seqno"] == told.seqno]
+    refreshed = persist.spark.refresh(most, spark, where="tasks", partitions=2)
+    [record] = [each for each in client.history().to_pylist() if each["seqno"] == refreshed.seqno]
     assert {*record["collections"]} >= {"totals", "most"}
     assert repr(rows(most)) == repr([(float("nan"), len(rows(totals)))])
 
 
-@pytest.mark.thorough
-def test_who_computes_is_chosen_by_what_each_way_takes_and_said(
+def test_who_computes_is_chosen_by_how_much_there_is_to_read_and_said(
     spark: SparkSession, client: persist.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    totals = client.create_view("totals", TOTALS)
-    told = persist.spark.explain_refresh(totals, spark)
-    assert told.startswith("by a handle that keeps its state, here, which reads everything: that is about to take")
-    assert "\nstate here, of everything: about " in told
-    assert "\nstep by tasks, of everything: about " in told
-    # The view begins, so there is nothing to look up.
-    assert "\nstep by tasks, of what touched keys hold: about " not in told
-    told = persist.spark.explain_refresh(totals, spark, where="tasks")
-    assert "by a step of 2 stages, by tasks, which reads everything: an output begins" in told
-    assert "read orders" in told
-    assert persist.spark.refresh(totals, spark).way == "state"
+    totals, least = client.create_view("totals", TOTALS), client.create_view("least", TOTALS)
+    assert persist.spark.explain_refresh(totals, spark).startswith("computed here, reads all that the sources hold")
+    assert "computed by tasks" in persist.spark.explain_refresh(totals, spark, where="tasks")
+    assert persist.spark.refresh(totals, spark).where == "here"
     assert totals.upper == persist.Antichain(13)
-    monkeypatch.setattr("persist.compute.dataflow.step.choosing.STATE_BYTES_S", 1.0)
+    monkeypatch.setattr("persist.connect.spark.refreshing.TASKS_BYTES", 0)
+    refreshed = persist.spark.refresh(least, spark)
+    assert (refreshed.where, refreshed.reason) == ("tasks", "an output begins")
+    assert shown(least) == shown(totals)
     totals.close()
     client.load("orders").write([((7, ("new", 3.5)), 13, -1)], seal=14).result()
-    assert "\nstep by tasks, of what touched keys hold: about " in persist.spark.explain_refresh(totals, spark)
-    found = persist.spark.refresh(totals, spark)
-    assert (found.way, found.reason) == ("step", LEAST)
-    assert totals.upper == persist.Antichain(14)
+    refreshed = persist.spark.refresh(totals, spark)
+    assert (refreshed.where, refreshed.reads) == ("here", "requests")
+    rows = pa.table({"id": range(5000, 15_000), "status": ["new"] * 10_000, "amount": [1.0] * 10_000})
+    client.load("orders").write(rows, time=14, seal=15).result()
+    assert persist.spark.refresh(totals, spark, where="driver").where == "here"
+    assert persist.spark.refresh(least, spark).reason == "a large part of the sources has changed"
+    assert shown(least) == shown(totals)
 
 
 @pytest.mark.thorough
-def test_all_ways_give_the_same_updates_and_a_look_up_reads_less(spark: SparkSession, client: persist.Client) -> None:
+def test_all_ways_give_the_same_updates(spark: SparkSession, client: persist.Client) -> None:
     customers = client.create_or_load("customers", key={"c": pa.int64()}, value={"city": pa.string()})
     customers.write([((n, f"city {n % 3}"), 0, 1) for n in range(3000)], seal=13).result()
     joined = (
         "SELECT o.id, c.city, o.amount, count(*) OVER (PARTITION BY o.id) AS n"
         " FROM orders o JOIN customers c ON o.id = c.c"
     )
-    # The second one has a change of key behind the first: which keys are touched there, the first one's tasks tell.
     grouped = "SELECT amount, count(*) AS n, max(city) AS city FROM orders JOIN customers ON id = c GROUP BY amount"
     for number, query in enumerate((joined, grouped)):
         ways = {way: client.create_view(f"{way} {number}", query) for way in ("state", "here", "tasks")}
@@ -125,32 +119,34 @@ def test_all_ways_give_the_same_updates_and_a_look_up_reads_less(spark: SparkSes
         orders.write([((9, ("paid", 4.5)), upper + 1, -1)], seal=upper + 2).result()
         customers.write([((10, "city 1"), upper, -1), ((10, None), upper, 1)], seal=upper + 2).result()
         ways["state"].open_state()
-        with steps_that_always_pay():
-            ways["here"].refresh()
-        assert not ways["here"].is_open
-        told = persist.spark.refresh(ways["tasks"], spark, where="tasks", partitions=2)
-        assert (told.way, told.where, told.reads) == ("step", "tasks", "touched")
+        ways["here"].refresh()
+        assert persist.spark.refresh(ways["tasks"], spark, where="tasks", partitions=2).where == "tasks"
         assert all(changes(each) == changes(ways["state"]) for each in ways.values())
         assert len(changes(ways["state"])) >= 4
-        # Of the second one, an amount does not say in which part it is, but only what is needed is shuffled.
-        [everything] = [each.bytes for each in told.estimates if each.reads == "everything" and each.way == "step"]
-        assert told.bytes < everything / 2 or number == 1
     assert client.fsck().problems == ()
 
 
 @pytest.mark.thorough
-def test_what_no_step_can_do_is_done_with_state_and_says_so(spark: SparkSession, client: persist.Client) -> None:
+def test_what_tasks_cannot_compute_is_done_here_and_says_so(spark: SparkSession, client: persist.Client) -> None:
     view = client.create_view(
         "r", "WITH RECURSIVE r AS (SELECT id FROM orders WHERE id < 3 UNION SELECT id + 1 FROM r WHERE id < 9) FROM r"
     )
-    told = persist.spark.refresh(view, spark, where="tasks")
-    assert told.way == "state"
-    assert "is recursive" in told.reason
+    refreshed = persist.spark.refresh(view, spark, where="tasks")
+    assert refreshed.where == "here"
+    assert "is recursive" in refreshed.reason
     assert rows(view) == [(each,) for each in range(10)]
     with pytest.raises(persist.InvalidUsage, match="is no view"):
         persist.spark.refresh(client.load("orders"), spark)  # type: ignore[arg-type]
     with pytest.raises(persist.InvalidUsage, match="is not a place to compute"):
         persist.spark.refresh(view, spark, where="cluster")  # type: ignore[arg-type]
+
+
+def test_no_task_computes_a_function_of_this_process(spark: SparkSession, client: persist.Client) -> None:
+    client.create_function("twice", lambda values: values, [pa.int64()], pa.int64(), version=1)
+    view = client.create_view("v", "SELECT id, twice(id) AS t FROM orders")
+    with pytest.raises(persist.InvalidUsage, match=r'twice, .* in this process alone: .* where="auto" or "driver"'):
+        persist.spark.refresh(view, spark, where="tasks")
+    assert persist.spark.refresh(view, spark).where == "here"
 
 
 def test_a_row_that_the_query_fails_on_is_named_and_the_view_stays(spark: SparkSession, client: persist.Client) -> None:
@@ -163,8 +159,7 @@ def test_a_row_that_the_query_fails_on_is_named_and_the_view_stays(spark: SparkS
         persist.spark.refresh(view, spark, where="tasks")
     assert (view.upper, rows(view)) == (persist.Antichain(13), before)
     orders.write([((90_000, ("odd", 1.0)), 14, -1)], seal=15).result()
-    told = persist.spark.refresh(view, spark, where="tasks")
-    assert (told.way, told.reason) == ("state", "the query fails on a row, which a step has found")
+    assert persist.spark.refresh(view, spark, where="tasks").where == "here"  # It passes over the time that fails.
     assert (view.upper, rows(view)) == (persist.Antichain(15), before)
 
 
@@ -187,8 +182,8 @@ def test_a_program_runs_on_spark(spark: SparkSession, client: persist.Client) ->
     program = Program("paid per amount").using(client)
     paid = program.source("orders").filter(col("status") == "paid").map(whole=col("amount"))
     paid.group_by("whole").agg(n=col("whole").count()).persist("paid", key=["whole"])
-    told = persist.spark.run_program(spark, client, program, until=10, where="tasks", partitions=2)
-    assert told.reads == "everything"
+    refreshed = persist.spark.run_program(spark, client, program, until=10, where="tasks", partitions=2)
+    assert refreshed.reads == "everything"
     found = client.load("paid")
     assert found.upper == persist.Antichain(13)
     client.load("orders").seal(14).result()
@@ -225,7 +220,7 @@ def test_queries_of_tpch_have_the_answers_of_duckdb_after_each_refresh_on_spark(
                     collection.write(with_diff(changed, step, diff))
                 collection.seal(step + 1).result()
             for name, view in views.items():
-                assert persist.spark.refresh(view, spark, where="tasks", partitions=2).way == "step"
+                assert persist.spark.refresh(view, spark, where="tasks", partitions=2).where == "tasks"
                 assert answer(view) == asked(QUERIES[name], changing.tables), (name, step)
 
 

@@ -17,10 +17,7 @@ from graphlib import TopologicalSorter
 
 import pyarrow as pa
 
-from persist.compute.dataflow.plan.optimise import read_by_all
-from persist.compute.dataflow.plan.origin import reads_time
 from persist.compute.dataflow.plan.plan import (
-    ROOT,
     Arrange,
     Concat,
     Consolidate,
@@ -34,9 +31,8 @@ from persist.compute.dataflow.plan.plan import (
     Source,
     edges_into,
 )
-from persist.compute.dataflow.plan.stages import Delay, Explode, Filter, Map, Negate, TemporalFilter, Unnest
+from persist.compute.dataflow.plan.stages import Delay, Explode, Filter, Map, Negate, Unnest
 from persist.compute.dataflow.plan.stages import Stage as LinearStage
-from persist.compute.dataflow.step.standing import Doubts
 from persist.core.errors import InvalidUsage
 from persist.core.expression.term import Col
 
@@ -72,11 +68,6 @@ class StagePlan:
         source: the node that the stage reads, None of a keyed one.
         sinks: nodes that are outputs.
         keyed: by which columns of it each node is shared out among the tasks; None if that is lost.
-        holds: of the columns by which a node is shared out, for each the columns of it that hold the same, also where
-            they are called otherwise by then.
-        widths: of each join, how many columns are those of its left.
-        doubts: of reductions for which records stand, what these do not tell (`standing.py`).
-        told: inputs of joins, (node, place), of which the other input tells best which records are needed.
     """
 
     number: int
@@ -87,15 +78,6 @@ class StagePlan:
     feeds: dict[tuple[int, int], Exchange] = field(default_factory=dict)
     sinks: list[Node] = field(default_factory=list)
     keyed: dict[int, Keys | None] = field(default_factory=dict)
-    holds: dict[int, tuple[frozenset[str], ...]] = field(default_factory=dict)
-    widths: dict[int, int] = field(default_factory=dict)
-    doubts: dict[int, Doubts] = field(default_factory=dict)
-    told: set[tuple[int, int]] = field(default_factory=set)
-
-    @property
-    def is_keyed(self) -> bool:
-        """Whether it reads what others give, and nothing else."""
-        return self.source is None and bool(self.reads)
 
     def __str__(self) -> str:
         brought = [f"%{exchange.node} {_shared(exchange.keys)}" for exchange in self.reads]
@@ -108,71 +90,6 @@ def _shared(keys: Keys | None) -> str:
     if keys is None:
         return "in any way"
     return f"by {', '.join(keys)}" if keys else "all to one task"
-
-
-def outputs_after(stages: Sequence[StagePlan], stage: StagePlan) -> list[str]:
-    """Return the collections that are made of what a stage gives.
-
-    Args:
-        stages: each after those that it reads from.
-    """
-    given, outputs = set[int](), list[str]()
-    for other in stages:
-        if other is stage or any(exchange.number in given for exchange in other.reads):
-            given |= {exchange.number for exchange in other.gives}
-            outputs += [node.operator.collection for node in other.sinks if isinstance(node.operator, Persist)]
-    return outputs
-
-
-def why_not(plan: Plan) -> str | None:
-    """Say why a plan has no stages; None if it has."""
-    if plan.dimensions != 1:
-        return f"its times have {plan.dimensions} dimensions"
-    for node in plan.nodes.values():
-        if node.scope != ROOT:
-            return f"{node.title} is recursive"
-        if not isinstance(
-            node.operator, Source | Constant | Linear | Concat | Consolidate | Join | Reduce | Arrange | Persist
-        ):
-            return f"{node.title} lives in the program that runs it"
-        if isinstance(node.operator, Linear) and any(
-            isinstance(stage, TemporalFilter | Delay) for stage in node.operator.stages
-        ):
-            return f"{node.title} changes by itself as time goes on"
-    return "it looks at the times of updates" if reads_time(plan) else None
-
-
-def set_apart(plan: Plan) -> None:
-    """Give each part of a plan that shares nothing but sources with the others sources of its own, narrowed to what it
-    reads: so what one part needs of a source is not passed on to the others."""
-    sources = [node for node in plan.nodes.values() if isinstance(node.operator, Source)]
-    part_of: dict[int, int] = {}  # By node, the least number of its part.
-    neighbours = {node.number: {*node.inputs} for node in plan.nodes.values()}
-    for node in plan.nodes.values():
-        for number in node.inputs:
-            neighbours[number].add(node.number)
-    for source in sources:
-        neighbours.pop(source.number)
-    for number in neighbours:
-        left = [number] if number not in part_of else []
-        while left:
-            one = left.pop()
-            if one in neighbours and one not in part_of:
-                part_of[one] = number
-                left += neighbours[one]
-    readers = plan.consumers()
-    for source in sources:
-        by_part: dict[int, list[int]] = {}
-        for number in readers[source.number]:
-            by_part.setdefault(part_of[number], []).append(number)
-        for numbers in by_part.values() if len(by_part) > 1 else ():
-            read = read_by_all(plan, source, numbers)
-            schema = pa.schema([field for field in source.schema if field.name in read])
-            own = plan.add(source.operator, (), schema)
-            plan.change(own.number, name=source.name)
-            for number in numbers:
-                inputs = [own.number if one == source.number else one for one in plan.nodes[number].inputs]
-                plan.change(number, inputs=tuple(inputs))
 
 
 def cut(plan: Plan) -> list[StagePlan]:
@@ -216,7 +133,6 @@ class _Cutting:
                 self._concat(node)
             case Join((pairs,)):
                 self._keyed_by(node, [tuple(mine for mine, _ in pairs), tuple(its for _, its in pairs)])
-                self._at[node.number].widths[node.number] = len(self._plan.nodes[node.inputs[0]].schema)
             case Reduce(keys):
                 self._reduce(node, keys)
             case Persist(_, keys):
@@ -299,10 +215,6 @@ class _Cutting:
     def _set(self, node: Node, stage: StagePlan, keys: Keys | None) -> None:
         self._at[node.number], self._keyed[node.number] = stage, keys
         stage.keyed[node.number] = keys
-        if isinstance(node.operator, Linear) and node.inputs[0] in stage.holds:
-            stage.holds[node.number] = _held(stage.holds[node.inputs[0]], node.operator.stages)
-        else:
-            stage.holds[node.number] = tuple(frozenset([name]) for name in keys or ())
 
     def _new(self) -> StagePlan:
         self._stages.append(StagePlan(len(self._stages)))
@@ -324,27 +236,3 @@ def _through(keys: Keys | None, stages: Sequence[LinearStage]) -> Keys | None:
             return None
         keys = tuple(names[key] for key in keys)
     return keys
-
-
-def _held(holds: tuple[frozenset[str], ...], stages: Sequence[LinearStage]) -> tuple[frozenset[str], ...]:
-    """Return which columns hold what some columns held before some linear stages; nothing where that is lost."""
-    for stage in stages:
-        if isinstance(stage, Map):
-            names: dict[str, set[str]] = {}
-            for name, term in stage.outputs:
-                if isinstance(term, Col):
-                    names.setdefault(term.name, set()).add(name)
-            holds = tuple(frozenset(name for one in columns for name in names.get(one, ())) for columns in holds)
-        elif not isinstance(stage, Filter | Negate | Explode | Unnest | Delay):
-            return (frozenset[str](),) * len(holds)
-    return holds
-
-
-def fed_by(stages: Sequence[StagePlan], exchange: int) -> Node:
-    """Return the first node that reads an exchange; several nodes of a stage may read it."""
-    return next(
-        node
-        for stage in stages
-        for node in stage.nodes
-        if any(number == node.number and fed.number == exchange for (number, _), fed in stage.feeds.items())
-    )

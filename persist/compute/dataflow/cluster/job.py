@@ -1,0 +1,139 @@
+"""A job: what the tasks of a cluster read and do for a program, and the commit of what they stored.
+
+It begins like a program that runs: its ports are open, so its holds keep what is read, and they say from which time on
+each output is to be written. No task needs what is not in here. If somebody else came between, the commit is refused as
+a whole, and what was stored is deleted.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from persist.codecs.types.schema import TIME_MAX
+from persist.compute.dataflow.cluster.exchanges import StagePlan, cut
+from persist.compute.dataflow.cluster.tasks import Slice, SourceSlices, StageTask, Stored, Written
+from persist.compute.dataflow.plan.plan import Source
+from persist.compute.dataflow.ports.output import NEVER, Output, end_of
+from persist.compute.dataflow.ports.ports import Ports
+from persist.compute.dataflow.ports.sinks import Outputs
+from persist.compute.dataflow.program import Program
+from persist.compute.tasks.planned_write import Target
+from persist.compute.tasks.stream_source import CollectionAddress
+from persist.engine.collection.reads import changes, snapshot
+
+
+class Job:
+    """One refresh of a program whose sources and outputs are open; use it in a `with`, which keeps what it reads.
+
+    Args:
+        location, storage: where tasks find the location.
+        parallel: how many of them run at a time.
+
+    Attributes:
+        until: the time before which outputs will be complete.
+        stages: each after those that it reads from.
+    """
+
+    def __init__(
+        self, program: Program, ports: Ports, location: str, storage: Mapping[str, Any], parallel: int
+    ) -> None:
+        self._outputs: Outputs = ports.outputs
+        self._location, self._storage, self._parallel = location, storage, parallel
+        self._readers = {reader.operator.collection: reader for reader in ports.sources}
+        self.until = min((end_of(reader.handle.contents().upper) for reader in ports.sources), default=NEVER)
+        self.stages = cut(program.plan.without_unused())
+        self._open = ExitStack()
+        self._slices: dict[str, tuple[CollectionAddress, list[Slice], int, int]] = {}
+        self.changed_bytes = 0
+
+    def __enter__(self) -> "Job":
+        try:
+            for stage in self.stages:
+                self._read(stage)
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    @property
+    def bytes(self) -> int:
+        """What there is to be read, decoded, by an estimate."""
+        return sum(size for _, _, size, _ in self._slices.values())
+
+    @property
+    def begins(self) -> bool:
+        """Whether an output has nothing yet."""
+        return any(output.upper == 0 for output in self._outputs.every)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether an output switches its definition, or has to be compared, which needs what it holds."""
+        return any(output.corrects or output.compares for output in self._outputs.every)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to seal."""
+        return any(self.until > output.upper for output in self._outputs.every)
+
+    def tasks(self, partitions: int) -> list[StageTask]:
+        """Return what the tasks of each stage do.
+
+        Args:
+            partitions: how many tasks a keyed stage has.
+        """
+        written = {
+            output.sink.collection: Written(self._target(output), output.done, output.upper == 0)
+            for output in self._outputs.every
+        }
+        return [StageTask(stage, partitions, written, self._slices_of(stage)) for stage in self.stages]
+
+    def commit(self, stored: Stored) -> int | None:
+        """Commit what the tasks stored as one record, and return its seqno; delete what they stored if it is refused.
+
+        Raises:
+            UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: somebody came between; nothing was written.
+        """
+        try:
+            return self._outputs.commit_step(self.until, stored)
+        except BaseException:
+            for output in self._outputs.every:
+                if parts := stored.get(output.sink.collection, ()):
+                    with self._target(output).writer() as writer:
+                        writer.discard(parts)
+            raise
+
+    def _target(self, output: Output) -> Target:
+        return Target.of(output.handle, self._location, self._storage)
+
+    def _slices_of(self, stage: StagePlan) -> SourceSlices | None:
+        if stage.source is None:
+            return None
+        assert isinstance(stage.source.operator, Source)
+        address, slices, size, as_of = self._slices[str(stage.source.number)]
+        return SourceSlices(address, slices, size, as_of, stage.source.schema)
+
+    def _read(self, stage: StagePlan) -> None:
+        """Cut what a stage reads of its source into slices."""
+        if stage.source is None:
+            return
+        assert isinstance(stage.source.operator, Source)
+        reader = self._readers[stage.source.operator.collection]
+        handle, as_of, columns = reader.handle, reader.as_of, stage.source.schema.names
+        version = handle.schema.version
+        contents = snapshot(handle, as_of, columns=columns, form="diff", schema=version)
+        self._open.callback(contents.close)
+        scan = contents.scan
+        slices = [Slice(piece, is_changes=False) for piece in scan.slices(scan.task_count(self._parallel))]
+        size = scan.memory
+        if self.until > as_of + 1:
+            updates = changes(handle, as_of + 1, min(self.until, TIME_MAX + 1), columns=columns, schema=version)
+            self._open.callback(updates.close)
+            new = updates.scan
+            slices += [Slice(piece, is_changes=True) for piece in new.slices(new.task_count(self._parallel))]
+            self.changed_bytes += new.memory
+            size += new.memory
+        address = CollectionAddress(self._location, self._storage, handle.name)
+        self._slices[str(stage.source.number)] = address, slices, size, as_of

@@ -1,0 +1,257 @@
+"""What the tasks of a stage do: take their share of what the stages before gave, run the operators, share out the rest.
+
+What a task is given and gives is
+
+    (exchange int, partition int, rows binary)
+
+which is all that Spark sees: blocks of updates in Arrow's own form, already divided by the task that is to have them.
+So no type is lost in Spark's, and the shuffle moves few large rows. The operators are those of a running program, in
+one of the nodes of the stages that lives as long as the task.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.order.digest import row_hashes
+from persist.codecs.part.part import Part
+from persist.codecs.types.schema import TIME_MAX
+from persist.codecs.updates.updates import to_updates
+from persist.compute.dataflow.cluster.exchanges import Exchange, StagePlan
+from persist.compute.dataflow.plan.draft import Captured
+from persist.compute.dataflow.plan.optimise import Statistics
+from persist.compute.dataflow.plan.plan import Linear, Persist
+from persist.compute.dataflow.plan.stages import Map
+from persist.compute.dataflow.program import Program
+from persist.compute.dataflow.running.running import Options, Running
+from persist.compute.dataflow.stream import Stream
+from persist.compute.tasks.planned_write import Target, upload
+from persist.compute.tasks.stream_source import CollectionAddress
+from persist.engine.read.following.changes import read_changes
+from persist.engine.read.merging import read_snapshot
+from persist.engine.read.parts.reader import PartReader
+from persist.engine.read.planning.scan import Scan
+
+SHAPE = "exchange int, partition int, rows binary"
+Stored: TypeAlias = Mapping[str, Sequence[Part]]  # By output.
+WAKES = -1  # No exchange: a row that lets a task run that has no other one.
+BLOCK_BYTES_MAX = 64 << 20
+_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
+_NOTHING = pa.schema([("nothing", pa.int8())])  # Stands for a stream without columns.
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What one task reads.
+
+    Attributes:
+        is_changes: it is one of changes, and otherwise one of contents.
+    """
+
+    scan: Scan
+    is_changes: bool
+
+
+@dataclass(frozen=True)
+class SourceSlices:
+    """What a source stage reads, cut for its tasks.
+
+    Attributes:
+        slices: of the contents as of a time, and of the changes after it.
+        bytes: that these read, decoded, by an estimate.
+        as_of: when the contents come.
+        columns: of the source, with the types that the plan takes them for.
+    """
+
+    address: CollectionAddress
+    slices: Sequence[Slice]
+    bytes: int
+    as_of: int
+    columns: pa.Schema
+
+    def read(self, piece: Slice, reader: PartReader) -> Iterator[pa.Table]:
+        """Yield the updates of one slice."""
+        names = [*self.columns.names, "_time", "_diff"]
+        if piece.is_changes:
+            yield read_changes(piece.scan, reader).select(names)
+            return
+        for table in read_snapshot(piece.scan, "diff", reader):
+            yield table.append_column("_time", pa.array(np.full(len(table), self.as_of))).select(names)
+
+
+@dataclass(frozen=True)
+class Written:
+    """How a task writes an output.
+
+    Attributes:
+        lower: updates before this time are there already.
+        is_new: there are none; those before lower, of constants, come then.
+    """
+
+    target: Target
+    lower: int
+    is_new: bool
+
+
+class StoredParts(msgspec.Struct, frozen=True, array_like=True):
+    """What a task has stored of one output."""
+
+    collection: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """What the tasks of a stage do; `rows` is a function for `DataFrame.mapInArrow`.
+
+    Attributes:
+        partitions: how many tasks a keyed stage has.
+        written: of each output, by the name of its collection.
+    """
+
+    stage: StagePlan
+    partitions: int
+    written: Mapping[str, Written]
+    slices: SourceSlices | None = None
+
+    def gives_to(self, other: "StageTask") -> bool:
+        """Whether another stage reads what this one gives."""
+        return any(exchange in other.stage.reads for exchange in self.stage.gives)
+
+    @property
+    def own(self) -> int:
+        """What stands for the source of the stage among what a task holds: no exchange has this number."""
+        return WAKES - self.stage.number
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Do what one task does, given rows of SHAPE, or, of a stage with a source, numbers of slices."""
+        if self.slices is None:
+            held: dict[int, list[pa.Table]] = {}
+            for batch in batches:
+                for number, rows in zip(batch.column(0).to_pylist(), batch.column(2), strict=True):
+                    if rows.is_valid:
+                        held.setdefault(number, []).append(pa.ipc.open_stream(rows.as_buffer()).read_all())
+            yield from self._run(held)
+            return
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                with self.slices.address.opened() as storage:
+                    read = [*self.slices.read(self.slices.slices[number], PartReader(storage.blob))]
+                yield from self._run({self.own: read})
+
+    def _run(self, held: Mapping[int, list[pa.Table]]) -> Iterator[pa.RecordBatch]:
+        given = _StageProgram(self)
+        for exchange, table in given.results(held):
+            yield from self._shared_out(exchange, table)
+        for collection, table in given.outputs:
+            target = self.written[collection].target
+            parts = upload(target, [to_updates(table, target.schema)]) if table.num_rows else ()
+            yield block_row(WAKES, 0, msgspec.json.encode(StoredParts(collection, parts)))
+
+    def due(self, collection: str, table: pa.Table) -> pa.Table:
+        """Return the updates of an output that are not there yet."""
+        how = self.written[collection]
+        if how.lower > TIME_MAX:  # It is complete for ever: of constants alone.
+            return table.slice(0, 0)
+        if not how.is_new:
+            return table.filter(pc.greater_equal(table["_time"], how.lower))
+        at = table.column_names.index("_time")
+        return table.set_column(at, "_time", pc.max_element_wise(table["_time"], pa.scalar(how.lower)))
+
+    def _shared_out(self, exchange: Exchange, table: pa.Table) -> Iterator[pa.RecordBatch]:
+        if not table.num_rows:
+            return
+        if exchange.keys == () or self.partitions == 1:
+            for block in _blocks(table):
+                yield block_row(exchange.number, 0, block)
+            return
+        by = exchange.columns.names if exchange.keys is None else exchange.keys
+        to = (row_hashes(table, by) % np.uint64(self.partitions)).astype(np.int64)
+        order = to.argsort(kind="stable")
+        table, to = table.take(pa.array(order)), to[order]
+        starts = [0, *(np.flatnonzero(to[1:] != to[:-1]) + 1).tolist()]
+        for start, end in zip(starts, [*starts[1:], len(to)], strict=True):
+            for block in _blocks(table.slice(start, end - start)):
+                yield block_row(exchange.number, int(to[start]), block)
+
+
+class _StageProgram:
+    """The program of a stage, for what one task has of what the stage reads."""
+
+    def __init__(self, task: StageTask) -> None:
+        self._task, stage = task, task.stage
+        self._program = Program("stage")
+        self._plan = self._program.plan
+        self._inputs: dict[int, tuple[str, int]] = {}  # What is held of exchanges and sources, with its node.
+        nodes: dict[int, int] = {}  # Of this program, by those of the whole.
+        self._sinks: list[tuple[str, Captured]] = []
+        if task.slices is not None and stage.source is not None:
+            nodes[stage.source.number] = self._input(task.own, task.slices.columns)
+        brought = {exchange.number: self._input(exchange.number, exchange.columns) for exchange in stage.reads}
+        for node in stage.nodes:
+            inputs = [
+                nodes[number] if (fed := stage.feeds.get((node.number, place))) is None else brought[fed.number]
+                for place, number in enumerate(node.inputs)
+            ]
+            if isinstance(node.operator, Persist):
+                self._sinks.append((node.operator.collection, self._captured(inputs[0])))
+            else:
+                added = self._plan.add(node.operator, tuple(inputs), node.schema)
+                nodes[node.number] = self._plan.change(added.number, name=node.title).number
+        self._results = [(exchange, self._captured(nodes[exchange.node])) for exchange in stage.gives]
+        self.outputs: list[tuple[str, pa.Table]] = []
+
+    def results(self, held: Mapping[int, list[pa.Table]]) -> Iterator[tuple[Exchange, pa.Table]]:
+        """Yield what the stage gives, by exchange; `outputs` then has what is to be stored."""
+        known = {
+            node: Statistics(float(sum(len(table) for table in held.get(number, ()))))
+            for number, (_, node) in self._inputs.items()
+        }
+        with Running(self._program, None, Options(), known) as running:
+            for number, (name, _) in self._inputs.items():
+                for table in held.get(number, ()):
+                    running[name].insert(table)
+                running[name].close()
+            running.run()
+            for exchange, updates in self._results:
+                yield exchange, _with_nothing(updates.updates(), exchange)
+            self.outputs = [(name, self._task.due(name, updates.updates())) for name, updates in self._sinks]
+
+    def _input(self, number: int, columns: pa.Schema) -> int:
+        kinds = {column.name: column.type for column in (columns or _NOTHING)}
+        name = f"input {number}"
+        made = self._program.input(name, key=None, value=kinds).number
+        self._inputs[number] = name, made
+        return made if columns.names else self._plan.add(Linear((Map(()),)), (made,), columns).number
+
+    def _captured(self, number: int) -> Captured:
+        return Stream(self._program, number).capture()
+
+
+def _with_nothing(table: pa.Table, exchange: Exchange) -> pa.Table:
+    return table if exchange.columns.names else table.append_column("nothing", pa.array(np.zeros(len(table), np.int8)))
+
+
+def _blocks(table: pa.Table) -> Iterator[bytes]:
+    rows = max(1, int(len(table) * BLOCK_BYTES_MAX / max(1, table.nbytes)))
+    for start in range(0, len(table), rows):
+        target = pa.BufferOutputStream()
+        with pa.ipc.new_stream(target, table.schema, options=_LZ4) as stream:
+            stream.write_table(table.slice(start, rows))
+        yield target.getvalue().to_pybytes()
+
+
+def block_row(exchange: int, partition: int, rows: bytes | None) -> pa.RecordBatch:
+    """Return a row of SHAPE."""
+    return pa.record_batch(
+        {
+            "exchange": pa.array([exchange], pa.int32()),
+            "partition": pa.array([partition], pa.int32()),
+            "rows": pa.array([rows], pa.binary()),
+        }
+    )

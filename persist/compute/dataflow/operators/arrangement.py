@@ -1,0 +1,194 @@
+"""Arrangements: the state that joins and reductions look up, all of it or what was requested.
+
+An arrangement is the complete updates of a collection, indexed by key, for all operators that use this key. In each
+pass it takes what has become ready as one new batch. Readers see the batch and, apart from it, the spine of all
+before. Each reader says from which frontier on it will compare times; the arrangement compacts up to the meet of these.
+
+A program that goes on from sealed outputs need not read its sources whole: its
+arrangements are *partial*. One that is asked for keys that it does not hold yet requests the contents of its input for
+them, and keeps what it got. The request passes from operator to operator, down to the sources, which read the parts
+that may hold such records. An operator whose output is stored answers from there.
+
+    a partial arrangement holds, for each key in `loaded`, all updates of its input at times before this pass
+    new updates of other keys are dropped: whoever asks for such a key later gets them with its contents
+
+So a program with empty arrangements is refreshed at the cost of what its changes touch, and one with full arrangements
+reads changes only; in between are those that keep what they requested. The idea is Noria's upquery into partial state
+(Gjengset et al., OSDI 2018); here times make it exact, since contents are those of one sealed time.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from persist.compute.dataflow.operators.linear import Shape
+from persist.compute.dataflow.operators.operators import Position, StashingOperator, requested
+from persist.compute.dataflow.state.spine import Allocate, Spine
+from persist.compute.dataflow.updates.batch import (
+    Keys,
+    Layout,
+    distinct_columns,
+    key_hashes,
+    matches,
+    to_batch,
+    with_diffs,
+)
+from persist.compute.dataflow.updates.times import Ints, meet_of
+from persist.core.antichain import Antichain
+
+ReaderFrontier = Callable[[], Antichain]
+
+
+class Arrangement(StashingOperator):
+    """A spine, and the batch of this pass.
+
+    Attributes:
+        new: the updates that became ready in this pass or iteration, or None.
+        spine: all before; of a partial arrangement, those of the keys that it has loaded.
+        loaded: these keys; None if it holds all.
+        seeds: reads the updates of some keys where a collection stores them; it returns None if that is not possible.
+    """
+
+    def __init__(
+        self,
+        at: Position,
+        layout: Layout,
+        shape: Shape,
+        schema: pa.Schema,
+        allocate: Allocate,
+        *,
+        adds_up: bool = False,
+    ) -> None:
+        super().__init__(at, layout, shape, adds_up=adds_up)
+        self._allocate = allocate
+        self.spine = Spine(layout, allocate)
+        self.new: Ints | None = None
+        self.schema = schema
+        self._readers: list[ReaderFrontier] = []
+        self._is_needed = True
+        self._restored: tuple[Ints, int] | None = None
+        self.loaded: Spine | None = None
+        self.seeds: Callable[[Ints], Ints | None] | None = None
+
+    def read_from(self, frontier: ReaderFrontier) -> None:
+        """Take note of a reader: it compares times with those beyond its frontier only."""
+        self._readers.append(frontier)
+
+    def restore(self, updates: Ints, at: int) -> None:
+        """Take updates, in the next pass, for what comes of the input up to a time."""
+        self._restored = updates, at
+
+    def shaped(self) -> Ints | None:
+        arrived = super().shaped()
+        if self._restored is None:
+            return arrived
+        (updates, at), self._restored = self._restored, None
+        if arrived is None:
+            return updates
+        return np.concatenate((updates, arrived[:, arrived[self.layout.words] > at]), axis=1)
+
+    def run(self) -> None:
+        self._keep()  # What is new in the iteration before.
+        self.new = self.taken()
+        self.out = None if self.new is None else self.new[1:]
+
+    def settle(self) -> None:
+        since = meet_of([read() for read in self._readers]) if self._readers else self.spine.since
+        if since is not self.spine.since:
+            if since.is_empty:
+                # Nobody will ever look anything up here again.
+                self.spine, self.new, self._is_needed = Spine(self.layout), None, False
+            else:
+                self.spine.advance(since)
+        self._keep()
+
+    def _keep(self) -> None:
+        if self.new is not None:
+            if self._is_needed:
+                self.spine.insert(self.new if self.loaded is None else self._of_loaded(self.new, self.loaded))
+            self.new = None
+
+    def _of_loaded(self, batch: Ints, loaded: Spine) -> Ints:
+        """Return the updates of a batch whose keys are loaded."""
+        keys = self.layout.key_rows(batch)
+        flags = np.zeros(batch.shape[1], np.bool_)
+        flags[loaded.lookup(key_hashes(keys), keys)[0]] = True
+        return batch if flags.all() else batch[:, flags]
+
+    def become_partial(self) -> None:
+        """Hold nothing, and load the keys that are looked up from the contents of the input."""
+        self.spine = Spine(self.layout, self._allocate)
+        self.loaded = Spine(Layout(self.layout.keys, 0, 0), self._allocate)
+
+    def load_all(self) -> None:
+        """Load the contents of the input, as far as they are not there."""
+        if self.loaded is not None:
+            self._replace(self.with_shape(self.inputs[0].contents(None)))
+
+    def _replace(self, updates: Ints) -> None:
+        self.spine, self.loaded = Spine(self.layout, self._allocate), None
+        self.spine.insert(to_batch(updates, self.layout))
+
+    def _load(self, keys: Ints) -> None:
+        """Load the keys among some that are not loaded."""
+        assert self.loaded is not None
+        if not self.layout.keys or self.inputs[0].is_small:
+            seeds = None if self.layout.keys or self.seeds is None else self.seeds(keys[:, :1])
+            if seeds is None:
+                self.load_all()
+            else:
+                self._replace(seeds)
+            return
+        keys = distinct_columns(keys)
+        missing = np.ones(keys.shape[1], np.bool_)
+        missing[self.loaded.lookup(key_hashes(keys), keys)[0]] = False
+        if not missing.any():
+            return
+        keys = keys[:, missing]
+        updates = None if self.seeds is None else self.seeds(keys)
+        if updates is None:
+            places = Keys(tuple(range(self.layout.keys)), keys)
+            below, is_same = places.traced(self.origins)
+            updates = self.with_shape(self.inputs[0].contents(below))
+            if below is None:
+                self._replace(updates)
+                return
+            updates = updates if is_same else updates[:, places.selects(updates)]
+        self.spine.insert(to_batch(updates, self.layout))
+        self.loaded.insert(to_batch(with_diffs(keys), self.loaded.layout))
+
+    def computed(self, keys: Keys | None) -> Ints:
+        if self.loaded is None:
+            everything = list(self.spine.batches())
+            updates = np.concatenate(everything, axis=1)[1:] if everything else self.layout.empty()[1:]
+            return updates if keys is None else updates[:, keys.selects(updates)]
+        return requested(self.inputs, keys, self.origins, self.with_shape)
+
+    def lookup(self, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
+        """Return the updates of keys: the number of the key and the row, for each; with those of this pass, or not."""
+        if self.loaded is not None and keys.shape[1]:
+            self._load(keys)
+        numbers, rows = self.spine.lookup(hashes, keys)
+        if has_new and self.new is not None:
+            others, more = _in_batch(hashes, keys, self.new)
+            if len(others):
+                numbers, rows = np.concatenate((numbers, others)), np.concatenate((rows, more), axis=1)
+        return numbers, rows
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        chunks = [batch[1 : 1 + self.layout.words] for batch in self.spine.batches()]
+        chunks += [] if self.new is None else [self.new[1 : 1 + self.layout.words]]
+        kept = [(words, self.schema) for words in [*chunks, *self.waiting_words()]]
+        if self.loaded is not None:
+            columns = pa.schema([self.schema.field(at) for at in range(self.layout.keys)])
+            kept += [(batch[1 : 1 + self.layout.keys], columns) for batch in self.loaded.batches()]
+        return kept
+
+    def bytes(self) -> int:
+        return self.spine.bytes + (0 if self.loaded is None else self.loaded.bytes)
+
+
+def _in_batch(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
+    ones, others = matches(hashes, keys, batch)
+    return ones, batch.take(others, axis=1)

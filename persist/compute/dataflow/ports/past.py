@@ -1,0 +1,308 @@
+"""What a collection held as of a time, read for some keys: where requests of a partial program end.
+
+A request names columns and their values. The records are found, whatever costs least by the descriptors of parts,
+
+    by the key       the row groups that may hold one of the keys, if the columns are the first ones of the key
+    by an index      the same in an index of the collection, and what has changed since
+    by a scan        of the parts that may hold such values; records with others are dropped as they are decoded
+
+No I/O is done to choose. What is read is encoded as the program encodes its sources. A source of few bytes is read
+whole at its first request, and kept.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.part import Part
+from persist.compute.dataflow.updates.batch import Keys
+from persist.compute.dataflow.updates.times import Ints
+from persist.compute.dataflow.updates.words import Domain
+from persist.compute.index import PAYS, Path, own_path, paths_of
+from persist.core.errors import WouldRecompute
+from persist.engine.collection.reads import snapshot
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.read.lookups.lookup import Lookup
+from persist.engine.read.merging import read_snapshot
+from persist.engine.read.planning.scan import Scan, narrowed_scan
+from persist.engine.read.results.snapshot import Snapshot
+
+SMALL_BYTES = 256 << 10  # Decoded: a collection of fewer is read whole.
+SPARSE_ROWS = 20  # Rows of the collection for each key: then a look-up decodes little, even if it reads much.
+SPARSE_TIMES = 4  # So many times the collection, at most, is decoded by such look-ups.
+KEPT_BYTES = 64 << 20  # Of what was requested in a refresh: the same is requested by several operators.
+INDEXED_ROWS = 40_000  # That are read for each key that is looked up in an index, at most.
+LISTED_MAX = 10_000  # More values are named by their bounds in the filter that prunes parts.
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One read of a collection for the program.
+
+    Attributes:
+        title: of the source.
+        columns: by which records were requested; None for all records.
+        keys: how many.
+        bytes: about how many were decoded.
+        least: how many an index by these columns would leave, if there is none.
+    """
+
+    title: str
+    columns: tuple[str, ...] | None
+    keys: int
+    bytes: int
+    least: int | None = None
+
+    def __str__(self) -> str:
+        if self.columns is None:
+            return f"{self.title}: all that it held, about {self.bytes:,} bytes"
+        by = ", ".join(self.columns)
+        return f"{self.title}: what {self.keys:,} keys of ({by}) held, about {self.bytes:,} bytes"
+
+
+class Past:
+    """Reads a collection as of a time that moves with the program.
+
+    Args:
+        title: what messages call it.
+        handle: with the version of the schema that the program reads.
+        columns: names and types of what the program reads.
+        refuses: raise WouldRecompute where all records would have to be read of a large collection.
+
+    Attributes:
+        readings: what was read since the time last moved.
+    """
+
+    def __init__(
+        self, program: str, title: str, handle: CollectionHandle, columns: pa.Schema, domain: Domain, as_of: int
+    ) -> None:
+        self.title = title
+        self.refuses = False
+        self.readings: list[Reading] = []
+        self._program = program
+        self._handle = handle
+        self._columns = columns
+        self._domain = domain
+        self._as_of = as_of
+        self._snapshot: Snapshot | None = None
+        self._everything: Ints | None = None
+        self._requested: dict[tuple[tuple[int, ...], bytes], Ints] = {}
+        self._null: dict[str, bool] = {}
+
+    @property
+    def is_positive(self) -> bool:
+        """Whether descriptors tell that no multiplicity was ever negative. Of a keyed collection, none is."""
+        return self._handle.keyed is not None or not any(part.negatives for part in self._scan.all_parts)
+
+    def may_be_null(self, column: str) -> bool:
+        """Return whether descriptors leave open that a column had NULLs."""
+        if column not in self._null:
+            self._null[column] = any(self._has_nulls(part, column) for part in self._scan.all_parts)
+        return self._null[column]
+
+    def _has_nulls(self, part: Part, column: str) -> bool:
+        schema = self._scan.schema
+        count = part.nulls(column, schema)
+        if count is None and part.inline and part.schema == schema.version:
+            count = decode_part(part.inline, part, schema, columns=[column])[column].null_count
+        return count is None or count > 0
+
+    def move(self, as_of: int) -> None:
+        """Read as of a later time from now on."""
+        if as_of != self._as_of:
+            self.close()
+            self._as_of = as_of
+            self._null = {}
+
+    def close(self) -> None:
+        """Stop reading; idempotent."""
+        self._everything = None
+        self._requested = {}
+        if self._snapshot is not None:
+            self._snapshot.close()
+            self._snapshot = None
+
+    @property
+    def bytes(self) -> int:
+        """About how many bytes the collection takes, decoded."""
+        return self._scan.memory
+
+    @property
+    def is_small(self) -> bool:
+        """Whether requests read all of it."""
+        return self.bytes <= SMALL_BYTES
+
+    def contents(self, keys: Keys | None) -> Ints:
+        """Return what the collection holds for some keys, or all of it: updates of words, the time and diffs.
+
+        Raises:
+            WouldRecompute: all records are requested, and this program refuses that.
+            AsOfCompacted, LeaseExpired: it cannot be read at that time any more.
+        """
+        if keys is not None and not self.is_small:
+            return self._of_keys(keys)
+        if keys is None and self.refuses and not self.is_small:
+            raise WouldRecompute(self._program, f"all of {self.title} is needed")
+        if self._everything is None:
+            self.readings.append(Reading(self.title, None, 0, self.bytes))
+            assert self._snapshot is not None
+            everything = self._encoded(self._snapshot.unsummed())
+            if not self.is_small:
+                return everything
+            self._everything = everything
+        return self._everything if keys is None else self._everything[:, keys.selects(self._everything)]
+
+    def _of_keys(self, keys: Keys) -> Ints:
+        """Return what it holds for some keys; several operators may request the same."""
+        name = keys.columns, keys.words.tobytes()
+        if name not in self._requested:
+            found = self._read(keys)
+            if sum(updates.nbytes for updates in self._requested.values()) + found.nbytes > KEPT_BYTES:
+                return found
+            self._requested[name] = found
+        return self._requested[name]
+
+    def _read(self, keys: Keys) -> Ints:
+        names = tuple(self._columns.names[column] for column in keys.columns)
+        table = self._as_table(names, keys)
+        lookup = None if table is None else self._cheapest(names, table)
+        if lookup is not None:
+            size, read = lookup
+            tables: Iterator[pa.Table] = iter([read()])
+        else:
+            scan = self._scan if table is None else narrowed_scan(self._scan, _pruning(table)) or self._scan
+            size = scan.memory
+            tables = self._scanned(scan)
+        least = None if lookup is not None or table is None else self._least(names, len(table))
+        self.readings.append(Reading(self.title, names, keys.words.shape[1], size, least))
+        made = [self._encoded([found]) for found in tables]
+        chosen = [updates[:, keys.selects(updates)] for updates in made]
+        return np.concatenate([np.empty((len(self._columns) + 2, 0), np.int64), *chosen], axis=1)
+
+    def _least(self, names: Sequence[str], keys: int) -> int | None:
+        """Return about how many bytes an index by some columns would leave to decode; None if there is one."""
+        if self._path(names) is not None:
+            return None
+        rows = sum(part.rows for part in self._scan.all_parts)
+        return min(self.bytes, keys * INDEXED_ROWS * self.bytes // max(rows, 1))
+
+    def _scanned(self, scan: Scan) -> Iterator[pa.Table]:
+        reader = self._handle.engine.reader().for_once()
+        for piece in scan.slices_within(reader.slice_bytes):
+            yield from read_snapshot(piece, "diff", reader)
+
+    def _as_table(self, names: Sequence[str], keys: Keys) -> pa.Table | None:
+        """Return keys with the types of the collection; None if it cannot hold one of them."""
+        columns = []
+        for name, words in zip(names, keys.words, strict=True):
+            kind = self._scan.given.arrow.field(name).type
+            values = self._domain.decode(words, self._columns.field(name).type)
+            if values.type != kind:
+                try:
+                    values = values.cast(kind)
+                except pa.ArrowInvalid:
+                    return None
+            columns.append(values)
+        return pa.table(columns, schema=pa.schema([(name, one.type) for name, one in zip(names, columns, strict=True)]))
+
+    def _cheapest(self, names: tuple[str, ...], keys: pa.Table) -> tuple[int, Callable[[], pa.Table]] | None:
+        """Return what looks keys up, with about how many bytes it decodes; None if a scan costs less."""
+        scan, reader = self._scan, self._handle.engine.reader().for_once()
+        rows = sum(part.rows for part in scan.all_parts)
+        if {*names} == {*scan.schema.key_names} and not any(column.null_count for column in keys.columns):
+            lookup = Lookup(scan)
+            wanted = lookup.wanted(keys.select([*scan.schema.key_names]))
+            size, read = lookup.bytes_of(wanted)[0], lambda: lookup.contents(wanted, "diff", reader)
+            return (size, read) if 2 * size <= scan.memory or SPARSE_ROWS * len(keys) <= rows else None
+        path = self._path(names)
+        if path is None:
+            return None
+        own = keys.select([*path.columns])
+        if len(path.columns) < len(names):
+            own = own.group_by([*path.columns]).aggregate([])
+        size, read = path.bytes_of(own)[0], lambda: path.records(own, reader)
+        is_sparse = size <= SPARSE_TIMES * scan.memory and SPARSE_ROWS * len(own) <= rows
+        narrow = narrowed_scan(scan, _pruning(keys)) or scan
+        return (size, read) if is_sparse or PAYS * size <= narrow.memory else None
+
+    def _path(self, names: Sequence[str]) -> Path | None:
+        """Return the path by which records are found by as many of some columns as possible."""
+        scan, handle = self._scan, self._handle
+        key = scan.schema.key_names
+        count = next((at for at, name in enumerate(key) if name not in names), len(key))
+        paths = [path] if (path := own_path(scan, count)) is not None else []
+        contents = handle.folded(handle.known())
+        paths += paths_of(handle, contents, scan.given, self._as_of, self._columns.names)
+        fits = [path for path in paths if {*path.columns} <= {*names}]
+        return max(fits, key=lambda path: len(path.columns), default=None)
+
+    @property
+    def _scan(self) -> Scan:
+        if self._snapshot is None:
+            handle = self._handle
+            self._snapshot = snapshot(
+                handle,
+                self._as_of,
+                columns=self._columns.names,
+                form="diff",
+                schema=handle.schema.version,
+                timeout_s=0.0,
+            )
+        return self._snapshot.scan
+
+    def _encoded(self, tables: "Iterator[pa.Table] | list[pa.Table]") -> Ints:
+        """Return the rows of tables as updates at the time that is read."""
+        made = [encoded(self._domain, self._columns, table) for table in tables]
+        updates = np.empty((len(self._columns) + 2, sum(len(rows[-1]) for rows in made)), np.int64)
+        updates[-2] = self._as_of
+        end = 0
+        for rows in made:
+            first, end = end, end + len(rows[-1])
+            for into, row in zip((*updates[:-2], updates[-1]), rows, strict=True):
+                into[first:end] = row
+        return updates
+
+
+def encoded(domain: Domain, columns: pa.Schema, table: pa.Table) -> list[Ints]:
+    """Return the words of each column of a table, and the diffs."""
+    rows = []
+    for column in columns:
+        values = table[column.name]
+        rows.append(domain.encode(values if values.type == column.type else values.cast(column.type)))
+    return [*rows, table["_diff"].combine_chunks().to_numpy()]
+
+
+def _pruning(keys: pa.Table) -> pc.Expression | None:
+    """Return a filter that all records with these keys pass, to leave out parts; None if there is none."""
+    filters = []
+    for name in keys.column_names:
+        values = keys[name].combine_chunks()
+        if not _is_ordered(values.type):
+            continue
+        there = values.drop_null()
+        if len(there) == 0:
+            condition = pc.field(name).is_null()
+        else:
+            bounds = pc.min_max(there)
+            is_listed = len(there) <= LISTED_MAX
+            condition = (
+                pc.field(name).isin(there)
+                if is_listed
+                else (pc.field(name) >= bounds["min"]) & (pc.field(name) <= bounds["max"])
+            )
+            condition = condition | pc.field(name).is_null() if values.null_count else condition
+        filters.append(condition)
+    result = None
+    for condition in filters:
+        result = condition if result is None else result & condition
+    return result
+
+
+def _is_ordered(kind: pa.DataType) -> bool:
+    """Whether a filter of Arrow compares values as keys are compared; of floats, it does not."""
+    return bool(pat.is_integer(kind) or pat.is_string(kind) or pat.is_date(kind) or pat.is_timestamp(kind))

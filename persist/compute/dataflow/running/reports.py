@@ -1,0 +1,80 @@
+"""What the operators of a running program did and keep, as a report for people."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from persist.compute.dataflow.operators.loop import Loop
+from persist.compute.dataflow.operators.operators import Operator
+from persist.core.rendering import html_rows, plain
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorReport:
+    """One operator.
+
+    Attributes:
+        title, kind: how messages call it, and what it is, such as "join".
+        inputs: the places, in the list of all, of the operators that it reads.
+        updates, seconds: it gave out so many, and took so long, since the program was opened.
+        kept_updates, kept_bytes: its state.
+    """
+
+    title: str
+    kind: str
+    inputs: tuple[int, ...]
+    updates: int
+    seconds: float
+    kept_updates: int
+    kept_bytes: int
+
+    @property
+    def rate(self) -> float | None:
+        """Updates given out per second of its own work; None where there was none."""
+        works = self.updates and self.seconds > 0 and self.kind != "entry"
+        return self.updates / self.seconds if works else None
+
+
+def reports_of(operators: Sequence[Operator]) -> list[OperatorReport]:
+    """Return a report of each operator of the outermost scope; an iteration is one."""
+    places = {id(operator): place for place, operator in enumerate(operators)}
+    return [_report(operator, places) for operator in operators]
+
+
+def _report(operator: Operator, places: dict[int, int]) -> OperatorReport:
+    state = [*operator.state()]
+    return OperatorReport(
+        title=operator.title,
+        kind="iteration" if isinstance(operator, Loop) else type(operator).__name__.removesuffix("Operator").lower(),
+        inputs=tuple(dict.fromkeys(places[id(source)] for source in operator.inputs if id(source) in places)),
+        updates=operator.given_out,
+        seconds=operator.seconds,
+        kept_updates=sum(rows for _, rows, _ in state),
+        kept_bytes=sum(size for _, _, size in state),
+    )
+
+
+def depths(reports: Sequence[OperatorReport]) -> list[int]:
+    """Return how many steps each operator is from those that read nothing."""
+    steps: list[int] = []
+    for place, report in enumerate(reports):
+        steps.append(max((steps[i] + 1 for i in report.inputs if i < place), default=0))
+    return steps
+
+
+def shown(name: str, reports: Sequence[OperatorReport]) -> str:
+    """Return the operators as a table in HTML; nothing in names is interpreted."""
+    head = ("", "operator", "kind", "reads", "updates", "per second", "keeps")
+    rows = [
+        (
+            str(place),
+            report.title,
+            report.kind,
+            ", ".join(map(str, report.inputs)),
+            f"{report.updates:,}",
+            "" if report.rate is None else f"{report.rate:,.0f}",
+            f"{report.kept_updates:,} ({report.kept_bytes:,} B)" if report.kept_bytes else "",
+        )
+        for place, report in enumerate(reports)
+    ]
+    return f"<figure><figcaption>{escape(plain(name))}</figcaption>{html_rows(head, rows)}</figure>"

@@ -1,0 +1,136 @@
+"""Tasks of a cluster give what a running program gives, at every time; and what they cannot compute is named."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import persist
+from persist import View
+from persist.compute.dataflow.cluster.exchanges import cut
+from persist.compute.dataflow.cluster.job import Job
+from persist.compute.dataflow.ports.ports import Ports
+from persist.compute.dataflow.running.partial import why_whole
+from persist.compute.sql.types import to_arrow
+from persist.core.settings import Tuning
+from persist.dataflow import Program, col
+from persist.errors import InvalidUsage, OperatorFailed
+from tests.compute.dataflow.cluster.emulated import compute_by_tasks, emulated
+from tests.compute.sql.corpus import QUERIES
+from tests.compute.sql.grammar import Grammar
+from tests.compute.sql.oracle import TABLES, changes
+from tests.compute.sql.whole_history import held
+
+pytestmark = pytest.mark.filterwarnings("ignore::persist.sql.UnboundedState")
+QUIET = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[persist.Client]:
+    with persist.open(str(tmp_path / "location"), settings=QUIET) as found:
+        yield found
+
+
+def write(client: persist.Client, seed: int, first: int, last: int, *, only: str | None = None) -> None:
+    """Let the tables change at some times; in the last step only one row of one table, if it is named."""
+    for time, batch in [*enumerate(changes(seed, steps=last, size=6))][first:last]:
+        for name, every in batch.items():
+            rows = every if only is None else every[: name == only]
+            table = client.create_or_load(name, key={c: to_arrow(k) for c, k in TABLES[name]}, value=None)
+            table.write([((row, None), time, diff) for row, diff in rows])
+            table.seal(time + 1).result()
+
+
+def both(client: persist.Client, queries: list[str]) -> list[tuple[str, View, View]]:
+    """Return each query as two views, one to be stepped by tasks and one embedded; those that a view may be."""
+    found = []
+    for number, sql in enumerate(queries):
+        named = f"SELECT * FROM ({sql}) AS q" if " order by " not in sql.lower() else sql
+        try:
+            found.append((sql, client.create_view(f"by tasks {number}", named), client.create_view(f"{number}", named)))
+        except InvalidUsage:
+            continue
+    return found
+
+
+def check(client: persist.Client, queries: list[str], seed: int) -> int:
+    """Raise AssertionError unless views hold the same whoever computes them; return how many tasks can compute."""
+    write(client, seed, 0, 2)
+    views, done = both(client, queries), 0
+    for first, last, only in ((2, 2, None), (2, 4, None), (4, 5, [*TABLES][seed % len(TABLES)])):
+        write(client, seed, first, last, only=only)
+        for sql, by_tasks, embedded in views:
+            if why_whole(by_tasks.live.program().plan.without_unused()) is not None:
+                continue
+            try:
+                embedded.refresh()
+            except OperatorFailed:  # The query fails on a row: what tasks do then is tested with Spark.
+                continue
+            compute_by_tasks(by_tasks, partitions=1 + seed % 4, seed=seed)
+            embedded.close()
+            assert held(by_tasks) == held(embedded), sql
+            done += last == 5
+    return done
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("block", range(6))
+def test_tasks_give_what_a_running_program_gives(client: persist.Client, block: int) -> None:
+    assert check(client, QUERIES[block::6], block) >= 5
+
+
+@pytest.mark.thorough(except_every=20)
+@pytest.mark.parametrize("block", range(20))
+def test_tasks_give_what_a_running_program_gives_for_random_queries(client: persist.Client, block: int) -> None:
+    queries = [Grammar(1000 + 4 * block + number).query() for number in range(4)]
+    assert check(client, queries, block) >= 2
+
+
+def test_what_tasks_cannot_compute_says_why(client: persist.Client) -> None:
+    write(client, 1, 0, 1)
+    recursive = client.create_view(
+        "r", "WITH RECURSIVE r AS (SELECT a FROM t UNION SELECT a + 1 FROM r WHERE a < 9) SELECT a AS a FROM r"
+    )
+    assert "is recursive" in str(why_whole(recursive.live.program().plan.without_unused()))
+    current = client.create_view("c", "SELECT a, b FROM u WHERE a <= _now()")
+    assert "as time goes on" in str(why_whole(current.live.program().plan.without_unused()))
+    program = Program("p").using(client)
+    program.source("t").inspect(print)
+    assert "lives in the program that runs it" in str(why_whole(program.plan.without_unused()))
+    assert "2 dimensions" in str(why_whole(Program("two", dimensions=2).plan))
+
+
+def test_there_is_one_shuffle_for_each_change_of_key(client: persist.Client) -> None:
+    write(client, 1, 0, 1)
+    program = Program("p").using(client)
+    t, u = program.source("t"), program.source("u")
+    joined = t.join(u.map(a=col("a"), v=col("b")), "a")
+    joined.group_by("a").agg(n=col("v").sum()).persist("by a", key=["a"])
+    stages = cut(program.plan.without_unused())
+    assert [(each.source is not None, [one.keys for one in each.reads], len(each.sinks)) for each in stages] == [
+        (True, [], 0), (True, [], 0), (False, [("a",), ("a",)], 1)
+    ]  # fmt: skip
+    joined.group_by("s").agg(n=col("v").sum()).persist("by s", key=["s"])
+    stages = cut(program.plan.without_unused())
+    assert [[one.keys for one in each.reads] for each in stages if each.reads] == [[("a",), ("a",)], [("s",)]]
+
+
+def test_a_job_that_somebody_came_before_is_refused_as_a_whole_and_leaves_nothing(client: persist.Client) -> None:
+    write(client, 3, 0, 2)
+    view = client.create_view("v", "SELECT a, count(*) AS n FROM t GROUP BY a")
+    other = client.create_view("o", "SELECT n, count(*) AS m FROM v GROUP BY n")
+    other.refresh()
+    other.close()
+    write(client, 3, 2, 4)
+    program = other.live.program()
+    with Ports.of_step(program, client.engine) as ports, Job(program, ports, client.url, {}, 2) as job:
+        stored = emulated(job.tasks(2), random.Random(1))
+        assert {*stored} == {"v", "o"}
+        view.refresh()
+        with pytest.raises(persist.errors.UpperMismatch):
+            job.commit(stored)
+    other.refresh()
+    blobs = {entry.key for entry in client.engine.blob.list("part/")}
+    assert not blobs & {part.blob for parts in stored.values() for part in parts if part.blob}
+    assert client.fsck().problems == ()
