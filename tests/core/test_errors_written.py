@@ -11,7 +11,7 @@ import pytest
 import persist
 from persist import errors
 from persist.core.errors import Superseded, UnsealedWrites, with_timeline
-from persist.core.errors.written import ERRORS
+from persist.core.written_errors import ERRORS
 from persist.errors import PersistError
 
 SEVEN = persist.Antichain(7)

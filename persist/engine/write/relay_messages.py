@@ -32,7 +32,6 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.small import SmallUpdates, gathered
 from persist.core.errors import SchemaMismatch
-from persist.core.errors.written import ERRORS
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.log import kinds
 from persist.core.log.fields import Watermarks
@@ -42,6 +41,7 @@ from persist.core.state_rules.collection_rules import Condition
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import PlannedPend
 from persist.core.state_rules.schemas import version_of
+from persist.core.written_errors import ERRORS
 from persist.engine.write.commit_future import Committed
 from persist.engine.write.operations import Asked, AtCommit, Operation, Step, Write
 from persist.engine.write.relay import Answer

@@ -45,7 +45,7 @@ from persist.blob.served import (
 from persist.blob.threads import DaemonThreads
 from persist.blob.written_errors import WrittenError
 from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError, Unavailable
-from persist.core.errors.written import ERRORS
+from persist.core.written_errors import ERRORS
 from persist.services.serve.messages import Address, decode_message, message_of
 from persist.services.serve.rights import RIGHTS, NotAllowed, Tokens
 
