@@ -40,15 +40,14 @@ from persist.blob.protocol import (
 from persist.blob.served import (
     SERVED_DELETE_KEYS,
     SERVED_PUT_BYTES_MAX,
+    STORE_ERRORS,
     BlobDelete,
-    BlobFailure,
     BlobGet,
     BlobHead,
     BlobListPage,
     BlobPage,
     BlobPut,
     ServedBlob,
-    failure_of,
 )
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob

@@ -10,7 +10,8 @@ what a store could: which records there are. The server is `persist.services.ser
     action "blob.delete"  BlobDelete  → a BlobHead
     exchange              BlobPut, then the value in pieces → a BlobHead
 
-A BlobHead tells an error of the store by its class and what it says, so certain and uncertain ones stay apart. When a
+A BlobHead has an error of the store as data (`persist.blob.written_errors`), so certain and uncertain ones stay apart.
+When a
 call fails on the way, a read is `Unavailable`, and a write `Indeterminate`: it may have been done, or may yet be.
 """
 
@@ -23,6 +24,7 @@ from persist.blob.errors import (
     CorruptBlob,
     Indeterminate,
     InvalidUsage,
+    MissingBlob,
     PersistError,
     ReadOnlyStore,
     StoreFull,
@@ -31,6 +33,7 @@ from persist.blob.errors import (
     Unavailable,
 )
 from persist.blob.protocol import LIST_PAGE_ENTRIES, BlobEntry, check_key, check_range
+from persist.blob.written_errors import WrittenError, WrittenErrors
 
 if TYPE_CHECKING:
     import pyarrow.flight as flight
@@ -68,14 +71,6 @@ class BlobPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_new: bool
 
 
-class BlobFailure(msgspec.Struct, frozen=True):
-    """An error of the store: its class, what it says, and of `CorruptBlob` its fields."""
-
-    kind: str
-    text: str
-    fields: tuple[str, ...] = ()
-
-
 class BlobHead(msgspec.Struct, frozen=True):
     """The answer of a call.
 
@@ -88,37 +83,32 @@ class BlobHead(msgspec.Struct, frozen=True):
 
     found: bool = False
     bytes: int = 0
-    failure: BlobFailure | None = None
-    failed: dict[str, BlobFailure] = {}
+    failure: WrittenError | None = None
+    failed: dict[str, WrittenError] = {}
 
 
 class BlobPage(msgspec.Struct, frozen=True):
     """Entries of a listing, as (key, bytes, modified_s); more is asked for after the last one."""
 
     entries: list[tuple[str, int, float]]
-    failure: BlobFailure | None = None
+    failure: WrittenError | None = None
 
 
-# What a server may say; any other error is one that is told by its words, as unavailable.
-_KINDS: dict[str, type[PersistError]] = {
-    kind.__name__: kind
-    for kind in (InvalidUsage, StoreMisconfigured, ReadOnlyStore, Unavailable, StoreFull, Throttled, Indeterminate)
-}
+# What a server may say; any other error is unavailable, with its text.
+STORE_ERRORS = WrittenErrors(
+    (
+        InvalidUsage, StoreMisconfigured, ReadOnlyStore, StoreFull, Throttled, Indeterminate, CorruptBlob, MissingBlob
+    ),
+    otherwise=Unavailable,
+)  # fmt: skip
 
 
-def failure_of(error: PersistError) -> BlobFailure:
-    """Return the failure that tells a client of an error."""
-    if isinstance(error, CorruptBlob):
-        return BlobFailure("CorruptBlob", str(error), (error.key, error.reason, error.advice))
-    kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS]
-    return BlobFailure(kinds[0] if kinds else "Unavailable", str(error))
-
-
-def error_of(failure: BlobFailure) -> PersistError:
-    """Return the error that was told of."""
-    if failure.kind == "CorruptBlob" and len(failure.fields) == 3:
-        return CorruptBlob(*failure.fields)
-    return _KINDS.get(failure.kind, Unavailable)(failure.text)
+def error_of(failure: WrittenError) -> PersistError:
+    """Return the error that a server has written; one that is not known here is unavailable."""
+    try:
+        return STORE_ERRORS.read(failure)
+    except ValueError:
+        return Unavailable(str(failure.get("text", failure)))
 
 
 class ServedBlob:

@@ -53,6 +53,7 @@ ones no faster with a bloom filter for each row group than without.
 
 import io
 from collections.abc import Collection, Iterator
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -385,4 +386,9 @@ def has_batch_form(schema: pa.Schema) -> bool:
     Not if Parquet stores a type as another one: only writing it shows that its values fit, and they must, because the
     next merge writes them.
     """
-    return all(storage_type(kind) == kind for kind in schema.types)
+    return _are_stored_alike(tuple(schema.types))
+
+
+@lru_cache(maxsize=256)
+def _are_stored_alike(kinds: tuple[pa.DataType, ...]) -> bool:
+    return all(storage_type(kind) == kind for kind in kinds)

@@ -29,6 +29,7 @@ from persist.engine.location.opening import UpgradeReport, open_engine, upgrade
 from persist.engine.location.writer import Mode, OpenOptions
 from persist.engine.upkeep import Deleted, GarbageReport
 from persist.engine.write.commit_future import CommitFuture
+from persist.engine.write.write_options import WriteOptions
 from persist.services.fsck import FsckReport, examine
 from persist.services.publish import Published, keep_tables_current, publish_together
 from persist.services.serve.messages import Notify, check_token
@@ -377,7 +378,8 @@ class Client(CreatingCalls, ReadingTogether, Described):
             token: names the commit, as in `Collection.write`; every collection it touches remembers it.
             allow_future, message, metadata: as in `Collection.write`.
         """
-        return MultiWrite(Commit(self.engine, token, message, metadata), allow_future=allow_future)
+        options = WriteOptions(token=token, allow_future=allow_future, message=message, metadata=metadata)
+        return MultiWrite(Commit(self.engine, options))
 
     def gc(self, *, dry_run: bool = False) -> GarbageReport:
         """Delete what nobody needs any more (`persist.engine.upkeep.garbage`). Safe while others read, write and do

@@ -25,7 +25,7 @@ from persist.engine.location.engine import Engine
 from persist.engine.location.opening import created_or_loaded, handle_on, loaded, target_of_rows
 from persist.engine.read.planning.snapshot_plan import record_count
 from persist.engine.write.commit_future import CommitFuture
-from persist.engine.write.operations import check_token, note_steps, with_token
+from persist.engine.write.write_options import WriteOptions, with_token
 
 
 class CreatingCalls:
@@ -148,7 +148,7 @@ class CreatingCalls:
             ReadOnly, ClientClosed: this client cannot write.
         """
         self.engine.check_open("write")
-        check_token(token)
+        said = WriteOptions(token=token, message=message, metadata=metadata)
         options: dict[str, Any] = {
             "time": time,
             "diff": diff,
@@ -168,8 +168,7 @@ class CreatingCalls:
         ):
             # There is no row that a commit could seal: but what was created can be read from then on, as others can.
             steps = [handle.dating(allow_future=allow_future).at_commit()]
-            notes = note_steps(message, metadata, [handle.id])
-            future = handle.submit("write", [*with_token(token, [handle.id], steps), *notes])
+            future = handle.submit("write", [*with_token(token, [handle.id], steps), *said.notes([handle.id])])
         else:
             future = Collection(handle).write(rows, **options)
         if handle.create is not None:

@@ -15,14 +15,7 @@ from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.descriptions import describe_step
 from persist.engine.collection.keyed_events import check_upserts, keyed_form, taken_events
-from persist.engine.collection.plain_rows import (
-    NewContents,
-    asked_to_delete,
-    delete_steps,
-    deletion,
-    overwrite_steps,
-    plain_events,
-)
+from persist.engine.collection.plain_rows import plain_events
 from persist.engine.read.results.snapshot import checked_filter
 
 
@@ -33,9 +26,8 @@ class MultiWrite:
     error if it was rejected. Memory: everything written in the block.
     """
 
-    def __init__(self, commit: Commit, *, allow_future: bool = False) -> None:
+    def __init__(self, commit: Commit) -> None:
         self._commit = commit
-        self._allow_future = allow_future
 
     @property
     def seqno(self) -> int | None:
@@ -58,11 +50,11 @@ class MultiWrite:
         self, collection: Collection, updates: Any, *, time: int | Moment | None = None, diff: int | None = None
     ) -> None:
         """Add updates to the commit; takes what `Collection.write` takes and checks them at once."""
-        commit, handle = self._commit, collection.handle.dating(allow_future=self._allow_future)
+        commit = self._commit
+        handle = commit.dated(collection.handle, time)
         commit.check(handle)
-        handle.check_meant("time", time, allow_future=self._allow_future)
-        steps = handle.write_steps(updates, handle.stamp(time, diff), token=commit.token)
-        handle.check_written(steps, allow_future=self._allow_future)
+        steps = handle.write_steps(updates, handle.stamp(time, diff), token=commit.options.token)
+        handle.check_written(steps, allow_future=commit.options.allow_future)
         commit.add(handle, steps)
 
     def upsert(self, collection: Collection, events: Any, *, time: int | Moment | None = None) -> None:
@@ -76,13 +68,12 @@ class MultiWrite:
             DuplicateKeys: a collection is not keyed, and the rows of one call repeat a key.
             UpdateNotBeyondUpper: the block has sealed the time of an event.
         """
-        handle = collection.handle.dating(allow_future=self._allow_future)
+        handle = self._commit.dated(collection.handle, time)
         self._commit.check(handle)
         check_upserts(handle)
         if handle.as_keyed().keyed is not None:
             self.transition(collection, events, time=time)
             return
-        handle.check_meant("time", time, allow_future=self._allow_future)
         self._commit.add_upsert(handle, plain_events(handle, events, handle.stamp(time, None)))
 
     def transition(self, collection: Collection, events: Any, *, time: int | Moment | None = None) -> None:
@@ -92,9 +83,9 @@ class MultiWrite:
             NotKeyed: the collection is none.
             UpdateNotBeyondUpper: the block has sealed the time of an event.
         """
-        commit, handle = self._commit, collection.handle.dating(allow_future=self._allow_future)
+        commit = self._commit
+        handle = commit.dated(collection.handle, time)
         commit.check(handle)
-        handle.check_meant("time", time, allow_future=self._allow_future)
         keyed_form(handle)
         commit.add_events(handle, taken_events(handle, events, handle.stamp(time, None)))
 
@@ -113,18 +104,8 @@ class MultiWrite:
         keyed collection with a time. If the collection is not keyed, a difference at a time that is given is to what is
         there now: the commit is rejected with `UpperMismatch` if others come first.
         """
-        handle, commit = collection.handle.dating(allow_future=self._allow_future), self._commit
-        commit.check_unwritten(handle)
-        handle.check_meant("time", time, allow_future=self._allow_future)
         filter = checked_filter(collection.schema, where)
-        if handle.keyed is None and time is not None:
-            commit.add(handle, overwrite_steps(handle, rows, time, filter, commit.token, multiset=multiset))
-            return
-        new = commit.until_committed(NewContents(handle, rows, time, commit.token, multiset=multiset))
-        if handle.keyed is None:
-            commit.add_plain(handle, new.change(filter))
-        else:
-            commit.add_change(handle, new.asked(filter).change)
+        self._commit.overwrite(collection.handle, rows, time=time, where=filter, multiset=multiset)
 
     def delete(
         self,
@@ -138,23 +119,7 @@ class MultiWrite:
 
         For a keyed collection, keys are deleted by events, at any place among its other events.
         """
-        handle, commit = collection.handle.dating(allow_future=self._allow_future), self._commit
-        handle.check_meant("time", time, allow_future=self._allow_future)
-        filter = checked_filter(collection.schema, where)
-        if handle.keyed is not None:
-            asked = asked_to_delete(handle, keys, filter, time, None)
-            if asked.events is not None:
-                commit.check(handle)
-                commit.add_events(handle, asked.events)
-            elif asked.change is not None:
-                commit.check_unwritten(handle)
-                commit.add_change(handle, asked.change)
-            return
-        commit.check_unwritten(handle)
-        if time is not None:
-            commit.add(handle, delete_steps(handle, keys, filter, time, commit.token))
-        else:
-            commit.add_plain(handle, deletion(handle, keys, filter, commit.token))
+        self._commit.delete(collection.handle, keys, time=time, where=checked_filter(collection.schema, where))
 
     def seal(self, collection: Collection, upper: int | Moment | Antichain) -> None:
         """Add a seal to the commit. It comes after the writes before it and before those after it.
@@ -165,7 +130,7 @@ class MultiWrite:
             FrontierRegression: the block has sealed a keyed collection farther.
         """
         self._commit.check(collection.handle)
-        collection.handle.check_meant("upper", upper, allow_future=self._allow_future)
+        collection.handle.check_meant("upper", upper, allow_future=self._commit.options.allow_future)
         self._commit.add_seal(collection.handle, collection.handle.frontier("upper", upper))
 
     def allow_compaction(self, collection: Collection, since: int | Moment | Antichain) -> None:

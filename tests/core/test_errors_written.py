@@ -11,7 +11,7 @@ import pytest
 import persist
 from persist import errors
 from persist.core.errors import Superseded, UnsealedWrites, with_timeline
-from persist.engine.write.relay import error_from_json, error_to_json
+from persist.core.written_errors import ERRORS
 from persist.errors import PersistError
 
 SEVEN = persist.Antichain(7)
@@ -42,7 +42,7 @@ def made(kind: type[PersistError]) -> PersistError:
 @pytest.mark.parametrize("kind", [*KINDS, Superseded], ids=lambda kind: str(kind.__name__))
 def test_an_error_of_each_kind_comes_back_as_it_was(kind: type[PersistError]) -> None:
     error = made(kind)
-    again = error_from_json(json.loads(json.dumps(error_to_json(error))))
+    again = ERRORS.read(json.loads(json.dumps(ERRORS.write(error))))
     assert type(again) is kind
     assert str(again) == str(error)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
@@ -50,10 +50,10 @@ def test_an_error_of_each_kind_comes_back_as_it_was(kind: type[PersistError]) ->
 
 def test_attributes_that_were_set_later_come_along() -> None:
     error = with_timeline(errors.UpdateNotBeyondUpper(3, SEVEN), "s")
-    assert str(error_from_json(error_to_json(error))) == str(error)
+    assert str(ERRORS.read(ERRORS.write(error))) == str(error)
     writes = UnsealedWrites("w", False, None, 2, 1, 3, 9, 1_700_000_000_000, ("t",))
     beyond = errors.UpdatesBeyondUpper(SEVEN, 9, first=8, updates=2).with_writes([writes])
-    again = error_from_json(error_to_json(beyond))
+    again = ERRORS.read(ERRORS.write(beyond))
     assert isinstance(again, errors.UpdatesBeyondUpper)
     assert again.writes == (writes,)
     assert str(again) == str(beyond)
@@ -63,24 +63,25 @@ def test_what_has_no_written_form_is_told_by_its_text() -> None:
     class Ours(errors.Conflict):
         """Of a kind that others do not know."""
 
-    again = error_from_json(error_to_json(Ours("somebody was first")))
+    again = ERRORS.read(ERRORS.write(Ours("somebody was first")))
     assert (type(again), str(again)) == (errors.Conflict, "somebody was first")
     odd = errors.InvalidUsage(object())
-    assert type(error_from_json(error_to_json(odd))) is errors.InvalidUsage
+    assert type(ERRORS.read(ERRORS.write(odd))) is errors.InvalidUsage
 
 
 @pytest.mark.parametrize(
     "written",
     [
         {},
-        {"kind": "SystemExit", "args": [], "more": {}},
+        {"kind": "SystemExit", "text": "x", "args": [], "more": {}},
         {"kind": "os", "text": "x"},
-        {"kind": "Conflict", "args": [{"call": "x"}], "more": {}},
-        {"kind": "UpperMismatch", "args": [1], "more": {}},
+        {"kind": "Conflict", "text": "x", "args": [{"call": "x"}], "more": {}},
+        {"kind": "UpperMismatch", "text": "x", "args": [1], "more": {}},
+        {"kind": "UpperMismatch", "text": "x"},
         {"kind": "Conflict", "text": "x", "more": {}},
     ],
     ids=str,
 )
 def test_nothing_else_becomes_an_error(written: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="error"):
-        error_from_json(written)
+        ERRORS.read(written)

@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 import persist
+from persist.core import written_errors
 from persist.errors import CollectionNotFound, NegativeMultiplicity, PersistError
 from persist.tools.cli.text import word_error
 
@@ -49,7 +50,5 @@ def test_each_face_words_the_remedy_of_an_error(error: PersistError, in_python: 
 
 
 def test_a_remedy_crosses_to_another_process() -> None:
-    from persist.engine.write.relay import error_from_json, error_to_json
-
     for error, _, on_the_command_line in ERRORS:
-        assert word_error(error_from_json(error_to_json(error))) == on_the_command_line
+        assert word_error(written_errors.ERRORS.read(written_errors.ERRORS.write(error))) == on_the_command_line

@@ -61,7 +61,7 @@ def test_a_token_of_an_older_release_stands_for_the_same_data(name: str, tmp_pat
     shutil.copytree(HERE / name / "location", tmp_path / "location")
     with persist.open(tmp_path / "location", settings=persist.Settings(background=False)) as client:
         written = client[REMEMBERED]
-        before, last = written.snapshot().to_arrow(), written.upper.time - 1
+        before, last = written.snapshot().to_arrow(), (written.upper.time or 0) - 1
         for n in (last - 4, last):  # The first is in an archive.
             written.write([((n, None), n, 1)], seal=n + 1, token=f"t{n}").result()
             with pytest.raises(persist.errors.TokenReused):

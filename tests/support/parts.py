@@ -6,7 +6,8 @@ from persist.api.collection import Collection
 from persist.codecs.part.part import Part
 from persist.core.antichain import Antichain
 from persist.engine.write.commit_future import CommitFuture
-from persist.engine.write.operations import Step, with_token
+from persist.engine.write.operations import Step
+from persist.engine.write.write_options import with_token
 
 
 def commit_parts(

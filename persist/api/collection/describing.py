@@ -26,7 +26,7 @@ from persist.engine.follow.log_queries import LAST
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.opening import drop
 from persist.engine.write.commit_future import CommitFuture
-from persist.engine.write.operations import note_steps
+from persist.engine.write.write_options import WriteOptions
 from persist.services.publish import Published, format_of, publish, published_tables, unpublish, wanted_every
 
 
@@ -172,7 +172,7 @@ class DescribingCalls(CollectionBase, Described):
             ReadOnly: this client only reads.
         """
         wanted = WantedEvolution(add or {}, defaults or {}, drop, rename or {}, widen or {}, reorder, keyed)
-        beside: list[kinds.Describe | kinds.Note] = [*note_steps(message, metadata, [self.id])]
+        beside: list[kinds.Describe | kinds.Note] = [*WriteOptions(message=message, metadata=metadata).notes([self.id])]
         if properties:
             beside.append(describe_step(self.handle, None, properties, None, None))
         self.handle = evolve(self.handle, wanted, comments, beside)

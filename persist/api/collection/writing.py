@@ -1,7 +1,8 @@
 """Writing a collection: updates, plain rows, overwrites, retractions, seals and imports; and events, if it is keyed."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, get_args
 
 import pyarrow.compute as pc
@@ -13,15 +14,17 @@ from persist.core.errors import InvalidUsage
 from persist.core.keyed.form import is_counted, late_column, watermark_to_int
 from persist.core.log import kinds
 from persist.core.timeline import Moment
-from persist.engine.collection.keyed_events import AskedEvents, check_upserts, keyed_form, seal, taken_events
-from persist.engine.collection.keyed_events import submit as submit_keyed
-from persist.engine.collection.plain_rows import delete, overwrite, plain_events, restore
-from persist.engine.collection.plain_rows import upsert as upsert_plain
+from persist.engine.collection.commit import Commit, commit_one
+from persist.engine.collection.keyed_events import AskedEvents, check_upserts, keyed_form, taken_events
+from persist.engine.collection.plain_rows import plain_events
+from persist.engine.collection.planned_commits import seal
+from persist.engine.collection.planned_commits import submit as submit_keyed
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.resolver import Late
 from persist.engine.read.results.snapshot import checked_filter
 from persist.engine.write.commit_future import CommitFuture
-from persist.engine.write.operations import AtCommit, Step, check_token, note_steps, with_token
+from persist.engine.write.operations import AtCommit
+from persist.engine.write.write_options import WriteOptions, with_token
 
 
 class KeyedCalls(CollectionBase):
@@ -68,10 +71,10 @@ class KeyedCalls(CollectionBase):
             ReadOnly, ClientClosed: this client cannot write.
         """
         check_upserts(self.handle)
-        notes = note_steps(message, metadata, [self.id])
+        options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
         if self.handle.as_keyed().keyed is None:
-            return self._upsert_plain(events, time, seal, token, late, notes, allow_future=allow_future)
-        return self._take("upsert", events, time, seal, token, late, notes, allow_future=allow_future)
+            return self._upsert_plain(events, options, seal, late)
+        return self._take("upsert", events, options, seal, late)
 
     def transition(
         self,
@@ -90,8 +93,8 @@ class KeyedCalls(CollectionBase):
         Args:
             events: as for `upsert`, with what the machine calls an event (`Machine.event_fields`) in place of values.
         """
-        notes = note_steps(message, metadata, [self.id])
-        return self._take("transition", events, time, seal, token, late, notes, allow_future=allow_future)
+        options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
+        return self._take("transition", events, options, seal, late)
 
     @property
     def late_counts(self) -> dict[str, int]:
@@ -129,67 +132,49 @@ class KeyedCalls(CollectionBase):
         return self.handle.submit("advance_late_bound", [step])
 
     def _take(
-        self,
-        action: str,
-        events: Any,
-        time: int | Moment | None,
-        seal: int | Moment | Antichain | None,
-        token: str | None,
-        late: Late,
-        notes: Sequence[Step],
-        *,
-        allow_future: bool,
+        self, action: str, events: Any, options: WriteOptions, seal: int | Moment | Antichain | None, late: Late
     ) -> CommitFuture:
         keyed_form(self.handle)
-        end = self._end(action, time, seal, token, late, allow_future=allow_future)
-        handle = self.handle.dating(allow_future=allow_future)
-        taken = taken_events(handle, events, handle.stamp(time, None))
+        end = self._end(action, options, seal, late)
+        handle = self.handle.dating(allow_future=options.allow_future)
+        taken = taken_events(handle, events, handle.stamp(options.time, None))
         counts = self._late_counts if late == "collect" else None
-        return submit_keyed(handle, action, AskedEvents(taken, end, token, tuple(notes), late=counts))
+        asked = AskedEvents(taken, end, options.token, tuple(options.notes([self.id])), late=counts)
+        return submit_keyed(handle, action, asked)
 
     def _upsert_plain(
-        self,
-        events: Any,
-        time: int | Moment | None,
-        seal: int | Moment | Antichain | None,
-        token: str | None,
-        late: Late,
-        notes: Sequence[Step],
-        *,
-        allow_future: bool,
+        self, events: Any, options: WriteOptions, seal: int | Moment | Antichain | None, late: Late
     ) -> CommitFuture:
-        end = self._end("upsert", time, seal, token, late, allow_future=allow_future)
+        end = self._end("upsert", options, seal, late)
         if late == "collect":
             raise InvalidUsage(
                 f'late="collect" is for keyed collections: an upsert of {self.name!r} changes what is there at once, '
                 "so it is at a time that is not sealed yet. Leave time out, and it is never late"
             )
-        handle = self.handle.dating(allow_future=allow_future)
-        taken = plain_events(handle, events, handle.stamp(time, None))
+        handle = self.handle.dating(allow_future=options.allow_future)
+        taken = plain_events(handle, events, handle.stamp(options.time, None))
         if end is not None and taken.at_commit:
             raise InvalidUsage(
                 f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after "
                 "it. Leave seal out, or give time=, too."
             )
-        return upsert_plain(handle, taken, end, token, notes)
+
+        def add(commit: Commit) -> None:
+            commit.add_upsert(handle, taken)
+            if end is not None:
+                commit.add_seal(handle, end)
+
+        return commit_one(handle, "upsert", options, add)
 
     def _end(
-        self,
-        action: str,
-        time: int | Moment | None,
-        seal: int | Moment | Antichain | None,
-        token: str | None,
-        late: Late,
-        *,
-        allow_future: bool,
+        self, action: str, options: WriteOptions, seal: int | Moment | Antichain | None, late: Late
     ) -> Antichain | None:
         """Check the arguments of a call that writes events; return the upper to seal to."""
         self.handle.engine.writer(action)
-        for what, named in (("time", time), ("seal", seal)):
-            self.handle.check_meant(what, named, allow_future=allow_future)
+        for what, named in (("time", options.time), ("seal", seal)):
+            self.handle.check_meant(what, named, allow_future=options.allow_future)
         if late not in get_args(Late):
             raise InvalidUsage(f'late={late!r} is no way to treat late events: use "raise" or "collect"')
-        check_token(token)
         return None if seal is None else self.handle.frontier("upper", seal)
 
 
@@ -248,8 +233,7 @@ class WritingCalls(KeyedCalls):
             handle.check_meant(what, named, allow_future=allow_future)
         expected = [] if expected_upper is None else [handle.expect_step(expected_upper)]
         sealing = [] if seal is None else [handle.seal_step(seal)]
-        check_token(token)  # Before anything is uploaded.
-        notes = note_steps(message, metadata, [self.id])
+        options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
         writes = handle.write_steps(updates, handle.stamp(time, diff), token=token)
         handle.check_written(writes, allow_future=allow_future)
         if sealing and any(isinstance(step, AtCommit) for step in writes):
@@ -258,7 +242,9 @@ class WritingCalls(KeyedCalls):
                 f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after "
                 "it. Leave seal out, or give time=, too."
             )
-        return handle.submit("write", [*with_token(token, [self.id], [*expected, *writes, *sealing]), *notes])
+        return handle.submit(
+            "write", [*with_token(token, [self.id], [*expected, *writes, *sealing]), *options.notes([self.id])]
+        )
 
     def overwrite(
         self,
@@ -297,17 +283,15 @@ class WritingCalls(KeyedCalls):
             DuplicateKeys: rows repeat a key.
             UpdatesBeyondUpper: somebody has written what is not sealed yet, so what is there is not known.
             UpdateNotBeyondUpper: the time is sealed already.
+            Conflict: other clients came first a hundred times; nothing was written.
             SchemaMismatch, InvalidUpdate, InvalidUsage: rows or filter do not fit.
             ReadOnly, ClientClosed: this client cannot write.
         """
-        self.handle.engine.writer("overwrite")
-        self.handle.check_meant("time", time, allow_future=allow_future)
+        options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
         filter = checked_filter(self.schema, where)
-        check_token(token)
-        notes = note_steps(message, metadata, [self.id])
-        return overwrite(
-            self.handle.dating(allow_future=allow_future), rows, time, filter, token, notes, multiset=multiset
-        )
+
+        add = partial(Commit.overwrite, handle=self.handle, rows=rows, time=time, where=filter, multiset=multiset)
+        return commit_one(self.handle, "overwrite", options, add)
 
     def delete(
         self,
@@ -335,18 +319,10 @@ class WritingCalls(KeyedCalls):
 
         Returns, raises: as `overwrite`.
         """
-        self.handle.engine.writer("delete")
-        self.handle.check_meant("time", time, allow_future=allow_future)
-        check_token(token)
-        notes = note_steps(message, metadata, [self.id])
-        return delete(
-            self.handle.dating(allow_future=allow_future),
-            keys,
-            checked_filter(self.schema, where),
-            time,
-            token,
-            notes,
-        )
+        options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
+        filter = checked_filter(self.schema, where)
+        add = partial(Commit.delete, handle=self.handle, keys=keys, time=time, where=filter)
+        return commit_one(self.handle, "delete", options, add)
 
     def restore(
         self,
@@ -376,16 +352,9 @@ class WritingCalls(KeyedCalls):
             InvalidUsage: it is a view, which holds what its query gives.
             UpdatesBeyondUpper, UpdateNotBeyondUpper, ReadOnly, ClientClosed: as for `overwrite`.
         """
-        self.handle.engine.writer("restore")
-        self.handle.check_meant("time", time, allow_future=allow_future)
-        check_token(token)
-        return restore(
-            self.handle.dating(allow_future=allow_future),
-            as_of,
-            time,
-            token,
-            note_steps(message, metadata, [self.id]),
-        )
+        options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
+        add = partial(Commit.restore, handle=self.handle, as_of=as_of, time=time)
+        return commit_one(self.handle, "restore", options, add)
 
     def seal(
         self,

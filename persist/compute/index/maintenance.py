@@ -12,6 +12,7 @@ twice before it is acknowledged, and readers find what an index lacks among the 
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import pyarrow as pa
 
@@ -53,10 +54,10 @@ from persist.engine.read.following.changes import read_changes
 from persist.engine.read.planning.snapshot_plan import changes_scan
 from persist.engine.read.results.snapshot import Snapshot
 from persist.engine.write.operations import Step
+from persist.engine.write.retrying import commit_with_retry
 
 LAG_ROWS = 10_000  # Of changes that an index lacks, before a client refreshes it in the background.
 LAG_PARTS = 16
-TRIES = 5  # While others do the same.
 CAME_BETWEEN = (UpperMismatch, UpdatesBeyondUpper, HoldMoved, HoldNotFound, CollectionExists, Superseded, ViewRedefined)
 
 
@@ -64,21 +65,19 @@ def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
     """Return the index of a collection by some columns, which is made if there is none; see `Collection.index`."""
     handle.engine.writer("index")
     handle.engine.settle()  # What was written before is in it.
-    for left in reversed(range(TRIES)):
-        contents = handle.contents()
-        schema = contents.schema
+
+    def plan() -> Index:
+        schema = handle.contents().schema
         names = checked_columns(handle, schema, columns)
         wanted = [*ids_of(schema, names)]
         present = next((index for index in indexes_of(handle) if [*index.indexed] == wanted), None)
-        if present is not None:
-            bring_up(handle)
-            return index_at(handle.engine, present.handle.id) or present
-        try:
+        if present is None:
             return made(handle, wanted)
-        except (CollectionExists, Superseded):
-            if not left:
-                raise
-    raise AssertionError("the last try returns or raises")
+        bring_up(handle)
+        return index_at(handle.engine, present.handle.id) or present
+
+    conflicts = (CollectionExists, Superseded)
+    return commit_with_retry(plan, action="index", clock=handle.engine.clock, conflicts=conflicts)
 
 
 def made(handle: CollectionHandle, wanted: Sequence[int], old: Index | None = None) -> Index:
@@ -164,14 +163,13 @@ def bring_up(handle: CollectionHandle, *, least_rows: int = 0) -> None:
     Args:
         least_rows: leave those alone that lack fewer changes, in few parts.
     """
-    for left in reversed(range(TRIES)):
-        try:
-            _bring_up(handle, least_rows)
-            return
-        except (*CAME_BETWEEN, CollectionNotFound):
-            handle.contents()  # Raises if the collection itself is gone; of an index, another look says so.
-            if not left:
-                raise
+    commit_with_retry(
+        partial(_bring_up, handle, least_rows),
+        action="refresh",
+        clock=handle.engine.clock,
+        conflicts=(*CAME_BETWEEN, CollectionNotFound),
+        prepare=lambda error: handle.contents(),  # Raises if the collection is gone; an index may have been dropped.
+    )
 
 
 def _bring_up(handle: CollectionHandle, least_rows: int) -> None:

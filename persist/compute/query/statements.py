@@ -43,7 +43,7 @@ from persist.compute.query.tables import (
 from persist.core.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, PersistError
 from persist.core.rendering import some_of
 from persist.core.timeline import Moment
-from persist.engine.collection.plain_rows import rewrite
+from persist.engine.collection.commit import rewrite
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import LATEST, CollectionHandle
 from persist.engine.location.engine import Engine

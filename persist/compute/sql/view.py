@@ -35,6 +35,7 @@ from persist.core.errors import (
     SchemaMismatch,
     SchemaMoved,
     SourceLost,
+    Superseded,
     UpperMismatch,
     ViewRedefined,
 )
@@ -45,9 +46,9 @@ from persist.engine.collection.failures import failures_told
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, loaded_by_id
+from persist.engine.write.retrying import commit_with_retry
 
 FAILURES = (OperatorFailed, NotConverging)  # By what the rows are, so they may be over when rows are retracted.
-TRIES = 5  # While others redefine views, or refresh them.
 
 
 class OnView(Protocol):
@@ -99,26 +100,38 @@ class LiveView:
         self.engine.writer("refresh")
         with self._lock, limited(timeout_s, memory_limit), failures_told([self.handle]):
             refreshed = self._refreshed_as_known(policy, first)
-            for left in reversed(range(TRIES)) if refreshed is None else ():
-                upper = self._known_upper()
-                try:
-                    refreshed = self._refresh(policy, first)
-                except SourceLost:
-                    self.engine.follower.looks.again()
-                    self.engine.follower.refresh()
-                    if not left or self._known_upper() == upper:
-                        raise  # Otherwise somebody has refreshed it meanwhile, so it reads from later on.
-                except (ViewRedefined, HoldNotFound, CollectionNotFound):
-                    if not left or not self._has_moved_on():
-                        raise
-                else:
-                    if not self._has_moved_on():
-                        break
-                self._stop()  # Somebody gave it, or a view below it, another definition: begin again with that.
-        assert refreshed is not None, "the last try returns or raises"
+            if refreshed is None:
+                refreshed = self._refreshed_with_retry(policy, first)
         refresh_indexes(self.engine, self.definition.inputs)
         self.warn_of_behind()
         return refreshed
+
+    def _refreshed_with_retry(self, policy: Policy, first: "First | None") -> Refreshed:
+        """Refresh; begin again if others redefine the view, or a view below it, or refresh it meanwhile."""
+        upper: Antichain | None = None
+
+        def plan() -> Refreshed:
+            nonlocal upper
+            upper = self._known_upper()
+            refreshed = self._refresh(policy, first)
+            if self._has_moved_on():
+                raise Superseded(f"the view {self.handle.name!r}, or one below it, has another definition by now")
+            return refreshed
+
+        def begin_again(error: PersistError) -> None:
+            if isinstance(error, SourceLost):
+                self.engine.follower.looks.again()
+                self.engine.follower.refresh()
+                if self._known_upper() == upper:
+                    raise error  # Otherwise somebody has refreshed it meanwhile, so it reads from later on.
+            elif not isinstance(error, Superseded) and not self._has_moved_on():
+                raise error
+            self._stop()
+
+        conflicts = (SourceLost, ViewRedefined, HoldNotFound, CollectionNotFound, Superseded)
+        return commit_with_retry(
+            plan, action="refresh", clock=self.engine.clock, conflicts=conflicts, prepare=begin_again
+        )
 
     def _known_upper(self) -> Antichain | None:
         """Return how far the view is sealed, as far as this client knows."""
@@ -156,7 +169,7 @@ class LiveView:
         """Warn if the view has no answer, or sees nothing of an input, because of how far inputs are sealed."""
         reason = self._behind(is_new=is_new)
         if reason is not None:
-            warnings.warn(reason, InputBehind, stacklevel=4 + is_new)  # Of whoever calls the client.
+            warnings.warn(reason, InputBehind, stacklevel=4 + 3 * is_new)  # Of whoever calls the client.
 
     def _behind(self, *, is_new: bool = False) -> str | None:
         known = [self.engine.follower.known(id_, id_) for id_ in self.definition.inputs]
@@ -294,18 +307,17 @@ class LiveView:
             return
         if sql is None:
             raise InvalidUsage("redefine: give a query, or start= to begin the view at another time, or both")
-        for left in reversed(range(TRIES)):
+
+        def plan() -> bool:
             self._refresh_all()
             change = redefinition(self.engine, self.handle, sql)
-            if change is None:
-                return
-            try:
+            if change is not None:
                 self.engine.submit("redefine", change.steps, dict(change.names)).result()
-            except (UpperMismatch, HoldMoved, SchemaMoved):
-                if not left:
-                    raise
-            else:
-                break
+            return change is not None
+
+        conflicts = (UpperMismatch, HoldMoved, SchemaMoved)
+        if not commit_with_retry(plan, action="redefine", clock=self.engine.clock, conflicts=conflicts):
+            return
         with self._lock:
             self._stop()
             self._adopt(definition_of(loaded_by_id(self.engine, self.handle.id, self.handle.name)) or self.definition)
@@ -459,7 +471,7 @@ class ViewsTogether(Closes):
             return str(explain(running, "auto"))
 
     def _refresh(self, engine: Engine) -> None:
-        for left in reversed(range(TRIES)):
+        def plan() -> None:
             is_new = self._running is None
             try:
                 if self._running is None:
@@ -467,20 +479,19 @@ class ViewsTogether(Closes):
                 refresh(self._running, "auto", is_new=is_new)
                 if self._running.partial is not None and self._running.state_bytes > self._budget:
                     self.close()
-                return
-            except (ViewRedefined, SourceLost):  # Somebody else has refreshed them meanwhile: begin where they are now.
+            except SourceLost:  # Somebody else has refreshed them meanwhile: begin where they are now.
                 self.close()
-                if not left:
-                    raise
                 engine.follower.looks.again()
                 engine.follower.refresh()
+                raise
             except FAILURES as error:
                 self.close()
                 _pass_over(self._program(), engine, self._options, error)
-                return
             except BaseException:
                 self.close()
                 raise
+
+        commit_with_retry(plan, action="refresh", clock=engine.clock, conflicts=(ViewRedefined, SourceLost))
 
     def close(self) -> None:
         """Free what refreshes keep in memory; idempotent."""
@@ -542,13 +553,20 @@ def made_view(
 ) -> LiveView:
     """Return a view, which is created if there is none; arguments and errors are those of `Client.create_view`."""
     check_free_name(name)
-    while True:
+
+    def plan() -> LiveView:
         if engine.follower.newest_id_of(name) is not None:
             return _existing(engine, name, sql, key, start, options)
-        try:
-            return _created(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
-        except (CollectionExists, AsOfCompacted):
-            engine.follower.looks.again()  # Another client created it in between, or has let an input be compacted.
+        return _created(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
+
+    # Another client created it in between, or has let an input be compacted.
+    return commit_with_retry(
+        plan,
+        action="create_view",
+        clock=engine.clock,
+        conflicts=(CollectionExists, AsOfCompacted),
+        prepare=lambda error: engine.follower.looks.again(),
+    )
 
 
 def _existing(
@@ -581,7 +599,7 @@ def _created(
 ) -> LiveView:
     draft = drafted(Catalog(engine), name, sql, key, start, keeps_groups=keeps_groups)
     for reason in unbounded(draft.bound, sizes_of(engine, draft.definition.reads)):
-        warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=4)  # Of whoever calls the client.
+        warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=6)  # Of whoever calls the client.
     engine.submit("create_view", draft.steps, dict(draft.names)).result()
     live = LiveView(CollectionHandle(engine, draft.made.id, name, draft.made.schema), draft.definition, options)
     if start is None:  # Otherwise somebody knows what they ask for.

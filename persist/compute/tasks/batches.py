@@ -39,6 +39,7 @@ from persist.core.errors import (
     FrontierRegression,
     InvalidUsage,
     LateEvents,
+    PersistError,
     QueryMismatch,
     UpdateNotBeyondUpper,
 )
@@ -50,8 +51,7 @@ from persist.engine.collection.commit import Commit
 from persist.engine.location.engine import Engine
 from persist.engine.location.resolver import REASON
 from persist.engine.read.parts.caches import PartCaches
-
-ATTEMPTS = 10
+from persist.engine.write.retrying import commit_with_retry
 
 logger = logging.getLogger(__name__)
 
@@ -127,25 +127,28 @@ def _was_done(engine: Engine, mark: Mark, shares: Sequence[Share]) -> bool:
 
 def _commit(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None:
     at_commit = times.is_plain and any(share.parts for share in shares)
-    for attempt in range(ATTEMPTS):
+
+    def plan() -> None:
         for share in shares:
             share.upper = share.target.at(engine).contents().upper
         seal = None if times.is_plain else _fit_events(engine, mark, shares, times)
-        try:
-            with Commit(engine) as commit:
-                for share in shares:
-                    handle = share.target.at(engine)
-                    commit.add(handle, [mark.of(handle.id)])
-                    commit.add_parts(handle, share.parts, keep=True, at_commit=at_commit)
-                    if not at_commit:
-                        check_times(handle, share.parts, allow_future=times.allow_future)
-                    if seal is not None and share.upper < Antichain(seal):
-                        commit.add(handle, [handle.seal_step(seal)])
-            return
-        except (UpdateNotBeyondUpper, FrontierRegression) as error:
-            is_late = isinstance(error, UpdateNotBeyondUpper) and times.late == "error"
-            if is_late or attempt == ATTEMPTS - 1:
-                raise
+        with Commit(engine) as commit:
+            for share in shares:
+                handle = share.target.at(engine)
+                commit.add(handle, [mark.of(handle.id)])
+                commit.add_parts(handle, share.parts, keep=True, at_commit=at_commit)
+                if not at_commit:
+                    check_times(handle, share.parts, allow_future=times.allow_future)
+                if seal is not None and share.upper < Antichain(seal):
+                    commit.add(handle, [handle.seal_step(seal)])
+
+    def raise_if_late(error: PersistError) -> None:
+        # The time of a commit is late only if a collection is complete for ever.
+        if isinstance(error, UpdateNotBeyondUpper) and (at_commit or times.late == "error"):
+            raise error
+
+    conflicts = (UpdateNotBeyondUpper, FrontierRegression)
+    commit_with_retry(plan, action="write", clock=engine.clock, conflicts=conflicts, prepare=raise_if_late)
 
 
 def _fit_events(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> int | None:
@@ -253,7 +256,8 @@ def _commit_keyed(
     caches: PartCaches | None = None,
 ) -> None:
     with writing(work.target.location, work.target.storage, caches) as engine:
-        for attempt in range(ATTEMPTS):
+
+        def plan_and_commit() -> None:
             contents = handle_of(work, engine).contents()
             if taken_over(engine, mark, work, contents, times):
                 return
@@ -261,16 +265,20 @@ def _commit_keyed(
             end = None if is_empty else times.end_after(time if times.is_plain else latest)
             end = end if end is not None and contents.upper < end else None
             planned = plan(None if time is None else Stamp(time), end, contents)
-            try:
-                takes_all = times.is_plain or times.allow_future  # The time of plain rows is the upper.
-                late = commit(engine, replace(planned, collects=times.late != "error", allow_future=takes_all))
-                _report(work, mark, late, times)
-                return
-            except (UpdateNotBeyondUpper, FrontierRegression, LateEvents) as error:
-                # Another writer has sealed, or moved the late bound. What has a time of its own stays late.
-                is_later = times.is_plain and not isinstance(error, LateEvents)
-                if attempt == ATTEMPTS - 1 or not (is_later or times.late != "error"):
-                    raise
+            takes_all = times.is_plain or times.allow_future  # The time of plain rows is the upper.
+            late = commit(engine, replace(planned, collects=times.late != "error", allow_future=takes_all))
+            _report(work, mark, late, times)
+
+        def raise_if_late(error: PersistError) -> None:
+            # Another writer has sealed, or moved the late bound. What has a time of its own stays late.
+            is_later = times.is_plain and not isinstance(error, LateEvents)
+            if not (is_later or times.late != "error") or handle_of(work, engine).contents().upper.is_empty:
+                raise error
+
+        conflicts = (UpdateNotBeyondUpper, FrontierRegression, LateEvents)
+        commit_with_retry(
+            plan_and_commit, action="upsert", clock=engine.clock, conflicts=conflicts, prepare=raise_if_late
+        )
 
 
 def _report(work: KeyedWork, mark: Mark, late: pa.Table | None, times: BatchTimes) -> None:

@@ -36,8 +36,9 @@ from persist.core.state_rules.collection_rules import ExpectErasures
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import erasure_number
 from persist.core.state_rules.keyed_rules import PlannedPend, due, form_in
-from persist.engine.collection.keyed_events import AskedEvents, check_event_times, seal
-from persist.engine.collection.keyed_events import submit as submit_keyed
+from persist.engine.collection.keyed_events import AskedEvents, check_event_times
+from persist.engine.collection.planned_commits import seal
+from persist.engine.collection.planned_commits import submit as submit_keyed
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import read_engine

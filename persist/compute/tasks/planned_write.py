@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from persist.blob.threads import SystemClock
 from persist.codecs.order.digest import DIGEST_MODULUS, digest_of
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import RunStream
@@ -27,25 +28,24 @@ from persist.core.antichain import Antichain
 from persist.core.errors import (
     FrontierRegression,
     InvalidUsage,
-    Superseded,
+    PersistError,
     UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
-    UpperMismatch,
 )
 from persist.core.log.fields import KeyedForm
 from persist.core.settings import Settings, open_storage
-from persist.core.state_rules.collection_rules import ExpectErasures, ExpectNothingBeyondUpper
-from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.collection_rules import Condition
 from persist.core.timeline import Moment, begins_with_a_day
 from persist.engine.collection.commit import Commit
-from persist.engine.collection.plain_rows import refused_beside
+from persist.engine.collection.plain_rows import expect_unchanged, refused_beside
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, open_engine, read_engine
 from persist.engine.location.writer import OpenOptions
 from persist.engine.read.parts.caches import PartCaches
-from persist.engine.write.operations import delete_digest, overwrite_digest
 from persist.engine.write.part_writer import PartWriter
+from persist.engine.write.retrying import commit_with_retry
+from persist.engine.write.write_options import WriteOptions, delete_digest, overwrite_digest
 
 BUFFER_BYTES_MAX = 64 << 20
 
@@ -179,9 +179,6 @@ def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held)
 
 
-ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
-
-
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:
     """What to write to, and how.
@@ -218,7 +215,7 @@ class PlannedWrite:
         time: of all rows; None if they have times of their own.
         at_commit: all rows get the time of the commit, which seals after it; until then it is 0.
         upper: that of the collection when this was planned.
-        erasures: how often something had been erased from it then.
+        unchanged: what must hold of the contents when this is committed, if it replaces some of them.
         is_done: whether the token says that it was done before: then nothing is uploaded any more.
         is_compared: whether the token may name something else, so that the digest of the rows must be known.
         overwrites_at: for the digest of an overwrite, the time that was asked for; None for that of the commit.
@@ -241,7 +238,7 @@ class PlannedWrite:
     overwrites_at: int | None
     where: str | None
     at_commit: bool
-    erasures: int = 0
+    unchanged: tuple[Condition, ...] = ()
 
     @classmethod
     def append(cls, options: SinkOptions, *, has_times: bool = True) -> "PlannedWrite":
@@ -302,7 +299,7 @@ class PlannedWrite:
             overwrites_at=asked if replaces else None,
             where=where,
             at_commit=at_commit,
-            erasures=erasure_number(contents),
+            unchanged=expect_unchanged(contents) if replaces else (),
         )
 
     @property
@@ -341,15 +338,14 @@ class PlannedWrite:
             UpperMismatch, UpdatesBeyondUpper: it names its time, and others came first; and what `check` raises.
         """
         planned = self
-        for _ in range(ATTEMPTS_MAX):
-            try:
-                attempt(planned)
-                return
-            except (UpperMismatch, UpdatesBeyondUpper, Superseded):
-                if not planned.at_commit:
-                    raise
-                planned = planned._again()
-        raise UpperMismatch(self.upper, planned.upper)
+
+        def plan_again(error: PersistError) -> None:
+            nonlocal planned
+            if not planned.at_commit:
+                raise error
+            planned = planned._again()
+
+        commit_with_retry(lambda: attempt(planned), action="write", clock=SystemClock(), prepare=plan_again)
 
     def _again(self) -> "PlannedWrite":
         with read_engine(self.target.location, self.target.storage) as engine:
@@ -359,9 +355,8 @@ class PlannedWrite:
             refused = None if is_done else refused_beside(handle, contents)
         if contents.upper.is_empty and not is_done:
             raise UpdateNotBeyondUpper(0, contents.upper)
-        planned = replace(
-            self, upper=contents.upper, is_done=is_done, refused=refused, erasures=erasure_number(contents)
-        )
+        unchanged = expect_unchanged(contents)
+        planned = replace(self, upper=contents.upper, is_done=is_done, refused=refused, unchanged=unchanged)
         planned.check()
         return planned
 
@@ -388,10 +383,8 @@ class PlannedWrite:
     def _commit(self, parts: Sequence[Part], digest: int | None) -> None:
         with writing(self.target.location, self.target.storage) as engine:
             handle = self.target.at(engine).dating(allow_future=self.options.allow_future)
-            with Commit(engine, self.token) as commit:
-                if self.replaces:
-                    commit.add(handle, [ExpectNothingBeyondUpper(handle.id, self.upper.elements)])
-                    commit.add(handle, [ExpectErasures(handle.id, self.erasures)])
+            with Commit(engine, WriteOptions(token=self.token)) as commit:
+                commit.add(handle, self.unchanged)
                 commit.add_parts(handle, parts, digest=digest, at_commit=self.at_commit)
                 if not self.at_commit:
                     check_times(handle, parts, allow_future=self.options.allow_future)

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from persist.blob.errors import Indeterminate, MissingBlob
 from persist.codecs.part.part import Part
-from persist.core.errors import CollectionExists, Superseded, UploadExpired
+from persist.core.errors import CollectionExists, PersistError, Superseded, UploadExpired
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe, Numbers, Words
 from persist.core.names import DERIVED_FROM, check_free_name
@@ -46,8 +46,7 @@ from persist.engine.location.collection_handle import LATEST, CollectionHandle
 from persist.engine.location.opening import handle_on
 from persist.engine.read.planning.scan import Scan
 from persist.engine.write.operations import Step
-
-ATTEMPTS = 8
+from persist.engine.write.retrying import commit_with_retry
 
 
 def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None) -> CollectionHandle:
@@ -61,7 +60,8 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
         if contents.keyed is not None:
             writer.resolver.resolve(source.id, source.name, source.machine)
         time = _last_change(source.known())
-    for _ in range(ATTEMPTS):
+
+    def plan() -> CollectionHandle:
         if engine.follower.newest_id_of(name) is not None:
             raise CollectionExists(name)
         if source.known().resolved.has_beyond(time):
@@ -77,19 +77,17 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
         except BaseException as error:
             if not isinstance(error, Indeterminate):  # Or else the record may be there.
                 writer.part_writer().discard(made)
-            if not _came_too_late(source, error):
-                raise
-            continue
+            raise
         known = engine.follower.known(id_, name)
         return handle_on(engine, known, newest_like(source.schema, known), source.machine)
-    raise Superseded(f"{source.name!r} was compacted by others {ATTEMPTS} times meanwhile: try again")
 
+    def raise_if_needed(error: PersistError) -> None:
+        if isinstance(error, MissingBlob) and source.needs(error.key):
+            raise error
+        source.contents()  # Raises if the source was dropped.
 
-def _came_too_late(source: CollectionHandle, error: BaseException) -> bool:
-    """Return whether a clone failed because its source, which is still there, is made of other parts by now."""
-    if isinstance(error, MissingBlob):
-        return not source.needs(error.key) and bool(source.contents())
-    return isinstance(error, Superseded | UploadExpired) and bool(source.contents())
+    conflicts = (Superseded, UploadExpired, MissingBlob)
+    return commit_with_retry(plan, action="clone", clock=engine.clock, conflicts=conflicts, prepare=raise_if_needed)
 
 
 def _last_change(contents: CollectionState) -> int:

@@ -2,7 +2,7 @@
 
 The block keeps, in call order, the steps of collections that take updates, and for each keyed collection a `_Draft`:
 its events in the order of their arrival, and the upper that it is to be sealed to. When the block ends, the drafts are
-planned from the newest contents (`persist.engine.collection.keyed_events.submit_all`), and all of it is one record.
+planned from the newest contents (`persist.engine.collection.planned_commits.submit_all`), and all of it is one record.
 
 - Before the block ends nothing reaches the log, and no event is stored. If it raises, what `write` has uploaded is
   deleted.
@@ -16,8 +16,8 @@ planned from the newest contents (`persist.engine.collection.keyed_events.submit
 - With a token, each collection remembers it with the digest of its own part, so that a repetition does nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
@@ -29,12 +29,33 @@ from persist.core.antichain import Antichain
 from persist.core.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper, with_timeline
 from persist.core.keyed.intake import EventTable, joined_events
 from persist.core.log import kinds
-from persist.engine.collection.keyed_events import AskedEvents, KeyedChange, PlainChange, submit_all
-from persist.engine.collection.plain_rows import upsert_steps
+from persist.core.timeline import Moment
+from persist.engine.collection.keyed_events import (
+    AskedEvents,
+    KeyedChange,
+    PlainChange,
+    Rewritten,
+    Unchanged,
+    check_upserts,
+    deleting_events,
+)
+from persist.engine.collection.plain_rows import (
+    NewContents,
+    check_either,
+    delete_steps,
+    keyed_deletion,
+    restore_steps,
+    rewrite_steps,
+    upsert_steps,
+)
+from persist.engine.collection.planned_commits import submit_all
+from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.write.commit_future import Committed
-from persist.engine.write.operations import Asked, Step, Write, check_token, note_steps, with_token
+from persist.engine.read.lookups.requested_keys import wanted_keys
+from persist.engine.write.commit_future import CommitFuture, Committed
+from persist.engine.write.operations import Asked, Step, Write
+from persist.engine.write.write_options import WriteOptions, with_token
 
 
 def _times_differ(what: str, handle: CollectionHandle) -> str:
@@ -111,19 +132,24 @@ class Commit:
     def __init__(
         self,
         engine: Engine,
-        token: str | None = None,
-        message: str | None = None,
-        metadata: Mapping[str, str] | None = None,
+        options: WriteOptions | None = None,
+        *,
+        action: str = "multi_write",
+        is_single: bool = False,
     ) -> None:
-        """Begin with nothing; arguments and errors are those of `Client.multi_write`."""
-        engine.writer("multi_write")
-        check_token(token)
-        note_steps(message, metadata, [""])  # What is wrong with them is said before anything is uploaded.
+        """Begin with nothing; errors are those of `Client.multi_write`.
+
+        Args:
+            options: of all steps; a time is given with each step, and not here.
+            action: what errors call it.
+            is_single: it is committed before its caller has control again, so no rows are copied.
+        """
+        engine.writer(action)
+        self.options = options or WriteOptions()
         self.committed: Committed | None = None
-        self.token = token
         self._engine = engine
-        self._message = message
-        self._metadata = metadata
+        self._action = action
+        self._is_single = is_single
         self._steps: list[Step] = []
         self._drafts: dict[str, _Draft] = {}
         self._changes: dict[str, tuple[CollectionHandle, PlainChange]] = {}
@@ -131,7 +157,7 @@ class Commit:
         self._needed = ExitStack()
         self._names: dict[str, str] = {}
         self._committed: list[Callable[[], None]] = []
-        self._is_open = False
+        self._is_open = is_single
         self._was_used = False
 
     @property
@@ -179,14 +205,87 @@ class Commit:
         """
         self._draft(handle).add(events)
 
-    def add_change(self, handle: CollectionHandle, change: KeyedChange) -> None:
-        """Add what becomes of all that a keyed collection holds, of which the block has said nothing yet."""
-        self._draft(handle).change = change
+    def overwrite(
+        self,
+        handle: CollectionHandle,
+        rows: Any,
+        *,
+        time: int | Moment | None = None,
+        where: pc.Expression | None = None,
+        multiset: bool = False,
+    ) -> None:
+        """Make rows the contents of a collection; see `MultiWrite.overwrite`."""
+        handle = self.dated(handle, time)
+        self.check_unwritten(handle)
+        new = self._needed.enter_context(NewContents(handle, rows, time, self.options.token, multiset=multiset))
+        if handle.keyed is not None:
+            self._draft(handle).change = new.keyed_change(where)
+            return
+        if time is None and not self._is_single:
+            new.read()
+        self._add_difference(handle, time, partial(new.steps, where))
 
-    def add_plain(self, handle: CollectionHandle, change: PlainChange) -> None:
-        """Add a difference to what a collection holds that is not keyed, to be made when the block has ended."""
+    def delete(
+        self,
+        handle: CollectionHandle,
+        keys: Any,
+        *,
+        time: int | Moment | None = None,
+        where: pc.Expression | None = None,
+    ) -> None:
+        """Retract records of a collection by their keys or a condition; see `MultiWrite.delete`."""
+        check_either(keys, where)
+        handle = self.dated(handle, time)
+        if handle.keyed is not None:
+            if where is None:
+                self.add_events(handle, deleting_events(handle, keys, handle.stamp(time, None)))
+            else:
+                self.check_unwritten(handle)
+                self._draft(handle).change = keyed_deletion(handle, where, time, self.options.token)
+            return
+        self.check_unwritten(handle)
+        wanted = None if keys is None else wanted_keys(keys, handle.schema)
+        self._add_difference(handle, time, partial(delete_steps, handle, wanted, where, time, self.options.token))
+
+    def restore(self, handle: CollectionHandle, as_of: int | Moment, *, time: int | Moment | None = None) -> None:
+        """Make the contents what they were; see `Collection.restore`."""
+        handle = self.dated(handle, time)
+        if handle.contents().view is not None:
+            raise InvalidUsage(
+                f"{handle.name!r} is a view: it holds what its query gives of its inputs. Restore these, and refresh it"
+            )
+        then = handle.as_time("as_of", as_of)
+        handle.sealed(then, 0.0)
+        if handle.keyed is None:
+            self._add_difference(handle, time, partial(restore_steps, handle, then, time, self.options.token))
+            return
+        # The updates of a keyed collection are made of events, so an overwrite takes rows, of which each key has one.
+        with snapshot(handle, then) as held:
+            self.overwrite(handle, held.to_batches(), time=time)
+
+    def rewrite(self, handle: CollectionHandle, rewritten: Rewritten, *, time: int | Moment | None = None) -> None:
+        """Make the contents what a function makes of them, and of no others; see `rewrite`."""
+        if handle.keyed is None:
+            self._add_difference(handle, time, partial(rewrite_steps, handle, rewritten, time))
+            return
+        check_upserts(handle, "a statement")
+        at = None if time is None else handle.exact_time("time", time)
+        self._draft(handle).change = KeyedChange(rewritten, at, None, 0)
+
+    def dated(self, handle: CollectionHandle, time: int | Moment | None) -> CollectionHandle:
+        """Return the collection for writes at a time, as the options allow; refuse a time that nobody means."""
+        handle.check_meant("time", time, allow_future=self.options.allow_future)
+        return handle.dating(allow_future=self.options.allow_future)
+
+    def _add_difference(
+        self, handle: CollectionHandle, time: int | Moment | None, steps: Callable[[], list[Step]]
+    ) -> None:
+        """Add a difference to what a plain collection holds: made now if it has a time, else when all is committed."""
+        if time is not None:
+            self.add(handle, steps())
+            return
         self.add(handle, [])
-        self._changes[handle.id] = (handle, change)
+        self._changes[handle.id] = (handle, PlainChange(steps, at_commit=True))
 
     def add_upsert(self, handle: CollectionHandle, events: EventTable) -> None:
         """Add rows for keys of a collection that is not keyed, after those that there are.
@@ -201,10 +300,6 @@ class Commit:
         if pieces and pieces[0].at_commit != events.at_commit:
             raise InvalidUsage(_times_differ("rows", handle))
         pieces.append(events)
-
-    def until_committed(self, needed: AbstractContextManager[Any]) -> Any:
-        """Enter what is needed until the commit is done, and left then; return what it gives."""
-        return self._needed.enter_context(needed)
 
     def check_unwritten(self, handle: CollectionHandle) -> None:
         """Raise InvalidUsage if the block has done something with a collection, or cannot."""
@@ -256,33 +351,69 @@ class Commit:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._is_open = False
-        with self._needed:
-            if kind is None:
-                self._commit()
-            else:
-                self._engine.abandon(self._steps)
-
-    def _commit(self) -> None:
-        notes = note_steps(self._message, self._metadata, self._names)
-        asks = [(draft.handle, draft.asked(self.token)) for draft in self._drafts.values()]
-        changes = [*self._changes.values(), *(self._upserting(*upsert) for upsert in self._upserts.values())]
-        asks += [(handle, self._with_steps_beside(handle, change)) for handle, change in changes]
-        asked = {handle.id for handle, _ in asks}
-        plain = [id_ for id_ in self._names if id_ not in asked]
-        steps = [*with_token(self.token, plain, self._steps), *notes]
-        self.committed = submit_all(self._engine, "multi_write", asks, steps, self._names).committed()
+        if kind is not None:
+            self.abandon()
+            return
+        self.committed = self.submit().committed()
         for call in self._committed:
             call()
+
+    def abandon(self) -> None:
+        """Delete what has been stored for a commit that is not to be."""
+        with self._needed:
+            self._engine.abandon(self._steps)
+
+    def submit(self) -> CommitFuture:
+        """Queue all that was added as one commit, and return its future."""
+        with self._needed as needed:
+            asks = [(draft.handle, draft.asked(self.options.token)) for draft in self._drafts.values()]
+            changes = [*self._changes.values(), *(self._upserting(*upsert) for upsert in self._upserts.values())]
+            asks += [(handle, self._with_steps_beside(handle, change)) for handle, change in changes]
+            asked = {handle.id for handle, _ in asks}
+            plain = [id_ for id_ in self._names if id_ not in asked]
+            steps = [*with_token(self.options.token, plain, self._steps), *self.options.notes(self._names)]
+            future = submit_all(self._engine, self._action, asks, steps, self._names)
+            until_done = needed.pop_all()
+        future.add_done_callback(lambda _: until_done.close())
+        return future
 
     def _upserting(
         self, handle: CollectionHandle, pieces: Sequence[EventTable]
     ) -> tuple[CollectionHandle, PlainChange]:
         events = joined_events(pieces)
-        steps = partial(upsert_steps, handle, events, None, self.token)
+        steps = partial(upsert_steps, handle, events, self.options.token)
         return handle, PlainChange(steps, events.at_commit)
 
     def _with_steps_beside(self, handle: CollectionHandle, change: PlainChange) -> AskedEvents:
         """Return a change whose token remembers, too, what else the block adds to the collection."""
         beside = [step for step in self._steps if isinstance(step, Asked) and step.collection == handle.id]
         whole = replace(change, steps=lambda: [*change.steps(), *beside])
-        return AskedEvents(None, None, self.token, plain=whole)
+        return AskedEvents(None, None, self.options.token, plain=whole)
+
+
+def commit_one(
+    handle: CollectionHandle, action: str, options: WriteOptions, add: Callable[[Commit], object]
+) -> CommitFuture:
+    """Commit what a function adds to a commit of its own; return the future."""
+    commit = Commit(handle.engine, options, action=action, is_single=True)
+    try:
+        add(commit)
+    except BaseException:
+        commit.abandon()
+        raise
+    return commit.submit()
+
+
+def rewrite(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> CommitFuture:
+    """Commit what a function makes of the contents, and of no others: again if others come first.
+
+    They are those that were sealed last or, if the collection is keyed, those after all events up to the new time.
+
+    Args:
+        rewritten: takes the contents, as tables, and returns the rows that they are to be, or None to leave them.
+        time: of the difference; None for that of the commit.
+    """
+    future = commit_one(handle, "sql", WriteOptions(), lambda commit: commit.rewrite(handle, rewritten, time=time))
+    if handle.keyed is not None and isinstance(future.exception(), Unchanged):
+        return handle.submit("sql", [])
+    return future

@@ -1,7 +1,6 @@
 """What a collection says of itself, and what its history is kept for: descriptions, tags, retention and holds."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +8,7 @@ from persist.codecs.errors import SchemaMismatch
 from persist.codecs.evolution import changes_between
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import Antichain
-from persist.core.errors import HoldMoved, HoldNotFound, InvalidUsage, TagNotFound
+from persist.core.errors import HoldMoved, HoldNotFound, InvalidUsage, Superseded, TagNotFound
 from persist.core.log import kinds
 from persist.core.log.fields import Words
 from persist.core.names import check_hold_name, check_tag_name, is_text
@@ -21,6 +20,7 @@ from persist.core.timeline import Moment, Retention, Timeline, is_moment, retent
 from persist.engine.hold import Hold, HoldInfo, LeasedHold, NamedHold
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.write.commit_future import CommitFuture
+from persist.engine.write.retrying import commit_with_retry
 
 
 def take_hold(
@@ -81,16 +81,21 @@ def _named_hold(handle: CollectionHandle, name: str, time: int | None, schema: i
     def give_up(expected: int) -> None:
         handle.submit("release", [kinds.ReleaseHold(handle.id, name, expected)]).result()
 
-    while True:
+    def plan() -> NamedHold:
         holds = handle.contents().holds
         held = holds.get(name)
         if held is None and time is None:
             raise HoldNotFound(name, tuple(n for n, held in holds.items() if held.lease is None))
-        if held is not None and held.lease is None:
-            return NamedHold(name, held.time, handle.as_time, move, give_up, handle.shown)
-        assert time is not None
-        with suppress(HoldMoved):  # Somebody else made it in between: return theirs.
+        if held is None or held.lease is not None:
+            assert time is not None
             move(None, time)
+            held = handle.contents().holds.get(name)
+        if held is None:
+            raise Superseded(f"the hold {name!r} was released as soon as it was made")
+        return NamedHold(name, held.time, handle.as_time, move, give_up, handle.shown)
+
+    # Another client made it in between: return that one.
+    return commit_with_retry(plan, action="hold", clock=handle.engine.clock, conflicts=(HoldMoved, Superseded))
 
 
 @dataclass(frozen=True, slots=True)

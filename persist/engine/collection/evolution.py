@@ -10,6 +10,7 @@ The commit is refused if anything was added after the look.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -34,6 +35,7 @@ from persist.engine.read.keyed.key_history import keys_with_less_than_none, keys
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.write.operations import Step
+from persist.engine.write.retrying import commit_with_retry
 
 KEYS_NAMED = 10
 
@@ -63,9 +65,6 @@ def checked(
         if several := [*islice(keys_with(contents, reader), KEYS_NAMED)]:
             raise NotOneValue(handle.name, several, are_null=False)
     return ExpectNothingBeyondUpper(handle.id, contents.upper_times)
-
-
-TRIES = 5  # While others write, if what is stored must be looked at.
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +99,8 @@ def evolve(
     handle.engine.writer("evolve")
     _check_given(wanted, comments)
     wanted = replace(wanted, add=_typed(wanted.add, "add"), widen=_typed(wanted.widen, "widen"))
-    for left in reversed(range(TRIES)):
-        try:
-            return _evolve(handle, wanted, comments or {}, beside)
-        except (Superseded, UpperMismatch):
-            if not left:
-                raise
-    raise AssertionError("the last try returns or raises")
+    plan = partial(_evolve, handle, wanted, comments or {}, beside)
+    return commit_with_retry(plan, action="evolve", clock=handle.engine.clock, conflicts=(Superseded, UpperMismatch))
 
 
 def _evolve(

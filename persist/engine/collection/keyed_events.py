@@ -1,84 +1,40 @@
-"""Upserts, seals and resolutions of keyed collections: what is read, made, uploaded and committed for them, and again.
+"""What is asked of keyed collections, and of plain ones beside them: events, seals and changes, checked.
 
-With the policy "seal", whoever seals resolves: the events that are pending before the new upper, and those that come
-with the seal, become updates in the one record that advances upper. That record is refused if anything it was made of
-has changed (`persist.core.state_rules.keyed_rules`); the loser deletes its parts and looks again. Nothing is claimed
-meanwhile: parts that fall out of use stay for the grace period, and a blob that is missing after that is a race that
-was lost, too.
-
-What a client asks of one collection is done in call order. Events go straight to the committer, unless a seal of the
-same collection is under way: then they come after it. One thread per client resolves
-(`persist.engine.location.resolver`).
-
-Events without a time get that of the commit. Where they are resolved by it, they must have it before: so it is chosen
-with the plan, from the contents that this is made of, and another one if these have moved on by then.
-
-Several collections are resolved in one record (`submit_all`): each is planned from its own contents, and if one of them
-has changed, the record is refused whole, so all of them are right or nothing happened. Differences to what
-plain collections hold are planned with them, and planned again with them.
+`persist.engine.collection.planned_commits` plans and commits what is asked.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeAlias
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob.errors import MissingBlob
-from persist.codecs.order.digest import DIGEST_MODULUS, digest_of
 from persist.codecs.part.filters import with_both_zeros
-from persist.codecs.types.schema import TIME, TIME_MAX
+from persist.codecs.types.schema import TIME
 from persist.codecs.updates.inputs import as_table, opened
 from persist.codecs.updates.updates import Stamp, stamped, to_updates, with_time
 from persist.core.antichain import Antichain
 from persist.core.errors import (
-    ClientClosed,
-    Conflict,
-    FrontierRegression,
     InvalidUsage,
-    LateEvents,
     NotKeyed,
-    PendingEvents,
-    Superseded,
-    UpdateNotBeyondUpper,
-    UpdatesBeyondUpper,
-    UploadExpired,
-    UpperMismatch,
-    with_timeline,
 )
-from persist.core.keyed.events import events_schema, lifted_events
 from persist.core.keyed.form import described
 from persist.core.keyed.intake import EventTable, to_events
-from persist.core.keyed.machine import DELETED, NAME, SEQ
+from persist.core.keyed.machine import DELETED, NAME
 from persist.core.log import kinds
-from persist.core.log.fields import KeyedForm, TokenMark
-from persist.core.state_rules.collection_rules import ExpectErasures
+from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.erasures import erasure_number
-from persist.core.state_rules.keyed_rules import due
-from persist.core.state_rules.schemas import check_written
-from persist.core.timeline import Moment
 from persist.engine.location.collection_handle import CollectionHandle
-from persist.engine.location.engine import Engine
-from persist.engine.location.resolver import REASON, split_late
 from persist.engine.read.keyed.key_replacement import KeyReplacement
 from persist.engine.read.lookups.requested_keys import wanted_keys
 from persist.engine.read.merging import NewRows, differences, read_snapshot
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
-from persist.engine.write.commit_future import CommitFuture, Committed
-from persist.engine.write.operations import AtCommit, Step, Write, check_token, times_together, with_token
-
-SETTLE_S = 60.0
-ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
-
+from persist.engine.write.operations import Step
 
 Rewritten: TypeAlias = Callable[[Iterator[pa.Table]], pa.Table | None]  # Of contents; None leaves them.
 
@@ -233,329 +189,3 @@ def check_upserts(handle: CollectionHandle, action: str = "upsert") -> None:
             f"the collection {handle.name!r} has the machine {described(handle.keyed.machine)}, which alone says what "
             f"its keys hold, so {action} is refused."
         ).with_remedy("Use {transition:call}.")
-
-
-def submit(handle: CollectionHandle, action: str, asked: AskedEvents) -> CommitFuture:
-    """Queue events, and perhaps a seal, as one commit; see `Collection.upsert`."""
-    return submit_all(handle.engine, action, [(handle, asked)])
-
-
-def submit_all(
-    engine: Engine,
-    action: str,
-    asks: Asks,
-    beside: Sequence[Step] = (),
-    names: Mapping[str, str] | None = None,
-) -> CommitFuture:
-    """Queue what is asked of keyed collections, and other steps, as one commit: all of it or nothing.
-
-    Args:
-        beside: come before what is asked. Their uploads stay until the commit is done, or refused for good.
-        names: of the collections of these steps, by id.
-    """
-    writer, asks = engine.writer(action), [(handle, _prepared(handle, asked)) for handle, asked in asks]
-    ids = [handle.id for handle, _ in asks]
-    commit = _Commit(engine, action, asks, beside, dict(names or {}) | {handle.id: handle.name for handle, _ in asks})
-    if any(asked.at_commit and asked.end is not None for _, asked in asks):
-        engine.abandon(beside)
-        raise InvalidUsage(
-            "a seal is given with events that have no time: the commit gives them one, and seals just after it. Leave "
-            "the seal out, or give them times, too."
-        )
-    is_decided = not any(asked.late is not None or asked.is_least for _, asked in asks)
-    if is_decided and not any(map(writer.keyed.is_busy, ids)) and not any(_resolves(*ask) for ask in asks):
-        return engine.submit(action, [*beside, *(step for ask in asks for step in _plain_steps(*ask))], commit.names)
-    future = writer.new_future()
-    size = sum(asked.events.table.nbytes for _, asked in asks if asked.events is not None)
-    try:
-        return writer.keyed.submit(ids, future, lambda: commit.made(future), size)
-    except ClientClosed:
-        engine.abandon(beside)
-        raise
-
-
-def _prepared(handle: CollectionHandle, asked: AskedEvents) -> AskedEvents:
-    check_token(asked.token)  # Before anything is uploaded.
-    if asked.events is not None and not len(asked.events.table):
-        asked = replace(asked, events=None)
-    return replace(asked, marks=tuple(_token_steps(handle, asked)))
-
-
-def _resolves(handle: CollectionHandle, asked: AskedEvents) -> bool:
-    if asked.change is not None or asked.plain is not None:
-        return True
-    return (asked.end is not None or asked.at_commit) and keyed_form(handle).resolve == "seal"
-
-
-def seal(
-    handle: CollectionHandle,
-    upper: int | Moment | Antichain,
-    *,
-    expected_upper: int | Moment | Antichain | None = None,
-) -> CommitFuture:
-    """Seal a collection, whose sealed events are resolved if it is keyed; see `Collection.seal`."""
-    expected = [] if expected_upper is None else [handle.expect_step(expected_upper)]
-    handle = handle.as_keyed()
-    if handle.keyed is not None:
-        return submit(handle, "seal", AskedEvents(None, handle.frontier("upper", upper), also=tuple(expected)))
-    return handle.submit("seal", [*expected, handle.seal_step(upper)])
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """What commits one collection's part: right for these contents, and for no others if it resolves.
-
-    Attributes:
-        names: of the collections that the steps are of.
-        late: the events that were left out.
-    """
-
-    contents: CollectionState
-    steps: list[Step]
-    names: dict[str, str]
-    late: pa.Table | None
-
-
-# What may be otherwise once the newest state is known.
-_LOST = (
-    Superseded,
-    UploadExpired,
-    UpdateNotBeyondUpper,
-    UpdatesBeyondUpper,
-    UpperMismatch,
-    LateEvents,
-    PendingEvents,
-    FrontierRegression,
-    MissingBlob,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Commit:
-    """Commits what is asked of some keyed collections together, with steps beside.
-
-    A plan is made for each collection from its contents. If the record is refused because some of them have changed,
-    these are planned again, and the plans of the others stay. Nothing that a plan has stored is deleted before that.
-    """
-
-    engine: Engine
-    action: str
-    asks: Asks
-    beside: Sequence[Step]
-    names: dict[str, str]
-
-    def made(self, future: CommitFuture) -> Committed:
-        """Plan and commit until that is not lost to somebody else; return where; tell future what was late."""
-        writer = self.engine.writer(self.action)
-        # Events that this client asked for before are not known yet while they are on their way.
-        writer.committer.settle(SETTLE_S)
-        for handle, _ in self.asks:
-            writer.compaction.relieve(handle.id)
-        contents = {handle.id: handle.known() for handle, _ in self.asks}
-        plans: dict[str, _Planned] = {}
-        times: dict[str, int] = {}
-        for _ in range(ATTEMPTS_MAX):
-            try:
-                times = times or self._times()
-                for handle, asked in self.asks:
-                    if handle.id not in plans:
-                        plans[handle.id] = _planned(handle, contents[handle.id], asked, times.get(handle.id))
-                committed = self._submitted(plans, times)
-                self._tell_late(plans, future)
-                return committed
-            except (InvalidUsage, Conflict, MissingBlob) as error:
-                try:
-                    if not isinstance(error, _LOST):
-                        raise
-                    newest = {handle.id: handle.contents() for handle, _ in self.asks}
-                    is_late = any(map(self._is_late, times.items()))
-                    if not is_late and not self._may_succeed(error, contents, newest):
-                        raise
-                except BaseException:
-                    self._discard(plans.values())
-                    self.engine.abandon(self.beside)
-                    raise  # After an indeterminate commit all is left, because the record may yet appear.
-                moved = [] if is_late else [id_ for id_ in plans if newest[id_] != contents[id_]]
-                times = {} if is_late else times
-                self._discard([plans.pop(id_) for id_ in moved or [*plans]])
-                contents = newest
-        self._discard(plans.values())
-        self.engine.abandon(self.beside)
-        raise Conflict(
-            f"{self.action} was lost to other writers {ATTEMPTS_MAX} times; nothing of it was applied. Try it again."
-        )
-
-    def _times(self) -> dict[str, int]:
-        """Return which time the commit gives to those that named none, if some of them are resolved with it."""
-        if not any(asked.at_commit and asked.plain is None for _, asked in self.asks):
-            return {}
-        asks = [step for step in self.beside if isinstance(step, AtCommit)]
-        asks += [handle.at_commit() for handle, asked in self.asks if asked.at_commit]
-        uppers = {asked.collection: self._upper(asked.collection) for asked in asks}
-        return times_together({asked.collection: asked for asked in asks}, uppers, self.engine.clock.wall_ms())
-
-    def _upper(self, collection: str) -> Antichain:
-        entry = self.engine.follower.load(collection)
-        return Antichain(0) if entry is None else entry.upper
-
-    def _is_late(self, chosen: tuple[str, int]) -> bool:
-        """Whether upper has gone beyond a time since it was chosen, and there are others."""
-        collection, time = chosen
-        upper = self._upper(collection)
-        return not upper.has_beyond(time) and upper.time is not None and upper.time <= TIME_MAX
-
-    def _submitted(self, plans: Mapping[str, _Planned], times: Mapping[str, int]) -> Committed:
-        # What is the difference to the contents of before comes first, and says that they are still there.
-        first = [step for handle, asked in self.asks if asked.plain is not None for step in plans[handle.id].steps]
-        rest = [step for handle, asked in self.asks if asked.plain is None for step in plans[handle.id].steps]
-        planned, steps = [plans[handle.id] for handle, _ in self.asks], [*first, *self.beside, *rest]
-        if times:
-            steps = [
-                msgspec.structs.replace(step, time=times[step.collection]) if isinstance(step, AtCommit) else step
-                for step in steps
-            ]
-        # Kept when the record is refused: the next attempt may need it again.
-        kept = [replace(step, is_kept=True) if isinstance(step, Write) else step for step in steps]
-        names = self.names | {id_: name for plan in planned for id_, name in plan.names.items()}
-        return self.engine.submit(self.action, kept, names).committed()
-
-    def _may_succeed(
-        self, error: BaseException, before: Mapping[str, CollectionState], newest: Mapping[str, CollectionState]
-    ) -> bool:
-        """Return whether what was refused may succeed with the newest contents. Nobody is refused for an old state."""
-        if isinstance(error, UploadExpired):
-            return not any(isinstance(step, Write) and isinstance(step.data, Future) for step in self.beside)
-        if isinstance(error, Superseded):
-            return True
-        if newest == before:
-            return False  # A condition among the steps beside does not hold, and will not.
-        if isinstance(error, FrontierRegression | UpdateNotBeyondUpper | LateEvents):
-            # What is late has to be decided anew; and whoever is refused is told the newest upper.
-            decides = any(asked.late is not None or asked.is_least for _, asked in self.asks)
-            return decides or any(newest[id_].upper != before[id_].upper for id_ in before)
-        return True
-
-    def _discard(self, plans: Iterable[_Planned]) -> None:
-        writer = self.engine.writer(self.action)
-        for plan in plans:
-            for step in plan.steps:
-                if isinstance(step, kinds.Resolve):
-                    writer.resolver.discard(step.parts)
-            self.engine.abandon(plan.steps)
-
-    def _tell_late(self, plans: Mapping[str, _Planned], future: CommitFuture) -> None:
-        for handle, asked in self.asks:
-            late = plans[handle.id].late
-            if asked.late is not None and late is not None:
-                asked.late.update(late[REASON].to_pylist())
-                future.late = late
-
-
-def _planned(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents, time: int | None) -> _Planned:
-    if asked.plain is not None:
-        return _Planned(contents, with_token(asked.token, [handle.id], asked.plain.steps()), {}, None)
-    if time is not None:
-        asked = asked.at(time)
-    timely, late = _timely(handle, contents, _lifted(contents, asked.against(contents)))
-    resolves = _resolves(handle, asked)
-    steps = _resolving_steps(handle, contents, timely) if resolves else _plain_steps(handle, timely)
-    if time is not None:
-        steps.append(handle.at_commit(time))
-    if asked.late_steps is None or late is None:
-        return _Planned(contents, steps, {}, late)
-    more, named = asked.late_steps(late)
-    return _Planned(contents, [*steps, *more], named, late)
-
-
-def _lifted(contents: CollectionState, asked: AskedEvents) -> AskedEvents:
-    """Return the request with its events as the newest schema has them.
-
-    Raises:
-        SchemaMismatch: more than additions lies between that and the schema they were given in.
-    """
-    events = asked.events
-    if events is None or events.schema.version == len(contents.earlier) + 1:
-        return asked
-    check_written(contents, events.schema.version)
-    newest = contents.schema
-    table = lifted_events(events.table, events.schema, newest)
-    lifted = replace(events, schema=events_schema(newest, newest.value.fields), table=table)
-    return replace(asked, events=lifted)
-
-
-def _timely(
-    handle: CollectionHandle, contents: CollectionState, asked: AskedEvents
-) -> tuple[AskedEvents, pa.Table | None]:
-    """Return the request without the events that are late for these contents, and the late ones with reasons."""
-    if asked.late is None or asked.events is None or handle.remembers(contents, asked.token):
-        return asked, None
-    kept, late = split_late(asked.events, contents, keyed_form(handle))
-    return replace(asked, events=kept if len(kept.table) else None), late
-
-
-def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents) -> list[Step]:
-    """Return the steps that commit events with a seal, against contents as they are."""
-    end = asked.end
-    assert end is not None
-    if handle.remembers(contents, asked.token):
-        return [*asked.marks]  # It was done before, which the committer will find.
-    sealing = kinds.Seal(handle.id, end.elements)
-    before, after = _cut(asked.events, end)
-    if before is not None:
-        first = pc.min(before["_time"]).as_py()
-        if not contents.upper.has_beyond(first):
-            raise with_timeline(UpdateNotBeyondUpper(first, contents.upper), contents.timeline)
-    if asked.change is not None and not contents.upper.has_beyond(at := asked.change.time or 0):
-        raise with_timeline(UpdateNotBeyondUpper(at, contents.upper), contents.timeline)
-    if not contents.upper <= end:
-        return [*asked.also, sealing]  # Which is refused; but first for what must hold of upper, as in the background.
-    resolving: list[Step] = [sealing]
-    change = None if asked.change is None else partial(asked.change.updates, handle)
-    if before is not None or change is not None or due(contents, end.elements):
-        watermarks = None if asked.events is None or before is None else asked.events.watermarks
-        resolver = handle.engine.writer("seal").resolver
-        machine = handle.machine_in(contents)
-        made = resolver.made(contents, contents.schema, machine, end, before, watermarks, change)
-        resolving = [ExpectErasures(handle.id, erasure_number(contents)), made]
-    pending: list[Step] = []
-    if after is not None and asked.events is not None:
-        # What is told of watermarks is of all these events, and once.
-        watermarks = asked.events.watermarks if before is None else None
-        pending = [handle.pend_step(replace(asked.events, table=after, watermarks=watermarks))]
-    return [*asked.also, *resolving, *pending, *asked.marks]
-
-
-def _plain_steps(handle: CollectionHandle, asked: AskedEvents) -> list[Step]:
-    pending: list[Step] = [] if asked.events is None else [handle.pend_step(asked.events)]
-    sealing: list[Step] = [] if asked.end is None else [kinds.Seal(handle.id, asked.end.elements)]
-    if asked.at_commit:
-        sealing = [handle.at_commit()]
-    return [*asked.also, *pending, *sealing, *asked.marks]
-
-
-def _token_steps(handle: CollectionHandle, asked: AskedEvents) -> list[kinds.Tokens]:
-    if asked.token is None or asked.plain is not None:  # Its steps are known only with its plan.
-        return []
-    if asked.events is None:
-        digest = 0 if asked.change is None else asked.change.digest % DIGEST_MODULUS
-        first = 0 if asked.change is None else asked.change.time or 0
-        return [kinds.Tokens(handle.id, (TokenMark(asked.token, first, f"{digest:016x}"),))]
-    first = pc.min(asked.events.table["_time"]).as_py()
-    columns = [name for name in asked.events.schema.names if name != SEQ]
-    digest = digest_of(asked.events.table, [*columns, "_time"]) % DIGEST_MODULUS
-    return [kinds.Tokens(handle.id, (TokenMark(asked.token, first, f"{digest:016x}"),))]
-
-
-def _cut(events: EventTable | None, end: Antichain) -> tuple[pa.Table | None, pa.Table | None]:
-    """Return the events before end, and the others."""
-    if events is None:
-        return None, None
-    if end.time is None:
-        return events.table, None
-    ends = pc.min_max(events.table["_time"]).as_py()
-    if ends["max"] < end.time:
-        return events.table, None
-    if ends["min"] >= end.time:
-        return None, events.table
-    mask = pc.less(events.table["_time"], end.time)
-    return events.table.filter(mask), events.table.filter(pc.invert(mask))

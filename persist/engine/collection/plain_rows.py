@@ -14,7 +14,7 @@ there, writing the difference and, of new rows that do not fit, writing and read
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,16 +29,14 @@ from persist.codecs.order.sums import consolidate
 from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import PartStream
-from persist.codecs.types.schema import TIME
+from persist.codecs.types.schema import TIME, CollectionSchema
 from persist.codecs.updates.updates import Stamp, with_time
 from persist.core.antichain import Antichain
 from persist.core.errors import (
     DuplicateKeys,
     InvalidUsage,
-    Superseded,
     UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
-    UpperMismatch,
     with_timeline,
 )
 from persist.core.keyed.events import prepared, replaced
@@ -46,23 +44,19 @@ from persist.core.keyed.form import Keyed, form_of
 from persist.core.keyed.intake import EventTable, to_events
 from persist.core.keyed.machine import DELETED, SEQ, Replacing
 from persist.core.log import kinds
-from persist.core.state_rules.collection_rules import ExpectErasures, ExpectNothingBeyondUpper, ExpectUpper
+from persist.core.log.fields import KeyedForm
+from persist.core.state_rules.collection_rules import Condition, ExpectErasures, ExpectNothingBeyondUpper, ExpectUpper
 from persist.core.state_rules.contents import CollectionState, unsealed
 from persist.core.state_rules.erasures import erasure_number
 from persist.core.timeline import Moment
 from persist.engine.collection.keyed_events import (
-    AskedEvents,
     KeyedChange,
-    PlainChange,
     Rewritten,
-    Unchanged,
     check_event_times,
     check_upserts,
-    deleting_events,
     rows_in,
-    submit,
 )
-from persist.engine.collection.reads import changes, snapshot
+from persist.engine.collection.reads import changes
 from persist.engine.follow.log_queries import say_whose
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key, repeated_keys
@@ -71,92 +65,9 @@ from persist.engine.read.lookups.requested_keys import wanted_keys
 from persist.engine.read.merging import NewRows, differences
 from persist.engine.read.planning.scan import Scan, negated
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
-from persist.engine.write.commit_future import CommitFuture
-from persist.engine.write.operations import (
-    Asked,
-    Step,
-    Write,
-    delete_digest,
-    filter_text,
-    overwrite_digest,
-    with_token,
-)
+from persist.engine.write.operations import Asked, Step, Write
 from persist.engine.write.part_writer import PartWriter, group_bytes_max
-
-ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
-
-
-def overwrite(
-    handle: CollectionHandle,
-    rows: Any,
-    time: int | Moment | None,
-    where: pc.Expression | None,
-    token: str | None,
-    notes: Sequence[Step],
-    *,
-    multiset: bool = False,
-) -> CommitFuture:
-    """Commit what makes rows the contents; see `Collection.overwrite`."""
-    with ExitStack() as stack:
-        new = stack.enter_context(NewContents(handle, rows, time, token, multiset=multiset))
-        if handle.keyed is None:
-            return _committed(handle, "overwrite", time is None, token, notes, lambda: new.steps(where))
-        future = submit(handle, "overwrite", new.asked(where, notes))
-        needed = stack.pop_all()
-        future.add_done_callback(lambda _: needed.close())
-        return future
-
-
-def delete(
-    handle: CollectionHandle,
-    keys: Any,
-    where: pc.Expression | None,
-    time: int | Moment | None,
-    token: str | None,
-    notes: Sequence[Step],
-) -> CommitFuture:
-    """Commit what retracts records; see `Collection.delete`."""
-    check_either(keys, where)
-    if handle.keyed is not None:
-        return submit(handle, "delete", asked_to_delete(handle, keys, where, time, token, notes))
-    wanted = None if keys is None else wanted_keys(keys, handle.schema)
-    steps = partial(delete_steps, handle, wanted, where, time, token)
-    return _committed(handle, "delete", time is None, token, notes, steps)
-
-
-def upsert(
-    handle: CollectionHandle, events: EventTable, end: Antichain | None, token: str | None, notes: Sequence[Step]
-) -> CommitFuture:
-    """Commit what gives keys of a plain collection other rows, again if others come first; see `Collection.upsert`.
-
-    Args:
-        events: what `plain_events` has returned.
-        end: to seal to, just after the last of them if that is left out.
-    """
-    return _committed(handle, "upsert", True, token, notes, lambda: upsert_steps(handle, events, end, token))
-
-
-def restore(
-    handle: CollectionHandle,
-    as_of: int | Moment,
-    time: int | Moment | None,
-    token: str | None,
-    notes: Sequence[Step],
-) -> CommitFuture:
-    """Commit what makes the contents what they were, again if others come first; see `Collection.restore`."""
-    contents = handle.contents()
-    if contents.view is not None:
-        raise InvalidUsage(
-            f"{handle.name!r} is a view: it holds what its query gives of its inputs. Restore these, and refresh it"
-        )
-    then = handle.as_time("as_of", as_of)
-    handle.sealed(then, 0.0)
-    if handle.keyed is None:
-        steps = partial(restore_steps, handle, then, time, token)
-        return _committed(handle, "restore", time is None, token, notes, steps)
-    # Its updates are made of events, so an overwrite takes rows, of which each key has one.
-    with snapshot(handle, then) as held:
-        return overwrite(handle, held.to_batches(), time, None, token, notes)
+from persist.engine.write.write_options import delete_digest, filter_text, overwrite_digest
 
 
 def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None, token: str | None) -> list[Step]:
@@ -178,61 +89,20 @@ def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None
         return [asked, *_alone(handle, contents, at, _upload(handle, nothing, new, at or 0, writer))]
 
 
-def rewrite(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> CommitFuture:
-    """Commit what a function makes of the contents, and of no others: again if others come first.
-
-    They are those that were sealed last or, if the collection is keyed, those after all events up to the new time.
+def rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> list[Step]:
+    """Return the steps that make the contents what a function makes of them; none if it leaves them.
 
     Args:
         rewritten: takes the contents, as tables, and returns the rows that they are to be, or None to leave them.
         time: of the difference; None for that of the commit.
     """
-    if handle.keyed is not None:
-        return _rewrite_keyed(handle, rewritten, time)
-
-    def steps() -> list[Step]:
-        contents = _settled(handle)
-        with ExitStack() as stack:
-            rows = rewritten(rows_in(_present(handle, contents, None, stack), handle.engine.reader()))
-        if rows is None:
-            return []
-        settled = (
-            ExpectUpper(handle.id, contents.upper_times),
-            ExpectErasures(handle.id, erasure_number(contents)),
-        )
-        return [*settled, *overwrite_steps(handle, rows, time, None, multiset=True)]
-
-    return _committed(handle, "sql", time is None, None, (), steps)
-
-
-def _rewrite_keyed(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> CommitFuture:
-    check_upserts(handle, "a statement")
-    at = None if time is None else handle.exact_time("time", time)
-    change = KeyedChange(rewritten, at, None, 0)
-    end = None if at is None else Antichain(at + 1)
-    future = submit(handle, "sql", AskedEvents(None, end, change=change))
-    if isinstance(future.exception(), Unchanged):
-        return handle.submit("sql", [])
-    return future
-
-
-def _committed(
-    handle: CollectionHandle,
-    action: str,
-    is_again: bool,
-    token: str | None,
-    notes: Sequence[Step],
-    steps: Callable[[], list[Step]],
-) -> CommitFuture:
-    """Commit a difference. If is_again, that is waited for, and made anew as long as others come first."""
-    for attempt in range(1, ATTEMPTS_MAX + 1):
-        future = handle.submit(action, [*with_token(token, [handle.id], steps()), *notes])
-        if not is_again or not handle.engine.writer(action).committer.may_wait():
-            break
-        error = future.exception()
-        if not isinstance(error, UpperMismatch | UpdatesBeyondUpper | Superseded) or attempt == ATTEMPTS_MAX:
-            break
-    return future
+    contents = _settled(handle)
+    with ExitStack() as stack:
+        rows = rewritten(rows_in(_present(handle, contents, None, stack), handle.engine.reader()))
+    if rows is None:
+        return []
+    settled = ExpectUpper(handle.id, contents.upper_times), ExpectErasures(handle.id, erasure_number(contents))
+    return [*settled, *overwrite_steps(handle, rows, time, None, multiset=True)]
 
 
 def overwrite_steps(
@@ -291,7 +161,7 @@ class NewContents:
     def steps(self, where: pc.Expression | None) -> list[Step]:
         """Return the difference to what is there now; see `overwrite_steps`."""
         handle, contents = self._handle, _settled(self._handle)
-        text = None if where is None else filter_text(where)
+        text = filter_text(where, self._token)
         if handle.remembers(contents, self._token):
             return [Asked(handle.id, overwrite_digest(self._new()[1], self._at, text)), *_stamping(handle, self._at)]
         _check_beginning(handle, contents, self._at)
@@ -303,22 +173,18 @@ class NewContents:
             writes = _upload(handle, present, new, self._at or 0, self._writer, check)
             return [asked, *_alone(handle, contents, self._at, writes)]
 
-    def change(self, where: pc.Expression | None) -> PlainChange:
-        """Return the change that makes them the contents in a commit; they are read now, and needed until then."""
+    def read(self) -> None:
+        """Read the rows now, because the difference is made when the caller may use the buffers again."""
         new, digest = self._new()
         if isinstance(new, pa.Table):
-            self._held = copied(new), digest  # It is looked at later, when the caller may use the buffers again.
-        return PlainChange(partial(self.steps, where), self._at is None)
+            self._held = copied(new), digest
 
-    def asked(self, where: pc.Expression | None, notes: Sequence[Step] = ()) -> AskedEvents:
-        """Return the request that makes them a keyed collection's contents; they are needed until it is committed."""
+    def keyed_change(self, where: pc.Expression | None) -> KeyedChange:
+        """Return the change that makes them a keyed collection's contents; they are needed until it is committed."""
+        self.read()
         new, digest = self._new()
-        if isinstance(new, pa.Table):
-            new = copied(new)  # It is looked at later, when the caller may use the buffers again.
-        digest = overwrite_digest(digest, self._at, None if where is None else filter_text(where))
-        change = KeyedChange(new, self._at, where, digest)
-        end = None if self._at is None else Antichain(self._at + 1)
-        return AskedEvents(None, end, self._token, tuple(notes), change=change)
+        digest = overwrite_digest(digest, self._at, filter_text(where, self._token))
+        return KeyedChange(new, self._at, where, digest)
 
     def _check(self, rows: pa.Table) -> None:
         if not self._multiset:
@@ -358,7 +224,7 @@ def delete_steps(
     if keys is not None and token is not None:  # How often each was named does not matter.
         once = keys.append_column("_diff", int64_array(np.ones(len(keys), np.int64)))
         digest = digest_of(once, handle.schema.key_names)
-    asked = Asked(handle.id, delete_digest(digest, at, None if where is None else filter_text(where)))
+    asked = Asked(handle.id, delete_digest(digest, at, filter_text(where, token)))
     if handle.remembers(contents, token):
         return [asked, *_stamping(handle, at)]
     _check_beginning(handle, contents, at)
@@ -372,32 +238,13 @@ def delete_steps(
         return [asked, *_alone(handle, contents, at, [] if step is None else [step])]
 
 
-def deletion(handle: CollectionHandle, keys: Any, where: pc.Expression | None, token: str | None) -> PlainChange:
-    """Return the change that retracts records at the time of a commit, when that is made."""
-    check_either(keys, where)
-    wanted = None if keys is None else wanted_keys(keys, handle.schema)
-    return PlainChange(partial(delete_steps, handle, wanted, where, None, token), at_commit=True)
-
-
-def asked_to_delete(
-    handle: CollectionHandle,
-    keys: Any,
-    where: pc.Expression | None,
-    time: int | Moment | None,
-    token: str | None,
-    notes: Sequence[Step] = (),
-) -> AskedEvents:
-    """Return the request that deletes keys of a keyed collection, or what a condition is true for.
-
-    Keys are deleted by events, which wait for a seal. A condition is about what is there at a time, which it seals.
-    """
-    check_either(keys, where)
-    if where is None:
-        return AskedEvents(deleting_events(handle, keys, handle.stamp(time, None)), None, token, tuple(notes))
+def keyed_deletion(
+    handle: CollectionHandle, where: pc.Expression, time: int | Moment | None, token: str | None
+) -> KeyedChange:
+    """Return the change that deletes from a keyed collection what a condition is true for, at a time."""
     check_upserts(handle, "delete(where=…)")
     at = None if time is None else handle.exact_time("time", time)
-    change = KeyedChange((), at, where, delete_digest(0, at, filter_text(where)))
-    return AskedEvents(None, None if at is None else Antichain(at + 1), token, tuple(notes), change=change)
+    return KeyedChange((), at, where, delete_digest(0, at, filter_text(where, token)))
 
 
 def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> EventTable:
@@ -414,43 +261,49 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> Ev
             f"the collection {handle.name!r} has no value columns, so its keys have no values to be replaced: use "
             "write() for keys that come, and delete() for those that go"
         )
-    events = to_events(data, schema, form_of(Keyed(), schema), stamp, handle.timeline)
+    events = to_events(data, schema, _upsert_form(schema), stamp, handle.timeline)
     check_event_times(handle, events)
+    _, starts = row_sorter(events.table, [*schema.key_names, TIME]).sort()
+    if starts.all():
+        return events
     names = [*schema.key_names, DELETED, *schema.value_names, TIME]
-    once = consolidate(events.table.select([*names, "_diff"]), names)
+    once = consolidate(events.table.select([*names, "_diff"]), names)  # A row may be given twice.
     order, starts = row_sorter(once, [*schema.key_names, TIME]).sort()
     if not starts.all():
         raise DuplicateKeys(handle.name, repeated_keys(once, schema.key_names, order[~starts]), "upsert")
     return events
 
 
-def upsert_steps(
-    handle: CollectionHandle, events: EventTable, end: Antichain | None, token: str | None = None
-) -> list[Step]:
+@lru_cache(maxsize=64)
+def _upsert_form(schema: CollectionSchema) -> KeyedForm:
+    """Return the form of events by which rows of a plain collection are upserted."""
+    return form_of(Keyed(), schema)
+
+
+def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None = None) -> list[Step]:
     """Return the steps that give keys of a plain collection other rows, or none, in the place of what they hold.
 
     Raises: as `overwrite_steps`, for the first of their times.
     """
     contents, schema = _settled(handle), handle.schema
     handle.check_plain("a plain upsert")
-    digest = digest_of(events.table, [name for name in (*events.schema.names, TIME) if name != SEQ])
-    asked = Asked(handle.id, digest)
+    columns = [name for name in (*events.schema.names, TIME) if name != SEQ]
+    asked = Asked(handle.id, None if token is None else digest_of(events.table, columns))
     ends = pc.min_max(events.table[TIME]).as_py()
     first, last = (None, None) if events.at_commit else (ends["min"], ends["max"])
     if handle.remembers(contents, token):
         return [asked, *([handle.at_commit()] if events.at_commit else [])]
     _check_beginning(handle, contents, first)
     if not len(events.table):
-        return [asked, *([] if end is None else [kinds.Seal(handle.id, end.elements)])]
+        return [asked]
     with ExitStack() as stack:
         present = _present(handle, contents, None, stack)
-        ready = prepared(schema, form_of(Keyed(), schema), events.table)
+        ready = prepared(schema, _upsert_form(schema), events.table)
         wanted = Wanted(len(ready.keys), SortedKeys(ready.keys))
         held = Lookup(present).contents(wanted, "diff", handle.engine.reader())
         updates = consolidate(replaced(ready, Replacing(), held), [*schema.names, TIME])
         step = handle.engine.writer("upsert").write_step(handle.id, schema, updates)
-        steps = _alone(handle, contents, last, [] if step is None else [step])
-        return [asked, *steps, *([] if end is None else [kinds.Seal(handle.id, end.elements)])]
+        return [asked, *_alone(handle, contents, last, [] if step is None else [step])]
 
 
 def check_either(keys: Any, where: pc.Expression | None) -> None:
@@ -492,10 +345,17 @@ def refused_beside(handle: CollectionHandle, contents: CollectionState, own: str
     return with_timeline(error, contents.timeline)
 
 
-def _alone(handle: CollectionHandle, contents: CollectionState, at: int | None, writes: Sequence[Write]) -> list[Step]:
-    return [
+def expect_unchanged(contents: CollectionState) -> tuple[Condition, ...]:
+    """Return the conditions of a commit that adds the difference to contents: nothing was added or erased since."""
+    return (
         ExpectNothingBeyondUpper(contents.id, contents.upper_times),
         ExpectErasures(contents.id, erasure_number(contents)),
+    )
+
+
+def _alone(handle: CollectionHandle, contents: CollectionState, at: int | None, writes: Sequence[Write]) -> list[Step]:
+    return [
+        *expect_unchanged(contents),
         *(replace(write, at_commit=True) if at is None else write for write in writes),
         *(_stamping(handle, at) or [kinds.Seal(contents.id, Antichain((at or 0) + 1).elements)]),
     ]

@@ -24,6 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from persist.blob.errors import Indeterminate, MissingBlob
+from persist.blob.threads import Clock
 from persist.codecs.errors import DiffOverflow
 from persist.codecs.part.key_range import ordered_keys
 from persist.codecs.part.part import Part
@@ -43,6 +44,7 @@ from persist.engine.follow.follower import Follower
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.operations import Commit, Step
+from persist.engine.write.retrying import commit_with_retry
 
 
 @dataclass(frozen=True)
@@ -134,9 +136,6 @@ def give_back() -> None:
             trim(0)
 
 
-ATTEMPTS = 3
-
-
 class Compactor:
     """Compacts the collections of one location, for one client; from any thread, one collection at a time."""
 
@@ -147,6 +146,7 @@ class Compactor:
         tuning: Tuning,
         maker: PartMaker,
         stop: threading.Event,
+        clock: Clock,
     ) -> None:
         """Make one.
 
@@ -154,6 +154,7 @@ class Compactor:
             commit: submits steps for collections, by id and name.
             maker: makes the parts.
             stop: set by `close`; the part maker may know it, too.
+            clock: measures the waits between attempts to commit.
         """
         self._follower = follower
         self._commit = commit
@@ -161,6 +162,7 @@ class Compactor:
         self._maker = maker
         self._one_at_a_time = threading.Lock()
         self._stop = stop
+        self._clock = clock
 
     def is_due(self, contents: CollectionState, *, destroy: bool = False) -> bool:
         """Tell whether `compact` would find something to do. Cost: no request."""
@@ -246,24 +248,33 @@ class Compactor:
 
     def _put(self, contents: CollectionState, step: kinds.Replace, attempt: "_Attempt") -> None:
         """Commit step, which names what was made for it, as long as what it replaces is there."""
-        for tries in range(ATTEMPTS):
-            contents = self._contents(contents.id, contents.name)
-            conditions = attempt.conditions(step)
+        conditions = attempt.conditions(step)
+
+        def checked() -> Step:
+            """Return the step for the newest contents; raise Superseded if they are others."""
+            newest = self._contents(contents.id, contents.name)
             for condition in conditions:
-                after_step(contents, condition)
-            _, unused = with_replaced(contents, step)
-            steps: list[Step] = [*conditions, msgspec.structs.replace(step, unused=unused)]
+                after_step(newest, condition)
+            _, unused = with_replaced(newest, step)
+            return msgspec.structs.replace(step, unused=unused)
+
+        def plan() -> None:
+            steps: list[Step] = [*conditions, checked()]
             # Until there is an answer that says no, the record may be there or come yet, whatever ends the wait for it.
             attempt.may_be_committed = True
             try:
                 self._commit(steps, {contents.id: contents.name}).result()
-                return
             except PersistError as error:
                 attempt.may_be_committed = isinstance(error, Indeterminate)
-                if isinstance(error, UploadExpired):  # That it came too late is the better reason, if it did.
-                    with_replaced(self._contents(contents.id, contents.name), step)
-                if tries == ATTEMPTS - 1 or not isinstance(error, Superseded):
-                    raise
+                raise
+
+        def raise_if_final(error: PersistError) -> None:
+            checked()  # That it came too late is the better reason, if it did.
+            if isinstance(error, UploadExpired):
+                raise error
+
+        conflicts = (Superseded, UploadExpired)
+        commit_with_retry(plan, action="compact", clock=self._clock, conflicts=conflicts, prepare=raise_if_final)
 
     def _make(
         self, contents: CollectionState, runs: Iterable[Iterable[RunPiece]], attempt: "_Attempt"

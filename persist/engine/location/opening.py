@@ -35,6 +35,7 @@ from persist.engine.location.engine import Engine
 from persist.engine.location.writer import OpenOptions
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Step
+from persist.engine.write.retrying import commit_with_retry
 
 
 class OnEngine(Protocol):
@@ -96,7 +97,8 @@ def created_or_loaded(
 
     Raises: as `Client.create_or_load`.
     """
-    while True:
+
+    def plan() -> tuple[CollectionState, CollectionSchema]:
         id_ = engine.follower.newest_id_of(name)
         contents = engine.follower.load(id_) if id_ is not None else None
         if contents is not None:
@@ -113,11 +115,15 @@ def created_or_loaded(
         steps += [] if retention is None else [kinds.SetRetention(id_, retention)]
         try:
             engine.submit("create_or_load", steps, {id_: name}).result()
-        except CollectionExists:
-            continue  # Another client created it in between: load that one.
-        except Locked:  # Another client may have created it before an exclusive one came: loading needs no lock.
+        except Locked as error:
+            # Another client may have created it before an exclusive one came: loading needs no lock.
             if engine.follower.newest_id_of(name) is None:
                 raise
+            raise CollectionExists(name) from error
+        return plan()
+
+    # Another client created it in between: load that one.
+    return commit_with_retry(plan, action="create_or_load", clock=engine.clock, conflicts=(CollectionExists,))
 
 
 def target_of_rows(

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist.blob.errors import Conflict, InvalidUsage, MissingBlob
+from persist.blob.threads import Clock
 from persist.codecs.order.arrays import boolean_array, int64_values
 from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
@@ -41,6 +42,7 @@ from persist.engine.read.parts.reader import PartReader
 from persist.engine.write.commit_future import CommitFuture, Committed
 from persist.engine.write.operations import Step
 from persist.engine.write.part_writer import PartWriter
+from persist.engine.write.retrying import commit_with_retry
 
 Late = Literal["raise", "collect"]
 REASON = "_reason"
@@ -193,6 +195,7 @@ class Resolver:
     Args:
         submit: commits steps.
         part_writer, reader: stores parts; gives what reads them, for one read.
+        clock: sleeps between attempts to commit.
     """
 
     def __init__(
@@ -201,11 +204,13 @@ class Resolver:
         submit: Submit,
         part_writer: PartWriter,
         reader: Callable[[], PartReader],
+        clock: Clock,
     ) -> None:
         self._follower = follower
         self._submit = submit
         self._part_writer = part_writer
         self._reader = reader
+        self._clock = clock
         self._given: dict[str, Machine] = {}
         self._purging = Purging()
 
@@ -271,27 +276,27 @@ class Resolver:
         Args:
             given: the machine that the user brought, if it is none of those that are known.
         """
-        contents = self._follower.current(id_, name)
-        while due(contents, contents.upper_times):
+
+        def plan() -> bool:
+            contents = self._follower.current(id_, name)
+            if not due(contents, contents.upper_times):
+                return False
+            machine = machine_needed(machine_of(keyed_form(contents), given, name), keyed_form(contents), name)
             made: tuple[Part, ...] = ()
             try:
-                machine = machine_of(keyed_form(contents), given, name)
-                step = self.made(
-                    contents, contents.schema, machine_needed(machine, keyed_form(contents), name), contents.upper
-                )
+                step = self.made(contents, contents.schema, machine, contents.upper)
                 made = step.parts
                 self._submit([ExpectErasures(id_, erasure_number(contents)), step], {id_: name}).result()
                 return True
-            except (Superseded, UploadExpired):
-                self.discard(made)
             except (InvalidUsage, Conflict):
                 self.discard(made)
                 raise
-            except MissingBlob:
+            except MissingBlob as error:
                 if self._follower.current(id_, name) == contents:
                     raise
-            contents = self._follower.current(id_, name)
-        return False
+                raise Superseded("what this resolution read has been replaced and deleted meanwhile") from error
+
+        return commit_with_retry(plan, action="seal", clock=self._clock, conflicts=(Superseded, UploadExpired))
 
     def resolve_due(self, contents: CollectionState) -> bool:
         """Do what maintenance does for a collection: resolve what is sealed, if its machine is known here.

@@ -108,6 +108,7 @@ class Writer:
         self._follower = follower
         self._pool = pool
         self._settings = settings
+        self._clock = clock
         self.name = name = new_client_name()
         budget, deadline_s = settings.memory_budget, settings.retry.commit_deadline_s
         self.committer = committer = Committer(
@@ -130,6 +131,7 @@ class Writer:
             committer.submit,
             PartWriter(blob, follower.next_seqno, budget),
             reader,
+            clock,
         )
         self.compaction = CompactionSchedule(self.compactor, follower, clock, settings, self.resolver.resolve_due)
         self.keyed = KeyedQueue(settings.memory_budget, committer.may_wait)
@@ -211,7 +213,7 @@ class Writer:
 
     def compactor_of(self, maker: PartMaker, stop: threading.Event) -> Compactor:
         """Return a compactor that has its parts made by a part maker, until stop is set."""
-        return Compactor(self._follower, self.committer.submit, self._settings.tuning, maker, stop)
+        return Compactor(self._follower, self.committer.submit, self._settings.tuning, maker, stop, self._clock)
 
     def close(self) -> None:
         """Finish what was asked for, give back leases and the location, and end the threads."""

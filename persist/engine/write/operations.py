@@ -21,7 +21,6 @@ write: their updates are appended at it, their events in call order, and one sea
 time never share a record with them on the same collection, so each of them finds the state that it would find alone.
 """
 
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -29,10 +28,8 @@ from typing import TypeAlias
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.order.digest import DIGEST_MODULUS, digest_of_text
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, TIME_UNITS, CollectionSchema
 from persist.codecs.updates.small import SmallUpdates
@@ -40,8 +37,6 @@ from persist.core.antichain import Antichain
 from persist.core.log import kinds
 from persist.core.log.fields import CollectionMutation, LocationMutation, TokenMark
 from persist.core.log.kinds import Mutation
-from persist.core.names import is_text
-from persist.core.state_rules.annotations import check_note
 from persist.core.state_rules.collection_rules import Condition, PlannedAppend
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.draft import DraftStep
@@ -125,8 +120,6 @@ class AtCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     time: int | None = None
     allow_future: bool = False
 
-
-TOKEN_CHARS_MAX = 200
 
 Step: TypeAlias = Write | Mutation | Condition | Asked | AtCommit
 Renew = Callable[[State], Sequence[Step]]  # Raises as the rules of a commit do.
@@ -340,76 +333,6 @@ class Change:
         if contents is not None and kinds.Rename(self.id, contents.name) in self.alone:
             wanted.remove(kinds.Rename(self.id, contents.name))
         return [mutation for mutation in wanted if mutation is not None]
-
-
-def check_token(token: str | None) -> None:
-    """Raise InvalidUsage if token is neither None nor a text of 1 to `TOKEN_CHARS_MAX` printable characters."""
-    if token is not None and not (isinstance(token, str) and 0 < len(token) <= TOKEN_CHARS_MAX and token.isprintable()):
-        raise InvalidUsage(
-            f"token={token!r} is not a text of 1 to {TOKEN_CHARS_MAX} printable characters: give each write one of "
-            "its own, and the same one when it is tried again"
-        )
-
-
-def filter_text(where: pc.Expression) -> str:
-    """Return the text of a filter for a digest: equal for equal filters, in all processes, and another for others.
-
-    Arrow's own text leaves out what is in the middle of a long list of values. Another release of Arrow may serialise
-    the same filter otherwise. A retry after such an upgrade is refused (`TokenReused`) and never done twice.
-    """
-    serialised: list[pickle.PickleBuffer] = []
-    pickle.dumps(where, protocol=5, buffer_callback=serialised.append)
-    (whole,) = serialised  # Arrow's serialisation of the expression.
-    return whole.raw().hex()
-
-
-def overwrite_digest(rows: int, time: int | None, where: str | None = None) -> int:
-    """Return the digest of an overwrite, given that of its rows by key and value; time None is that of upper."""
-    return rows + digest_of_text(f"overwrite at {'upper' if time is None else time} where {where}")
-
-
-def delete_digest(keys: int, time: int | None, where: str | None = None) -> int:
-    """Return the digest of a deletion, given that of its distinct keys, each with a diff of 1, or 0 for a filter."""
-    return keys + digest_of_text(f"delete at {'upper' if time is None else time} where {where}")
-
-
-def with_token(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Step]:
-    """Return steps, and what makes collections remember that they were done under token, if there is one.
-
-    Each collection remembers the digest of all that was asked of it, unless some of it has none.
-    """
-    kept: list[Step] = [step for step in steps if not isinstance(step, Asked)]
-    if token is None:
-        return kept
-    for id_ in collections:
-        writes = [step for step in kept if isinstance(step, Write) and step.collection == id_]
-        digests = [step.digest for step in steps if isinstance(step, Asked) and step.collection == id_]
-        time_min = min((write.time_min for write in writes), default=0)
-        known = [digest for digest in digests if digest is not None]
-        digest = f"{sum(known) % DIGEST_MODULUS:016x}" if len(known) == len(digests) else None
-        kept.append(kinds.Tokens(id_, (TokenMark(token, time_min, digest),)))
-    return kept
-
-
-def note_steps(message: str | None, metadata: Mapping[str, str] | None, collections: Iterable[str]) -> list[kinds.Note]:
-    """Return the steps that let the log remember a message and metadata of a commit, with each of the collections.
-
-    Raises:
-        InvalidUsage: they are not text, or too large.
-    """
-    if message is None and not metadata:
-        return []
-    text_of_note, texts_by_name = "" if message is None else message, {} if metadata is None else metadata
-    if not is_text(text_of_note) or not isinstance(texts_by_name, Mapping):
-        raise InvalidUsage(
-            f"message={message!r:.200} and metadata={metadata!r:.200} are not a text and a dict of texts"
-        )
-    if not all(is_text(text) for item in texts_by_name.items() for text in item):
-        raise InvalidUsage(f"metadata={metadata!r:.200} is not a dict of texts: give each value as a str")
-    notes = [kinds.Note(id_, text_of_note, dict(texts_by_name)) for id_ in dict.fromkeys(collections)]
-    for note in notes[:1]:
-        check_note(note)
-    return notes
 
 
 def remembered_at(step: kinds.Tokens, times: Mapping[str, int]) -> kinds.Tokens:

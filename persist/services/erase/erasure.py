@@ -23,6 +23,7 @@ The record also keeps what the last steps are (`persist.services.erase.pending_e
 it has done them, the next call does, or any client that looks after the location.
 """
 
+import itertools
 import logging
 import re
 from collections.abc import Mapping, Sequence, Set
@@ -61,6 +62,7 @@ from persist.engine.location.engine import Engine
 from persist.engine.read.lookups.requested_keys import wanted_keys
 from persist.engine.read.results.snapshot import checked_filter
 from persist.engine.write.operations import Step
+from persist.engine.write.retrying import commit_with_retry
 from persist.services.erase.derived import longer_views, unfollowed
 from persist.services.erase.pending_erasures import Owed, OwedTable, settle_all, steps_to_owe
 from persist.services.erase.relatives import related, relatives_in
@@ -68,7 +70,6 @@ from persist.services.publish import REPLACES, delete_abandoned
 
 logger = logging.getLogger(__name__)
 
-ATTEMPTS = 100  # Each looks at what was written meanwhile, and at nothing else.
 BRIEF_ATTEMPTS = 5
 TEXT_CHARS_MIN = 3
 TEXTS_MAX = 1000  # Of each key column, that are looked for in queries and comments.
@@ -159,26 +160,27 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
         for relative in related(handle):
             if relative.keyed is not None:
                 writer.resolver.resolve(relative.id, relative.name, relative.machine)
-    report = ErasureReport(handle.name)
     with task("erase", handle.name, unit="records of the log") as done, ExitStack() as stack:
         work = _Erasing(handle, records, reason, stack)
-        for attempt in range(ATTEMPTS):
-            try:
-                with engine.follower.looks.once():
-                    made = work.planned()
-                if made is None:
-                    break
-                renew = partial(work.renewed, made, reads_blobs=attempt >= BRIEF_ATTEMPTS)
-                seqno = engine.submit("erase", made.steps, dict(made.names), renew).result()
-            except (Superseded, UploadExpired, CollectionNotFound, MissingBlob, AsOfCompacted) as error:
-                work.lost(error)
-                handle.contents()  # Raises if it is the collection itself that was dropped.
-                if attempt == ATTEMPTS - 1:
-                    raise
-                continue
+        attempts = itertools.count()
+
+        def plan() -> ErasureReport:
+            reads_blobs = next(attempts) >= BRIEF_ATTEMPTS
+            with engine.follower.looks.once():
+                made = work.planned()
+            if made is None:
+                return ErasureReport(handle.name)
+            renew = partial(work.renewed, made, reads_blobs=reads_blobs)
+            seqno = engine.submit("erase", made.steps, dict(made.names), renew).result()
             done(1)
-            report = _reported(handle.name, made, work.committed(), seqno)
-            break
+            return _reported(handle.name, made, work.committed(), seqno)
+
+        def prepare(error: PersistError) -> None:
+            work.lost(error)
+            handle.contents()  # Raises if it is the collection itself that was dropped.
+
+        conflicts = (Superseded, UploadExpired, CollectionNotFound, MissingBlob, AsOfCompacted)
+        report = commit_with_retry(plan, action="erase", clock=engine.clock, conflicts=conflicts, prepare=prepare)
     after = "What failed comes after erasures: the next erase() does it, or client.maintain()."
     with note_on_error(lambda: f"{report}. {after}"):
         if report.seqno is not None:

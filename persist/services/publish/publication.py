@@ -35,7 +35,7 @@ from persist.blob.protocol import Blob, delete_all
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.closing import note_on_error
-from persist.core.errors import HoldMoved, InvalidUsage, Superseded, UploadExpired
+from persist.core.errors import Conflict, HoldMoved, InvalidUsage, Superseded, UploadExpired
 from persist.core.log import kinds
 from persist.core.log.fields import Deletes, Table, TableFile
 from persist.core.log.keys import is_shown, table_root
@@ -50,9 +50,10 @@ from persist.engine.location.engine import Engine
 from persist.engine.location.opening import handle_on
 from persist.engine.read.results.result import required
 from persist.engine.write.operations import Step
+from persist.engine.write.retrying import commit_with_retry
 from persist.services.publish.planning import LEFT_OUT_SHARE, REPLACES, Plan, PlannedFile, Planner
 
-ATTEMPTS = 8
+SHOWN_MAX = 8  # Each finds a file of a table that was given up.
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,11 @@ def publish(
     """Publish a collection as of a sealed time; see `Collection.publish`."""
     writer = handle.engine.writer("publish")
     contents, time = handle.sealed(None if as_of is None else handle.as_time("as_of", as_of), 0.0)
-    for attempts in range(ATTEMPTS):
-        contents = handle.contents() if attempts else contents
+    is_again = False
+
+    def plan() -> Published:
+        nonlocal contents, is_again
+        contents, is_again = handle.contents() if is_again else contents, True
         known = contents.published.get(format.name)
         attempt = Attempt(handle, format, {**_catalog_of(known), **options})
         schema = handle.schema_in(contents, None)
@@ -141,7 +145,7 @@ def publish(
             _check_free(handle, format.name)
         else:
             if not _show(handle, format, contents, known, is_new=False):
-                continue
+                raise Superseded(f"the {format.name} table of {handle.name!r} was given up meanwhile")
             is_same = known.schema == schema.version and known.options == attempt.options
             if is_same and (known.as_of == time or (as_of is None and known.as_of > time)):
                 return _published(format, contents, known, is_new=False)
@@ -156,9 +160,6 @@ def publish(
             step = attempt.step(known, plan, taken)
             expected = ExpectErasures(handle.id, plan.erasures)
             writer.submit([expected, step, *_held(plan.contents, step)], {handle.id: handle.name}).result()
-        except (Superseded, UploadExpired, HoldMoved):
-            attempt.discard()
-            continue
         except BaseException as error:
             if not isinstance(error, Indeterminate):  # Or else the record may be there.
                 attempt.discard()
@@ -166,26 +167,30 @@ def publish(
         contents = handle.known()
         known = contents.published.get(format.name)
         if known is None:
-            raise Superseded(f"the {format.name} table of {handle.name!r} was given up as soon as it was published")
+            raise Conflict(f"the {format.name} table of {handle.name!r} was given up as soon as it was published")
         said = f"version {known.version} of the {format.name} table of {handle.name!r} is committed"
         with note_on_error(partial("{}, and not all readers find it yet: publish again.".format, said)):
-            if _show(handle, format, contents, known, is_new=True):
-                return _published(format, contents, known, is_new=True)
-    raise Superseded(f"{handle.name!r} was published or compacted by others {ATTEMPTS} times meanwhile: try again")
+            is_shown = _show(handle, format, contents, known, is_new=True)
+        if not is_shown:
+            raise Superseded(f"the {format.name} table of {handle.name!r} was given up meanwhile")
+        return _published(format, contents, known, is_new=True)
+
+    conflicts = (Superseded, UploadExpired, HoldMoved)
+    return commit_with_retry(plan, action="publish", clock=handle.engine.clock, conflicts=conflicts)
 
 
 def _show(
     handle: CollectionHandle, format: TableFormat, contents: CollectionState, known: Publication, *, is_new: bool
 ) -> bool:
     """Let readers find a version; return False if its table was given up meanwhile, and show nothing of it then."""
-    for last in range(ATTEMPTS):
+    for last in range(SHOWN_MAX):
         try:
             format.show(contents, known, is_new=is_new)
         except InvalidUsage:
             if _present_id(handle, format) != known.id:
                 return False
             # Somebody has shown, late, a version of a table that was given up. If not, the file is another program's.
-            if last + 1 == ATTEMPTS or not _delete_others(handle, format, known.id):
+            if last + 1 == SHOWN_MAX or not _delete_others(handle, format, known.id):
                 raise
         else:
             break
@@ -258,7 +263,8 @@ def unpublish(handle: CollectionHandle, table: str) -> bool:
     """Give up a table; see `Collection.unpublish`."""
     writer = handle.engine.writer("unpublish")
     name = format_of(handle, table).name
-    for _ in range(ATTEMPTS):
+
+    def plan() -> bool:
         contents = handle.contents()
         known = contents.published.get(name)
         if known is None:
@@ -266,15 +272,13 @@ def unpublish(handle: CollectionHandle, table: str) -> bool:
             return False
         step = kinds.Unpublish(handle.id, name, known.version)
         step = msgspec.structs.replace(step, unused=left_unused(contents, step))
-        try:
-            writer.submit([step, *_held(contents, step)], {handle.id: handle.name}).result()
-        except Superseded:
-            continue
+        writer.submit([step, *_held(contents, step)], {handle.id: handle.name}).result()
         said = f"the {name} table of {handle.name!r} is given up, and readers may still find it"
         with note_on_error(partial("{}: unpublish it again.".format, said)):
             _delete_shown(handle.engine.blob, handle.id, name)
         return True
-    raise Superseded(f"{handle.name!r} was published or compacted by others {ATTEMPTS} times meanwhile: try again")
+
+    return commit_with_retry(plan, action="unpublish", clock=handle.engine.clock, conflicts=(Superseded,))
 
 
 def _held(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> list[Step]:

@@ -20,9 +20,9 @@ from persist.engine.follow.follower import Follower
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.committer import Committer
 from persist.engine.write.operations import Step, Submission
-from persist.engine.write.relay import (
+from persist.engine.write.relay import Answer
+from persist.engine.write.relay_messages import (
     REQUEST_BYTES_MAX,
-    Answer,
     Asking,
     Request,
     answers_bytes,

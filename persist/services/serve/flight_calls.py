@@ -34,17 +34,18 @@ from persist.blob.errors import NotDeleted
 from persist.blob.protocol import LIST_PAGE_ENTRIES, Blob, BlobEntry, delete_all, get_at_most
 from persist.blob.served import (
     SERVED_DELETE_KEYS,
+    STORE_ERRORS,
     BlobDelete,
-    BlobFailure,
     BlobGet,
     BlobHead,
     BlobListPage,
     BlobPage,
     BlobPut,
-    failure_of,
 )
 from persist.blob.threads import DaemonThreads
+from persist.blob.written_errors import WrittenError
 from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError, Unavailable
+from persist.core.written_errors import ERRORS
 from persist.services.serve.messages import Address, decode_message, message_of
 from persist.services.serve.rights import RIGHTS, NotAllowed, Tokens
 
@@ -241,8 +242,11 @@ def _told(error: Exception, hidden: str) -> tuple["grpc.StatusCode", str]:
     elif not isinstance(error, PersistError):
         logger.exception("a call failed", exc_info=error)
         return grpc.StatusCode.INTERNAL, f"the server failed ({type(error).__name__}); its log says how"
-    text = f"{type(error).__name__}: {error}" if isinstance(error, PersistError) else str(error)
-    return code, without_location(text, hidden)[:ERROR_CHARS_MAX]
+    if not isinstance(error, PersistError):
+        return code, without_location(str(error), hidden)[:ERROR_CHARS_MAX]
+    # Clients of all sorts show this to people: kind and text of the written form say all that they need.
+    written = ERRORS.write(error, partial(without_location, url=hidden))
+    return code, f"{written['kind']}: {written['text']}"[:ERROR_CHARS_MAX]
 
 
 def without_location(text: str, url: str) -> str:
@@ -331,7 +335,7 @@ class BlobCalls:
         return msgspec.json.encode(self._told(store, lambda failure: BlobHead(failure=failure)))
 
     def _got(self, wanted: BlobGet) -> Iterator[bytes]:
-        def read() -> bytes | BlobFailure | None:
+        def read() -> bytes | WrittenError | None:
             if wanted.most is not None:
                 return get_at_most(self._blob, wanted.key, wanted.most)
             return self._blob.get(wanted.key, wanted.range)
@@ -369,13 +373,12 @@ class BlobCalls:
 
         return self._told(delete, lambda failure: BlobHead(failure=failure))
 
-    def _told(self, do: Callable[[], T], told: Callable[[BlobFailure], T]) -> T:
+    def _told(self, do: Callable[[], T], told: Callable[[WrittenError], T]) -> T:
         """Return what something returns, or what is told of its error."""
         try:
             return do()
         except PersistError as error:
             return told(self._failure(error))
 
-    def _failure(self, error: PersistError) -> BlobFailure:
-        failure = failure_of(error)
-        return msgspec.structs.replace(failure, text=without_location(failure.text, self._blob.url))
+    def _failure(self, error: PersistError) -> WrittenError:
+        return STORE_ERRORS.write(error, partial(without_location, url=self._blob.url))

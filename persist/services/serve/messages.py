@@ -11,7 +11,7 @@
     action "commits"    {}                      answers {"location"} if the server commits for others
 
     exchange            its descriptor has the command {"commit": bytes}. The metadata of its messages are the pieces of
-                        a request of so many bytes (`persist.engine.write.relay`); those of one message are its answers
+                        a request of so many bytes (`persist.engine.write.relay_messages`); one message has its answers
 
 Batches of a subscription come with the columns, `_time` and `_diff`; an empty one with the metadata {"upper": [n]} ends
 each step.
@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from persist.blob.errors import InvalidUsage
-from persist.engine.write.relay import REQUEST_BYTES_MAX
+from persist.engine.write.relay_messages import REQUEST_BYTES_MAX
 
 MESSAGE_BYTES_MAX = 64 << 10
 WAIT_S_MAX = 30.0

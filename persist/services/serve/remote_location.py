@@ -28,7 +28,8 @@ from persist.core.errors import InvalidUsage
 from persist.engine.follow.follower import Follower
 from persist.engine.location.engine import Engine
 from persist.engine.write.operations import Operation
-from persist.engine.write.relay import REQUEST_BYTES_MAX, Answer, answers_from, request_bytes
+from persist.engine.write.relay import Answer
+from persist.engine.write.relay_messages import REQUEST_BYTES_MAX, answers_from, request_bytes
 from persist.services.serve.messages import (
     CommitRequest,
     Commits,

@@ -225,6 +225,20 @@ def test_the_work_of_a_cold_refresh_is_bounded(client: persist.Client) -> None:
     assert held(client.view("totals")) == totals(client)
 
 
+def test_who_requests_a_join_with_a_bound_sees_more_than_what_lay_between_two_bounds(client: persist.Client) -> None:
+    limits = client.create_or_load("limits", key={"k": int}, value={"m": int})
+    limits.write([((1, 50), 0, 1)], seal=1).result()
+    query = "SELECT count(*) AS n, max(id) AS m FROM facts f, limits l WHERE f.amount > l.m AND f.id < 30000"
+    client.create_view("above", query).refresh()
+    view = client.view("above")
+    for time, (old, new) in enumerate(((50, 50), (50, 51), (51, 80), (80, 20)), 1):
+        limits.write([((1, old), time, -1), ((1, new), time, 1)], seal=time + 1).result()
+        client.load("facts").seal(time + 1).result()
+        view.refresh()
+        with client.sql(query) as wanted:
+            assert wanted.to_arrow().to_pylist() == view.snapshot().to_arrow().to_pylist()
+
+
 def turn(client: persist.Client, time: int, *keys: int) -> None:
     """Put some dimensions into the next group, and seal both collections."""
     dims = client.load("dims")

@@ -194,7 +194,8 @@ def test_a_callback_of_a_plain_write_may_commit_but_not_wait_for_its_own_client(
 
     def call() -> None:
         futures.extend(committed(client, asked, n) for n in range(2, 22))
-        for wait in (futures[-1].result, lambda: client[asked].snapshot().count()):
+        waits: list[Callable[[], object]] = [futures[-1].result, lambda: client[asked].snapshot().count()]
+        for wait in waits:
             with pytest.raises(persist.InvalidUsage, match="callback waits for another commit"):
                 wait()
 

@@ -28,14 +28,16 @@ from persist.engine.write.operations import (
     Step,
     Write,
     assigned_times,
+    in_records,
+    merge,
+    times_together,
+)
+from persist.engine.write.write_options import (
+    WriteOptions,
     check_token,
     delete_digest,
     filter_text,
-    in_records,
-    merge,
-    note_steps,
     overwrite_digest,
-    times_together,
     with_token,
 )
 from tests.core.state_rules.test_refusals import SCHEMA, part
@@ -291,8 +293,9 @@ def test_a_token_remembers_the_digest_of_all_that_was_asked_of_each_collection()
 
 def test_what_is_asked_otherwise_has_another_digest() -> None:
     filters = [pc.field("a") > 5, pc.field("a") > 6, pc.field("a").isin(range(999)), pc.field("a").isin(range(998))]
-    assert len({filter_text(each) for each in filters}) == 4
-    assert filter_text(pc.field("a") > 5) == filter_text(filters[0])
+    assert len({filter_text(each, "t") for each in filters}) == 4
+    assert filter_text(pc.field("a") > 5, "t") == filter_text(filters[0], "t")
+    assert filter_text(filters[0], None) is filter_text(None, "t") is None
     asked = [
         *(overwrite_digest(rows, time, where) for rows in (1, 2) for time in (None, 0, 3) for where in (None, "x")),
         *(delete_digest(rows, time, where) for rows in (1, 2) for time in (None, 0, 3) for where in (None, "x")),
@@ -301,12 +304,16 @@ def test_what_is_asked_otherwise_has_another_digest() -> None:
     assert overwrite_digest(5, 1) - overwrite_digest(2, 1) == delete_digest(5, 1) - delete_digest(2, 1) == 3
 
 
+def noted(message: str | None, metadata: dict[str, str] | None, collections: list[str]) -> list[kinds.Note]:
+    return WriteOptions(message=message, metadata=metadata).notes(collections)
+
+
 def test_a_message_is_noted_with_each_collection_once() -> None:
-    assert note_steps(None, None, [A]) == note_steps(None, {}, [A]) == []
-    assert note_steps("why", None, [A, B, A]) == [kinds.Note(A, "why", {}), kinds.Note(B, "why", {})]
-    assert note_steps(None, {"a": "b"}, [A]) == [kinds.Note(A, "", {"a": "b"})]
-    assert note_steps("", None, [A]) == [kinds.Note(A, "", {})]
-    assert note_steps("x", None, []) == []
+    assert noted(None, None, [A]) == noted(None, {}, [A]) == []
+    assert noted("why", None, [A, B, A]) == [kinds.Note(A, "why", {}), kinds.Note(B, "why", {})]
+    assert noted(None, {"a": "b"}, [A]) == [kinds.Note(A, "", {"a": "b"})]
+    assert noted("", None, [A]) == [kinds.Note(A, "", {})]
+    assert noted("x", None, []) == []
     for message, metadata in ((3, None), ("x", ["a"]), ("x", {"a": 1}), ("x", {1: "a"}), (None, {"a": None})):
         with pytest.raises(InvalidUsage, match="metadata="):
-            note_steps(message, metadata, [A])  # type: ignore[arg-type]
+            WriteOptions(message=message, metadata=metadata)  # type: ignore[arg-type]

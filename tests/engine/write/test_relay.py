@@ -17,21 +17,17 @@ from persist.core.log.records import Submitted
 from persist.core.state_rules.collection_rules import ExpectUpper
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import PlannedPend
-from persist.engine.write import relay
+from persist.engine.write import relay, relay_messages
 from persist.engine.write.commit_future import Committed
 from persist.engine.write.operations import Asked, AtCommit, Operation, Step, Submission, Write
-from persist.engine.write.relay import (
+from persist.engine.write.relay import doubt, is_in_doubt, is_plain, may_be_relayed, submitted
+from persist.engine.write.relay_messages import (
     REQUEST_BYTES_MAX,
     answers_bytes,
     answers_from,
-    doubt,
-    is_in_doubt,
-    is_plain,
-    may_be_relayed,
     request_bytes,
     request_from,
     steps_from,
-    submitted,
 )
 from persist.errors import SchemaMismatch
 from tests.core.state_rules.test_refusals import SCHEMA, part
@@ -191,9 +187,9 @@ def test_what_is_no_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match=reason):
             request_from(bad)
     request_from(good)
-    monkeypatch.setattr(relay, "REQUEST_BYTES_MAX", len(good))
+    monkeypatch.setattr(relay_messages, "REQUEST_BYTES_MAX", len(good))
     request_from(good)
-    monkeypatch.setattr(relay, "REQUEST_BYTES_MAX", len(good) - 1)
+    monkeypatch.setattr(relay_messages, "REQUEST_BYTES_MAX", len(good) - 1)
     with pytest.raises(ValueError, match="are read"):
         request_from(good)
     assert REQUEST_BYTES_MAX == 64 << 20

@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist.codecs.types.schema import CollectionSchema
-from persist.engine.write.relay import check_sent_rows, rows_from, sent_rows
+from persist.engine.write.sent_rows import check_sent_rows, rows_from, sent_rows
 
 
 def schema_of(**value: Any) -> CollectionSchema:

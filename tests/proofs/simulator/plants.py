@@ -16,7 +16,7 @@ import persist.core.state_rules.collection_rules
 import persist.core.state_rules.contents
 import persist.core.state_rules.draft
 import persist.core.state_rules.state
-import persist.engine.collection.keyed_events
+import persist.engine.collection.planned_commits
 import persist.engine.compact.rewriter
 import persist.engine.follow.follower
 import persist.engine.upkeep.ages
@@ -36,7 +36,7 @@ from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import read_checkpoint
 from persist.engine.follow.follower import Follower
 from persist.engine.read.lookups.part_rows import places_of
-from persist.engine.write.commit_future import Committed
+from persist.engine.write.commit_future import CommitFuture
 from persist.services.erase.relatives import related
 
 Patch = tuple[Any, str, Any]
@@ -101,13 +101,17 @@ def an_update_lost(resolved: Callable[..., pa.Table]) -> Callable[..., pa.Table]
     return planted
 
 
-def a_collection_left_out(submitted: Callable[..., Committed]) -> Callable[..., Committed]:
+def a_collection_left_out(submitted: Callable[..., CommitFuture]) -> Callable[..., CommitFuture]:
     """A block that changes several keyed collections leaves the last one as it is."""
 
-    def planted(self: Any, plans: Mapping[str, Any], times: Mapping[str, int]) -> Committed:
-        last = self.asks[-1][0].id
-        kept = {id_: replace(plan, steps=[]) if id_ == last and len(plans) > 1 else plan for id_, plan in plans.items()}
-        return submitted(self, kept, times)
+    def planted(self: Any) -> CommitFuture:
+        last, plans = self.asks[-1][0].id, self.plans
+        if len(plans) > 1:
+            self.plans = {**plans, last: replace(plans[last], steps=[])}
+        try:
+            return submitted(self)
+        finally:
+            self.plans = plans
 
     return planted
 
@@ -204,9 +208,9 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     ],
     "a block leaves one of its keyed collections out": lambda: [
         (
-            persist.engine.collection.keyed_events._Commit,
+            persist.engine.collection.planned_commits._Commit,
             "_submitted",
-            a_collection_left_out(persist.engine.collection.keyed_events._Commit._submitted),
+            a_collection_left_out(persist.engine.collection.planned_commits._Commit._submitted),
         )
     ],
     "an erasure leaves what the clones of its collection hold": lambda: [

@@ -32,6 +32,7 @@ from persist.core.state_rules.publications import left_unused
 from persist.engine.collection.commit import Commit
 from persist.engine.follow.checkpoint import stored_checkpoints
 from persist.engine.write.operations import Submission, Write
+from persist.engine.write.write_options import WriteOptions
 from persist.errors import TokenForgotten
 
 POLICY = Tuning(
@@ -56,11 +57,11 @@ def write_every_kind(location: Path | Blob) -> None:
         persist.open(location, mode="exclusive", force=True, settings=SETTINGS) as client,
     ):
         kinds = client.create_or_load("kinds", key={"k": pa.int64()}, value=None)
-        begun = Commit(client.engine, "a token")
+        begun = Commit(client.engine, WriteOptions(token="a token"))
         with MultiWrite(begun) as multi:
             multi.write(kinds, [((1, None), 0, 1)])
             begun.add(kinds.handle, [Batch(kinds.id, "a query", 7, "a run")])
-        begun = Commit(client.engine, "another token")
+        begun = Commit(client.engine, WriteOptions(token="another token"))
         with MultiWrite(begun) as multi:
             multi.write(kinds, [((1, None), 3, -1), ((2, None), 3, 2)])
             multi.seal(kinds, 4)
@@ -117,7 +118,7 @@ def write_compacted(client: Client, word: str = "at") -> None:
         for time in times:
             rows = [((k, f"{k} {word} {time}"), time, 1) for k in keys]
             rows += [((k, f"{k} {word} {time - 1}"), time, -1) for k in keys if time > times.start]
-            begun = Commit(client.engine, f"change {time}")
+            begun = Commit(client.engine, WriteOptions(token=f"change {time}"))
             with MultiWrite(begun) as multi:
                 multi.write(compacted, rows)
                 multi.seal(compacted, time + 1)

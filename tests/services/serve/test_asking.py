@@ -10,7 +10,8 @@ from persist.core.log import kinds
 from persist.engine import follow as replica
 from persist.engine.follow.follower import Follower
 from persist.engine.write.commit_future import Committed
-from persist.engine.write.relay import Answer, answers_from, request_bytes
+from persist.engine.write.relay import Answer
+from persist.engine.write.relay_messages import answers_from, request_bytes
 from persist.errors import UpdateNotBeyondUpper
 from persist.services.serve import commits
 from persist.services.serve import remote_location as asking

@@ -149,8 +149,8 @@ def test_errors_of_the_store_are_told_without_where_it_is(blob: MemoryBlob) -> N
     store.next_faults("get", Fault.UNAVAILABLE)
     head, _ = got(BlobCalls(store), "k")
     assert head.failure is not None
-    assert head.failure.kind == "Unavailable"
-    assert store.url not in head.failure.text
+    assert head.failure["kind"] == "Unavailable"
+    assert store.url not in head.failure["text"]
     assert without_location("see file:///a/b and /a/b", "file:///a/b") == "see the location and the location"
 
 

@@ -23,7 +23,7 @@ from persist.core.log.kinds import KINDS
 from persist.core.log.records import Record, read_record
 from persist.core.state_rules.collection_rules import ExpectDefinition
 from persist.engine.collection.commit import Commit
-from persist.engine.write.relay import Sent
+from persist.engine.write.relay_messages import Sent
 from persist.events import Sessions
 from persist.services.serve import remote_location as asking
 from persist.services.serve.server import Server

@@ -345,7 +345,10 @@ class BoundedJoin(JoinOperator):
         self._between = None
         if bound is not None and self._left.spine.rows >= LARGE_ROWS:
             self._between = self._looked_at(bound)
-        super().run()
+        try:
+            super().run()
+        finally:
+            self._between = None  # Who requests contents sees all records.
         if self._ranked is not None and left is not None:
             if left.shape[1] * CHANGE_ROWS > 2 * self._ranked.rows:
                 self._ranked = None

@@ -17,7 +17,6 @@ from pyspark.sql import functions as F
 from persist.blob.threads import SystemClock
 from persist.codecs.updates.updates import Stamp
 from persist.compute.tasks.batch_times import check_one_of
-from persist.compute.tasks.batches import ATTEMPTS
 from persist.compute.tasks.keyed_work import (
     KeyedWork,
     Stored,
@@ -33,12 +32,13 @@ from persist.connect.spark.options import write_options
 from persist.connect.spark.uploads import RESERVED, Replanning, ascending, is_ranged_by_key, packed, planned, rows_of
 from persist.connect.spark.workers import surfaced_errors
 from persist.core.antichain import Antichain
-from persist.core.errors import FrontierRegression, LateEvents, UpdateNotBeyondUpper
+from persist.core.errors import FrontierRegression, LateEvents, PersistError, UpdateNotBeyondUpper
 from persist.core.keyed.machine import SEQ, Machine
 from persist.core.timeline import Moment
 from persist.engine.location.engine import Engine
 from persist.engine.location.resolver import Late
 from persist.engine.write.operations import AtCommit, times_together
+from persist.engine.write.retrying import commit_with_retry
 
 PARTITIONS_MAX = 100_000
 ON_DRIVER_BYTES_MAX = 64 << 20  # Of events; a task that has more says so, and sends none.
@@ -113,15 +113,21 @@ def upsert(
             return commit_events(engine, work, rows)
         frame = by_key(df, work, partitions)
         at_commit = time is None and "_time" not in df.columns
-        for attempt in range(ATTEMPTS):
-            try:
-                return _by_tasks(engine, _timed(work) if at_commit else work, frame)
-            except (UpdateNotBeyondUpper, FrontierRegression, LateEvents) as error:
-                is_late = at_commit and not isinstance(error, LateEvents)
-                if not (collects or is_late) or attempt == ATTEMPTS - 1:
-                    raise
+
+        def plan_again(error: PersistError) -> None:
+            nonlocal work
+            is_late = at_commit and not isinstance(error, LateEvents)
+            if not (collects or is_late):
+                raise error
             work = planned(options, df.schema, machine, collects=collects, folds=folds)
-        raise AssertionError("the last attempt returns or raises")
+
+        return commit_with_retry(
+            lambda: _by_tasks(engine, _timed(work) if at_commit else work, frame),
+            action="upsert",
+            clock=engine.clock,
+            conflicts=(UpdateNotBeyondUpper, FrontierRegression, LateEvents),
+            prepare=plan_again,
+        )
 
 
 def _timed(work: KeyedWork) -> KeyedWork:

@@ -1,0 +1,121 @@
+"""Errors as data: the one form in which an error crosses from one process to another.
+
+    error = {"kind": name of a class, "text": what it says}
+          | {"kind", "text", "args": [value, …], "more": {attribute: value}}
+    value = null | bool | int | float | text | [value, …] (a tuple) | {"items": [[key, value], …]} (a dict)
+          | {tag: [value, …]} (of a type that `WrittenErrors` is given)
+
+An error with attributes is built again of its arguments. One that holds other values, or whose class is not among the
+classes that both sides know, is written as its text and the next more general class. Only these classes are built, of
+values of these types, so nothing that is read is executed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from typing import Any, TypeAlias
+
+from persist.blob.errors import PersistError
+
+WrittenError: TypeAlias = dict[str, Any]
+_SCALARS = (type(None), bool, int, float, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """How a value of a type is written: as a list of values under a name."""
+
+    name: str
+    kind: type
+    write: Callable[[Any], Sequence[Any]]
+    read: Callable[..., Any]
+
+
+class WrittenErrors:
+    """Writes and reads the errors of some classes."""
+
+    def __init__(
+        self, kinds: Iterable[type[PersistError]], otherwise: type[PersistError], tags: Sequence[Tag] = ()
+    ) -> None:
+        """Take the classes that both sides know.
+
+        Args:
+            otherwise: the class of an error that is of none of them.
+            tags: types of values besides the plain ones.
+        """
+        self._kinds = {kind.__name__: kind for kind in (*kinds, otherwise)}
+        self._otherwise = otherwise
+        self._tags = tags
+
+    def write(self, error: PersistError, hide: Callable[[str], str] = str) -> WrittenError:
+        """Return an error as data, of which `read` builds an equal one.
+
+        Args:
+            hide: takes out of each text what the other side may not see.
+        """
+        kind, text = type(error), hide(str(error))
+        if self._kinds.get(kind.__name__) is kind:
+            if not is_dataclass(kind) and error.args == (str(error),) and not _attributes(error):
+                return {"kind": kind.__name__, "text": text}
+            try:
+                more = {name: self._written(value, hide) for name, value in _attributes(error).items()}
+                args = [self._written(value, hide) for value in error.args]
+                written = {"kind": kind.__name__, "text": text, "args": args, "more": more}
+                self.read(written)
+                return written
+            except (TypeError, ValueError):
+                pass
+        return {"kind": self._general(kind).__name__, "text": text}
+
+    def read(self, written: WrittenError) -> PersistError:
+        """Return the error that was written; raise ValueError if it is none that is known here."""
+        match written:
+            case {"kind": str(name), "text": str(text), **rest} if name in self._kinds and not rest:
+                kind = self._kinds[name]
+                if not is_dataclass(kind):
+                    return kind(text)
+            case {"kind": str(name), "text": str(), "args": list(args), "more": dict(more), **rest} if (
+                name in self._kinds and not rest
+            ):
+                try:
+                    error = self._kinds[name](*map(self._value, args))
+                    vars(error).update({name: self._value(value) for name, value in more.items()})
+                except (TypeError, AttributeError) as cause:
+                    raise ValueError(f"an error of kind {name} is not made of what it says: {cause}") from cause
+                return error
+        raise ValueError(f"{written!r:.200} is not an error that is known here")
+
+    def _general(self, kind: type[PersistError]) -> type[PersistError]:
+        """Return the nearest class that both sides know and that is built of a text."""
+        known = (self._kinds.get(base.__name__) for base in kind.__mro__)
+        return next((base for base in known if base is not None and not is_dataclass(base)), self._otherwise)
+
+    def _written(self, value: Any, hide: Callable[[str], str]) -> Any:
+        if isinstance(value, str):
+            return hide(value)
+        for tag in self._tags:
+            if isinstance(value, tag.kind):
+                return {tag.name: [self._written(item, hide) for item in tag.write(value)]}
+        if isinstance(value, tuple | list):
+            return [self._written(item, hide) for item in value]
+        if isinstance(value, Mapping):
+            return {"items": [[self._written(key, hide), self._written(held, hide)] for key, held in value.items()]}
+        if type(value) not in _SCALARS:
+            raise TypeError(f"{type(value)} has no written form")
+        return value
+
+    def _value(self, value: Any) -> Any:
+        match value:
+            case {"items": list(items), **rest} if not rest:
+                return {self._value(key): self._value(held) for key, held in items}
+            case list():
+                return tuple(map(self._value, value))
+            case dict():
+                for tag in self._tags:
+                    if value.keys() == {tag.name} and isinstance(value[tag.name], list):
+                        return tag.read(*map(self._value, value[tag.name]))
+                raise ValueError(f"{value!r:.200} is no value of an error")
+        return value
+
+
+def _attributes(error: PersistError) -> dict[str, Any]:
+    return {name: value for name, value in vars(error).items() if not name.startswith("__")}

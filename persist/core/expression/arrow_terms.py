@@ -1,0 +1,165 @@
+"""Terms from filters of Arrow, and the text of a term that is the same in all releases, for digests.
+
+Arrow cannot take an expression apart in Python, but it writes one for pickling: a record batch with the constants, and
+metadata that names the nodes in this order (`compute/expression.cc` of Arrow, `ExpressionToRecordBatch`):
+
+    node    = "field_ref" name | "nested_field_ref" count, then so many field_refs | "literal" number of a column | call
+    call    = "call" name, node …, ["options" number of a column,] "end" name
+
+Only the nodes are taken over: neither the order of bytes nor what else Arrow may write counts. A nested field is a call
+of "field" with its path as options. The functions keep Arrow's names. An option that is false, zero, empty or NULL is
+left out, so a function that gets another option in a later release keeps its term.
+
+    text    = the nodes of a term as a list in JSON, arguments before their call
+    node    = ["column", name] | ["literal", type, value] | ["call", name, count of arguments, [option, …]]
+    option  = [name, type, value], or a name for "field"
+
+Types and values are written as in the log (`persist.codecs.types.arrow_types`). Text that was written once never
+changes, because digests of it are stored.
+"""
+
+import ctypes
+import pickle
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.codecs.types.arrow_types import Json, is_flat, scalar_to_json, type_to_json
+from persist.core.expression.term import Call, Col, Lit, Term
+
+FIELD = "field"
+LISTS = pa.ListScalar, pa.LargeListScalar, pa.FixedSizeListScalar, pa.MapScalar
+_TYPE_NAME = "_type_name"  # By which Arrow tells the kinds of options apart.
+_TO_TYPE = "to_type"  # The option of a cast, which is a NULL of the type.
+
+
+def term_of_filter(filter: pc.Expression) -> Term:
+    """Return the term of a filter of Arrow; see the module for the names of functions.
+
+    Raises:
+        ValueError: this release of Arrow writes the filter in another way.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    pickle.dumps(filter, protocol=5, buffer_callback=buffers.append)
+    (written,) = buffers
+    table = pa.ipc.open_file(pa.py_buffer(written)).read_all()
+    (constants,) = table.combine_chunks().to_batches()
+    nodes = _metadata(table.schema)
+    stack: list[list[Any]] = [[]]  # The arguments of each call that is open.
+    options: dict[int, tuple[Any, ...]] = {}  # Of open calls, by their depth.
+    for kind, text in nodes:
+        if kind == "field_ref":
+            stack[-1].append(Col(text))
+        elif kind == "nested_field_ref":
+            path = [name for _, (_, name) in zip(range(int(text)), nodes, strict=False)]
+            stack[-1].append(Call(FIELD, (Col(path[0]),), tuple(path[1:])))
+        elif kind == "literal":
+            stack[-1].append(Lit(constants.column(int(text))[0]))
+        elif kind == "call":
+            stack.append([])
+        elif kind == "options":
+            options[len(stack)] = _options(constants.column(int(text)))
+        elif kind == "end" and len(stack) > 1:
+            call = Call(text, tuple(stack[-1]), options.pop(len(stack), ()))
+            stack.pop()
+            stack[-1].append(call)
+        else:
+            raise ValueError(f"a filter of Arrow has a node {kind!r}, which is not known here: {filter}")
+    if len(stack) != 1 or len(stack[0]) != 1:
+        raise ValueError(f"a filter of Arrow is not one term: {filter}")
+    term: Term = stack[0][0]
+    return term
+
+
+def term_text(term: Term) -> str:
+    """Return the text of a term for digests: equal for equal terms, in all releases, and another for others."""
+    written: list[Json] = []
+    left: list[Term] = [term]
+    while left:  # In place of recursion: terms may be deep. Calls come first until the end.
+        node = left.pop()
+        if isinstance(node, Col):
+            written.append(["column", node.name])
+        elif isinstance(node, Lit):
+            written.append(["literal", *_written(node.value)])
+        else:
+            assert isinstance(node, Call), "filters have no places"
+            written.append(["call", node.function, len(node.arguments), [_option(option) for option in node.options]])
+            left += node.arguments
+    return msgspec.json.encode(written[::-1]).decode()
+
+
+def _option(option: Any) -> Json:
+    return [option[0], *_written(option[1].value)] if isinstance(option, tuple) else option
+
+
+def _written(value: pa.Scalar) -> tuple[Json, Json]:
+    try:
+        kind = type_to_json(value.type)
+    except ValueError:  # No column has it, such as the type of a bare NULL.
+        kind = str(value.type)
+    return kind, _value(value)
+
+
+def _value(value: pa.Scalar) -> Json:
+    if not value.is_valid:
+        return None
+    if is_flat(value.type):
+        return scalar_to_json(value)
+    if pat.is_dictionary(value.type):
+        return _value(value.value)
+    if pat.is_struct(value.type):
+        return [[name, _value(item)] for name, item in value.items()]
+    if isinstance(value, LISTS):
+        items = value.values
+        if pat.is_integer(items.type) or pat.is_string(items.type):  # Sets of these may be large.
+            return items.to_pylist()
+        return [_value(item) for item in items]
+    return str(value.as_py())
+
+
+def _options(column: pa.Array) -> tuple[tuple[str, Lit], ...]:
+    """Return the options of a call, by name, without those that say nothing."""
+    (whole,) = column
+    said = [(name, Lit(value)) for name, value in whole.items() if name == _TO_TYPE or _says_something(name, value)]
+    return tuple(sorted(said, key=lambda option: option[0]))
+
+
+def _says_something(name: str, value: pa.Scalar) -> bool:
+    if name == _TYPE_NAME or not value.is_valid:
+        return False
+    return len(value.values) > 0 if isinstance(value, LISTS) else bool(value.as_py())
+
+
+def _metadata(schema: pa.Schema) -> Iterator[tuple[str, str]]:
+    """Yield the metadata of a schema in order, with names that repeat: Arrow's own dict of it keeps one of each.
+
+    It is read through Arrow's C data interface: count, then length and bytes of each name and value, as int32.
+    """
+    capsule = schema.__arrow_c_schema__()
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    fields = ctypes.cast(pointer_of(capsule, b"arrow_schema"), ctypes.POINTER(ctypes.c_void_p))
+    address = fields[2]  # After the format and the name.
+    if not address:
+        return
+
+    def number() -> int:
+        nonlocal address
+        (found,) = struct.unpack("=i", ctypes.string_at(address, 4))
+        address += 4
+        return int(found)
+
+    def text() -> str:
+        nonlocal address
+        size = number()
+        found = ctypes.string_at(address, size)
+        address += size
+        return found.decode()
+
+    for _ in range(number()):
+        yield text(), text()

@@ -1,0 +1,112 @@
+"""Rows on their way to another client: one record batch of Arrow, without its schema and without compression.
+
+What is sent is believed only after its head has been read, which is before Arrow allocates anything. A compressed batch
+of kilobytes would become gigabytes. So would a batch whose columns say that they are longer than the bytes that came
+with them, or share them. The head is a flatbuffer (Message.fbs of Arrow, version 1.0):
+
+    0xFFFFFFFF, length of the head (int32), head, body
+    head         = offset of a Message
+    Message      = {0: version, 1: kind of its header (uint8; 3 is a record batch), 2: header, …}
+    RecordBatch  = {0: rows (int64), 1: columns, nested ones too, each (length int64, NULLs int64), 2: buffers,
+                    3: compression, …}
+    a table      = offset back to its (bytes, bytes of the table, offset of field 0, 1, …; 0 where there is none)
+"""
+
+import struct
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.updates import to_updates
+
+RECORD_BATCH = 3
+ROW_BYTES_MIN = 16  # Each row has a time and a diff of 8 bytes.
+VALUES_PER_BYTE_MAX = 8  # No value has less than a bit.
+
+
+def sent_rows(table: pa.Table) -> bytes:
+    """Return the rows of a table as they are sent."""
+    (batch,) = table.combine_chunks().to_batches()
+    data: bytes = batch.serialize().to_pybytes()
+    return data
+
+
+def check_sent_rows(data: bytes) -> None:
+    """Raise ValueError if rows would take more memory than they have bytes. Cost: their head is read."""
+    try:
+        rows, lengths, buffers, is_compressed = _read_head(data)
+    except (struct.error, ValueError) as error:
+        raise ValueError(f"its rows are no record batch of Arrow: {error}") from error
+    if is_compressed:
+        raise ValueError("its rows are compressed: send a record batch without compression")
+    if not 0 <= rows * ROW_BYTES_MIN <= len(data):
+        raise ValueError(f"its rows are said to be {rows:,}, which {len(data):,} bytes cannot hold")
+    if min(buffers, default=0) < 0 or sum(buffers) > len(data):
+        raise ValueError(f"its columns share bytes: they say {sum(buffers):,} of {len(data):,} that came")
+    if not all(0 <= length <= VALUES_PER_BYTE_MAX * len(data) for length in lengths):
+        raise ValueError(f"a column of its rows is said to have more values than {len(data):,} bytes can hold")
+
+
+def rows_from(data: bytes, schema: CollectionSchema) -> pa.Table:
+    """Return rows that were sent, checked as if a user had given them. Raises ValueError, or InvalidUsage."""
+    check_sent_rows(data)
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema.arrow)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise ValueError(f"its rows are no batch of the collection's schema: {error}") from error
+    return to_updates(pa.Table.from_batches([batch]), schema)
+
+
+def _read_head(data: bytes) -> tuple[int, Sequence[int], Sequence[int], bool]:
+    """Return how many rows there are, the lengths of columns and of buffers, and whether these are compressed."""
+    mark, length = struct.unpack_from("<Ii", data)
+    if mark != 0xFFFFFFFF or not 0 < length <= len(data) - 8:
+        raise ValueError("it has no head")
+    head = data[8 : 8 + length]
+    message = _at(head, 0)
+    kind = _field(head, message, 1)
+    if kind is None or head[kind] != RECORD_BATCH:
+        raise ValueError("it is another message")
+    batch = _at(head, _needed(_field(head, message, 2)))
+    (rows,) = struct.unpack_from("<q", head, field) if (field := _field(head, batch, 0)) is not None else (0,)
+    lengths = _pairs(head, _needed(_field(head, batch, 1)))[::2]
+    buffers = _pairs(head, _needed(_field(head, batch, 2)))[1::2]
+    return rows, lengths, buffers, _field(head, batch, 3) is not None
+
+
+def _pairs(head: bytes, place: int) -> Sequence[int]:
+    """Return the numbers of a vector of pairs of int64, one after the other."""
+    vector = _at(head, place)
+    (count,) = struct.unpack_from("<I", head, vector)
+    if count * 16 > len(head):
+        raise ValueError("its head is cut off")
+    return struct.unpack_from(f"<{2 * count}q", head, vector + 4)
+
+
+def _at(head: bytes, place: int) -> int:
+    """Return where the offset that stands at a place leads."""
+    (offset,) = struct.unpack_from("<I", head, place)
+    return int(place + offset)
+
+
+def _field(head: bytes, table: int, number: int) -> int | None:
+    """Return where a field of a table is; None if the table lacks it."""
+    (back,) = struct.unpack_from("<i", head, table)
+    fields = table - back
+    if not 0 <= fields <= len(head):
+        raise ValueError("its head is damaged")
+    (size,) = struct.unpack_from("<H", head, fields)
+    entry = 4 + 2 * number
+    (offset,) = struct.unpack_from("<H", head, fields + entry) if entry + 2 <= size else (0,)
+    place = table + offset if offset else None
+    if place is not None and place >= len(head):
+        raise ValueError("its head is damaged")
+    return place
+
+
+def _needed(place: int | None) -> int:
+    if place is None:
+        raise ValueError("its head lacks something")
+    return place

@@ -1,0 +1,120 @@
+"""What callers say of a commit beside its data: time, token, message; and the digests by which a token is compared.
+
+A retry with the same token does nothing if its digest is the same, and is refused if it is another one
+(`persist.core.state_rules.annotations`). Digests are stored, so they are the same in all releases.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.order.digest import DIGEST_MODULUS, digest_of_text
+from persist.core.expression.arrow_terms import term_of_filter, term_text
+from persist.core.log import kinds
+from persist.core.log.fields import TokenMark
+from persist.core.names import is_text
+from persist.core.state_rules.annotations import check_note
+from persist.core.timeline import Moment
+from persist.engine.write.operations import Asked, Step, Write
+
+TOKEN_CHARS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """What a caller says of a commit beside its data, checked.
+
+    Attributes:
+        time: of what is written; None for that of the commit.
+        token: names the commit, so that a repetition does nothing.
+        allow_future: take times, and clocks, that are more than a day ahead.
+        message, metadata: what the log keeps with the commit.
+
+    Raises:
+        InvalidUsage: the token is not a text of 1 to `TOKEN_CHARS_MAX` printable characters, or the message or metadata
+            is not text, or too large.
+    """
+
+    time: int | Moment | None = None
+    token: str | None = None
+    allow_future: bool = False
+    message: str | None = None
+    metadata: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        check_token(self.token)
+        if self.message is None and not self.metadata:
+            return
+        texts = {} if self.metadata is None else self.metadata
+        if not (self.message is None or is_text(self.message)) or not isinstance(texts, Mapping):
+            raise InvalidUsage(
+                f"message={self.message!r:.200} and metadata={self.metadata!r:.200} are not a text and a dict of texts"
+            )
+        if not all(is_text(text) for item in texts.items() for text in item):
+            raise InvalidUsage(f"metadata={self.metadata!r:.200} is not a dict of texts: give each value as a str")
+        check_note(self.notes([""])[0])
+
+    def notes(self, collections: Iterable[str]) -> list[kinds.Note]:
+        """Return the steps that let the log keep the message and metadata with each of the collections."""
+        if self.message is None and not self.metadata:
+            return []
+        message, metadata = self.message or "", dict(self.metadata or {})
+        return [kinds.Note(id_, message, metadata) for id_ in dict.fromkeys(collections)]
+
+
+def check_token(token: str | None) -> None:
+    """Raise InvalidUsage if token is neither None nor a text of 1 to `TOKEN_CHARS_MAX` printable characters."""
+    if token is not None and not (isinstance(token, str) and 0 < len(token) <= TOKEN_CHARS_MAX and token.isprintable()):
+        raise InvalidUsage(
+            f"token={token!r} is not a text of 1 to {TOKEN_CHARS_MAX} printable characters: give each write one of "
+            "its own, and the same one when it is tried again"
+        )
+
+
+def filter_text(where: pc.Expression | None, token: str | None) -> str | None:
+    """Return the text of a filter for the digest of a token: equal for equal filters, in all releases.
+
+    None if there is no filter, or no token to compare by.
+
+    Raises:
+        InvalidUsage: this release of Arrow writes the filter in a way that is not known here.
+    """
+    if where is None or token is None:
+        return None
+    try:
+        return term_text(term_of_filter(where))
+    except ValueError as error:
+        raise InvalidUsage(
+            f"with a token, the filter {where} must be one that can be compared later: {error}. Write the condition as "
+            "text, or leave the token out"
+        ) from error
+
+
+def overwrite_digest(rows: int, time: int | None, where: str | None = None) -> int:
+    """Return the digest of an overwrite, given that of its rows by key and value; time None is that of upper."""
+    return rows + digest_of_text(f"overwrite at {'upper' if time is None else time} where {where}")
+
+
+def delete_digest(keys: int, time: int | None, where: str | None = None) -> int:
+    """Return the digest of a deletion, given that of its distinct keys, each with a diff of 1, or 0 for a filter."""
+    return keys + digest_of_text(f"delete at {'upper' if time is None else time} where {where}")
+
+
+def with_token(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Step]:
+    """Return steps, and what makes collections remember that they were done under token, if there is one.
+
+    Each collection remembers the digest of all that was asked of it, unless some of it has none.
+    """
+    kept: list[Step] = [step for step in steps if not isinstance(step, Asked)]
+    if token is None:
+        return kept
+    for id_ in collections:
+        writes = [step for step in kept if isinstance(step, Write) and step.collection == id_]
+        digests = [step.digest for step in steps if isinstance(step, Asked) and step.collection == id_]
+        time_min = min((write.time_min for write in writes), default=0)
+        known = [digest for digest in digests if digest is not None]
+        digest = f"{sum(known) % DIGEST_MODULUS:016x}" if len(known) == len(digests) else None
+        kept.append(kinds.Tokens(id_, (TokenMark(token, time_min, digest),)))
+    return kept
