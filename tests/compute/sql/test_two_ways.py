@@ -225,6 +225,7 @@ def test_the_work_of_a_cold_refresh_is_bounded(client: persist.Client) -> None:
     assert held(client.view("totals")) == totals(client)
 
 
+@pytest.mark.filterwarnings("ignore::persist.sql.UnboundedState")
 def test_who_requests_a_join_with_a_bound_sees_more_than_what_lay_between_two_bounds(client: persist.Client) -> None:
     limits = client.create_or_load("limits", key={"k": int}, value={"m": int})
     limits.write([((1, 50), 0, 1)], seal=1).result()
