@@ -227,12 +227,12 @@ def test_the_work_of_a_cold_refresh_is_bounded(client: persist.Client) -> None:
 
 @pytest.mark.filterwarnings("ignore::persist.sql.UnboundedState")
 def test_who_requests_a_join_with_a_bound_sees_more_than_what_lay_between_two_bounds(client: persist.Client) -> None:
-    limits = client.create_or_load("limits", key={"k": int}, value={"m": int})
-    limits.write([((1, 50), 0, 1)], seal=1).result()
-    query = "SELECT count(*) AS n, max(id) AS m FROM facts f, limits l WHERE f.amount > l.m AND f.id < 30000"
+    limits = client.create_or_load("limits", key={"k": int}, value={"m": float})
+    limits.write([((1, 50.1), 0, 1)], seal=1).result()
+    query = "SELECT count(*) AS n, max(id) AS m FROM facts f, limits l WHERE f.amount::DOUBLE > l.m"
     client.create_view("above", query).refresh()
     view = client.view("above")
-    for time, (old, new) in enumerate(((50, 50), (50, 51), (51, 80), (80, 20)), 1):
+    for time, (old, new) in enumerate(((50.1, 50.2), (50.2, 80.0), (80.0, 20.0)), 1):
         limits.write([((1, old), time, -1), ((1, new), time, 1)], seal=time + 1).result()
         client.load("facts").seal(time + 1).result()
         view.refresh()
