@@ -6,6 +6,7 @@ Statements that change collections, and queries that are answered once, are in `
 """
 
 from persist.compute.sql.apply import Change, ViewsPlan, Wanted, plan_views
+from persist.compute.sql.creating import made_view
 from persist.compute.sql.definition import Definition, InputBehind, Start
 from persist.compute.sql.lower import answer
 from persist.compute.sql.reasons import UnboundedState
@@ -17,7 +18,6 @@ from persist.compute.sql.view import (
     given_options,
     live_of,
     live_view,
-    made_view,
     open_together,
 )
 

@@ -13,17 +13,14 @@ from persist.compute.dataflow.running.refreshed import Policy, Refreshed, explai
 from persist.compute.dataflow.running.reports import OperatorReport
 from persist.compute.dataflow.running.running import Options, Running, requested_indexes
 from persist.compute.index import create_index, refresh_indexes
-from persist.compute.sql.compile import asked_key
-from persist.compute.sql.definition import Definition, InputBehind, Start, behind, given_start
+from persist.compute.sql.definition import Definition, InputBehind, Start, behind
 from persist.compute.sql.draft import Catalog, drafted, has_groups, steps_to_drop
 from persist.compute.sql.graph import ViewProgram, definition_of, sizes_of, views_for
-from persist.compute.sql.reasons import UnboundedState, reasons, unbounded
+from persist.compute.sql.reasons import reasons
 from persist.compute.sql.redefine import dependents_of, redefinition
 from persist.core.antichain import Antichain
 from persist.core.closing import Closes
 from persist.core.errors import (
-    AsOfCompacted,
-    CollectionExists,
     CollectionNotFound,
     HoldMoved,
     HoldNotFound,
@@ -31,6 +28,7 @@ from persist.core.errors import (
     LimitReached,
     NotConverging,
     OperatorFailed,
+    OutputConflict,
     PersistError,
     SchemaMismatch,
     SchemaMoved,
@@ -39,7 +37,7 @@ from persist.core.errors import (
     UpperMismatch,
     ViewRedefined,
 )
-from persist.core.names import check_free_name, owner_of_groups
+from persist.core.names import owner_of_groups
 from persist.core.progress import limited
 from persist.core.state_rules.contents import definition_number
 from persist.engine.collection.failures import failures_told
@@ -48,6 +46,7 @@ from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, loaded_by_id
 from persist.engine.write.retrying import commit_with_retry
 
+STALE = (SourceLost, OutputConflict)  # So a program fails that was opened before another client went on.
 FAILURES = (OperatorFailed, NotConverging)  # By what the rows are, so they may be over when rows are retracted.
 
 
@@ -109,26 +108,27 @@ class LiveView:
     def _refreshed_with_retry(self, policy: Policy, first: "First | None") -> Refreshed:
         """Refresh; begin again if others redefine the view, or a view below it, or refresh it meanwhile."""
         upper: Antichain | None = None
+        was_open = False
 
         def plan() -> Refreshed:
-            nonlocal upper
-            upper = self._known_upper()
+            nonlocal upper, was_open
+            upper, was_open = self._known_upper(), self.is_open
             refreshed = self._refresh(policy, first)
             if self._has_moved_on():
                 raise Superseded(f"the view {self.handle.name!r}, or one below it, has another definition by now")
             return refreshed
 
         def begin_again(error: PersistError) -> None:
-            if isinstance(error, SourceLost):
+            if isinstance(error, STALE):
                 self.engine.follower.looks.again()
                 self.engine.follower.refresh()
-                if self._known_upper() == upper:
+                if not was_open and self._known_upper() == upper:
                     raise error  # Otherwise somebody has refreshed it meanwhile, so it reads from later on.
             elif not isinstance(error, Superseded) and not self._has_moved_on():
                 raise error
             self._stop()
 
-        conflicts = (SourceLost, ViewRedefined, HoldNotFound, CollectionNotFound, Superseded)
+        conflicts = (*STALE, ViewRedefined, HoldNotFound, CollectionNotFound, Superseded)
         return commit_with_retry(
             plan, action="refresh", clock=self.engine.clock, conflicts=conflicts, prepare=begin_again
         )
@@ -471,7 +471,10 @@ class ViewsTogether(Closes):
             return str(explain(running, "auto"))
 
     def _refresh(self, engine: Engine) -> None:
+        is_new = False
+
         def plan() -> None:
+            nonlocal is_new
             is_new = self._running is None
             try:
                 if self._running is None:
@@ -479,11 +482,6 @@ class ViewsTogether(Closes):
                 refresh(self._running, "auto", is_new=is_new)
                 if self._running.partial is not None and self._running.state_bytes > self._budget:
                     self.close()
-            except SourceLost:  # Somebody else has refreshed them meanwhile: begin where they are now.
-                self.close()
-                engine.follower.looks.again()
-                engine.follower.refresh()
-                raise
             except FAILURES as error:
                 self.close()
                 _pass_over(self._program(), engine, self._options, error)
@@ -491,7 +489,14 @@ class ViewsTogether(Closes):
                 self.close()
                 raise
 
-        commit_with_retry(plan, action="refresh", clock=engine.clock, conflicts=(ViewRedefined, SourceLost))
+        def begin_again(error: PersistError) -> None:
+            if isinstance(error, STALE) and is_new:
+                raise error  # Otherwise another client has refreshed them since these were opened.
+            engine.follower.looks.again()
+            engine.follower.refresh()
+
+        conflicts = (ViewRedefined, *STALE)
+        commit_with_retry(plan, action="refresh", clock=engine.clock, conflicts=conflicts, prepare=begin_again)
 
     def close(self) -> None:
         """Free what refreshes keep in memory; idempotent."""
@@ -539,69 +544,3 @@ def live_view(engine: Engine, name: str, options: Mapping[str, Any] = MappingPro
             "Use {load:call}."
         )
     return LiveView(handle, definition, options)
-
-
-def made_view(
-    engine: Engine,
-    name: str,
-    sql: str,
-    key: Sequence[str] | None,
-    start: Start,
-    options: Mapping[str, Any],
-    *,
-    keeps_groups: bool = False,
-) -> LiveView:
-    """Return a view, which is created if there is none; arguments and errors are those of `Client.create_view`."""
-    check_free_name(name)
-
-    def plan() -> LiveView:
-        if engine.follower.newest_id_of(name) is not None:
-            return _existing(engine, name, sql, key, start, options)
-        return _created(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
-
-    # Another client created it in between, or has let an input be compacted.
-    return commit_with_retry(
-        plan,
-        action="create_view",
-        clock=engine.clock,
-        conflicts=(CollectionExists, AsOfCompacted),
-        prepare=lambda error: engine.follower.looks.again(),
-    )
-
-
-def _existing(
-    engine: Engine, name: str, sql: str, key: Sequence[str] | None, start: Start, options: Mapping[str, Any]
-) -> LiveView:
-    live = live_view(engine, name, options)
-    if live.definition.sql.strip() != sql.strip() or (key is not None and live.definition.key != asked_key(key)):
-        raise InvalidUsage(
-            f"there is a view {name!r} with another definition: {live.definition.sql!r:.300}. Choose another name, "
-            "or drop it."
-        ).with_remedy("{redefine:call} gives it this one.")
-    begin = None if start is None else given_start(start, live.handle.known().timeline)
-    if begin not in (None, live.definition.start):
-        raise InvalidUsage(
-            f"view {name!r} begins at {live.definition.start}, and not at {begin}: leave start= out, choose another "
-            f"name, or begin it anew, with another history, by redefine(start={begin})"
-        )
-    return live
-
-
-def _created(
-    engine: Engine,
-    name: str,
-    sql: str,
-    key: Sequence[str] | None,
-    start: Start,
-    options: Mapping[str, Any],
-    *,
-    keeps_groups: bool,
-) -> LiveView:
-    draft = drafted(Catalog(engine), name, sql, key, start, keeps_groups=keeps_groups)
-    for reason in unbounded(draft.bound, sizes_of(engine, draft.definition.reads)):
-        warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=6)  # Of whoever calls the client.
-    engine.submit("create_view", draft.steps, dict(draft.names)).result()
-    live = LiveView(CollectionHandle(engine, draft.made.id, name, draft.made.schema), draft.definition, options)
-    if start is None:  # Otherwise somebody knows what they ask for.
-        live.warn_of_behind(is_new=True)
-    return live

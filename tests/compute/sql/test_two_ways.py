@@ -240,6 +240,29 @@ def test_who_requests_a_join_with_a_bound_sees_more_than_what_lay_between_two_bo
             assert wanted.to_arrow().to_pylist() == view.snapshot().to_arrow().to_pylist()
 
 
+@pytest.mark.parametrize("compacts", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_handle_goes_on_where_another_client_has_refreshed_its_view(
+    client: persist.Client, compacts: bool, together: bool
+) -> None:
+    client.create_view("totals", JOINED, indexes="auto").refresh()
+    with (
+        requests_by_key(),
+        persist.open(client.url, settings=QUIET) as other,
+        open_together([client.view("totals")]) as views,
+    ):
+        mine = views if together else client.view("totals")
+        for time in range(1, 7):
+            change(client, time, 8)
+            if time % 3:
+                (mine if time % 3 == 1 else other.view("totals")).refresh()
+            if compacts and time > 3:
+                for name in ("facts", "dims"):
+                    client.load(name).allow_compaction(time - 1).result()
+        mine.refresh()
+        assert held(client.view("totals")) == totals(client)
+
+
 def turn(client: persist.Client, time: int, *keys: int) -> None:
     """Put some dimensions into the next group, and seal both collections."""
     dims = client.load("dims")

@@ -1,0 +1,83 @@
+"""How a view is created, or found where there is one of its name and definition."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from persist.compute.sql.compile import asked_key
+from persist.compute.sql.definition import Start, given_start
+from persist.compute.sql.draft import Catalog, drafted
+from persist.compute.sql.graph import sizes_of
+from persist.compute.sql.reasons import UnboundedState, unbounded
+from persist.compute.sql.view import LiveView, live_view
+from persist.core.errors import AsOfCompacted, CollectionExists, InvalidUsage
+from persist.core.names import check_free_name
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.write.retrying import commit_with_retry
+
+
+def made_view(
+    engine: Engine,
+    name: str,
+    sql: str,
+    key: Sequence[str] | None,
+    start: Start,
+    options: Mapping[str, Any],
+    *,
+    keeps_groups: bool = False,
+) -> LiveView:
+    """Return a view, which is created if there is none; arguments and errors are those of `Client.create_view`."""
+    check_free_name(name)
+
+    def plan() -> LiveView:
+        if engine.follower.newest_id_of(name) is not None:
+            return _existing(engine, name, sql, key, start, options)
+        return _created(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
+
+    # Another client created it in between, or has let an input be compacted.
+    return commit_with_retry(
+        plan,
+        action="create_view",
+        clock=engine.clock,
+        conflicts=(CollectionExists, AsOfCompacted),
+        prepare=lambda error: engine.follower.looks.again(),
+    )
+
+
+def _existing(
+    engine: Engine, name: str, sql: str, key: Sequence[str] | None, start: Start, options: Mapping[str, Any]
+) -> LiveView:
+    live = live_view(engine, name, options)
+    if live.definition.sql.strip() != sql.strip() or (key is not None and live.definition.key != asked_key(key)):
+        raise InvalidUsage(
+            f"there is a view {name!r} with another definition: {live.definition.sql!r:.300}. Choose another name, "
+            "or drop it."
+        ).with_remedy("{redefine:call} gives it this one.")
+    begin = None if start is None else given_start(start, live.handle.known().timeline)
+    if begin not in (None, live.definition.start):
+        raise InvalidUsage(
+            f"view {name!r} begins at {live.definition.start}, and not at {begin}: leave start= out, choose another "
+            f"name, or begin it anew, with another history, by redefine(start={begin})"
+        )
+    return live
+
+
+def _created(
+    engine: Engine,
+    name: str,
+    sql: str,
+    key: Sequence[str] | None,
+    start: Start,
+    options: Mapping[str, Any],
+    *,
+    keeps_groups: bool,
+) -> LiveView:
+    draft = drafted(Catalog(engine), name, sql, key, start, keeps_groups=keeps_groups)
+    for reason in unbounded(draft.bound, sizes_of(engine, draft.definition.reads)):
+        warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=6)  # Of whoever calls the client.
+    engine.submit("create_view", draft.steps, dict(draft.names)).result()
+    live = LiveView(CollectionHandle(engine, draft.made.id, name, draft.made.schema), draft.definition, options)
+    if start is None:  # Otherwise somebody knows what they ask for.
+        live.warn_of_behind(is_new=True)
+    return live
