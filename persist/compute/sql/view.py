@@ -254,6 +254,15 @@ class LiveView:
         follower = self.engine.follower
         return any(definition_number(follower.known(id_, id_)) != number for id_, number in self._numbers.items())
 
+    def follow_anew(self) -> None:
+        """Go on with the view that took the place of this one, if it began anew.
+
+        Raises:
+            CollectionNotFound: it was dropped, and what has its name now is no view with its query.
+        """
+        with self._lock:
+            self._follow_anew()
+
     def _follow_anew(self) -> bool:
         """Go on with the view that took the place of this one, if it began anew; return whether it did.
 
@@ -442,6 +451,8 @@ class ViewsTogether(Closes):
         self._running: Running | None = None
 
     def _program(self) -> ViewProgram:
+        for view in self._views:
+            view.follow_anew()
         engine, wanted = self._views[0].engine, {view.handle.id: view.handle.name for view in self._views}
         return ViewProgram(engine, views_for(engine, wanted))
 
@@ -490,12 +501,12 @@ class ViewsTogether(Closes):
                 raise
 
         def begin_again(error: PersistError) -> None:
-            if isinstance(error, STALE) and is_new:
+            if isinstance(error, (*STALE, CollectionNotFound)) and is_new:
                 raise error  # Otherwise another client has refreshed them since these were opened.
             engine.follower.looks.again()
             engine.follower.refresh()
 
-        conflicts = (ViewRedefined, *STALE)
+        conflicts = (ViewRedefined, CollectionNotFound, HoldNotFound, *STALE)
         commit_with_retry(plan, action="refresh", clock=engine.clock, conflicts=conflicts, prepare=begin_again)
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ import pyarrow.types as pat
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.part import Part
-from persist.compute.dataflow.updates.batch import Keys
+from persist.compute.dataflow.updates.batch import Keys, distinct_columns
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.compute.index import PAYS, Path, own_path, paths_of
@@ -179,7 +179,7 @@ class Past:
     def _read(self, keys: Keys) -> Ints:
         names = tuple(self._columns.names[column] for column in keys.columns)
         table = self._as_table(names, keys)
-        lookup = None if table is None else self._cheapest(names, table)
+        lookup = None if table is None else self._cheapest(names, table, keys)
         if lookup is not None:
             size, read = lookup
             tables: Iterator[pa.Table] = iter([read()])
@@ -219,7 +219,9 @@ class Past:
             columns.append(values)
         return pa.table(columns, schema=pa.schema([(name, one.type) for name, one in zip(names, columns, strict=True)]))
 
-    def _cheapest(self, names: tuple[str, ...], keys: pa.Table) -> tuple[int, Callable[[], pa.Table]] | None:
+    def _cheapest(
+        self, names: tuple[str, ...], keys: pa.Table, requested: Keys
+    ) -> tuple[int, Callable[[], pa.Table]] | None:
         """Return what looks keys up, with about how many bytes it decodes; None if a scan costs less."""
         scan, reader = self._scan, self._handle.engine.reader().for_once()
         rows = sum(part.rows for part in scan.all_parts)
@@ -231,9 +233,12 @@ class Past:
         path = self._path(names)
         if path is None:
             return None
-        own = keys.select([*path.columns])
-        if len(path.columns) < len(names):
-            own = own.group_by([*path.columns]).aggregate([])
+        own: pa.Table | None = keys.select([*path.columns])
+        if len(path.columns) < len(names):  # Words tell keys of all types apart, and Arrow does not.
+            places = [names.index(name) for name in path.columns]
+            found = Keys(tuple(places), distinct_columns(requested.words.take(places, axis=0)))
+            own = self._as_table(path.columns, found)
+            assert own is not None, "all keys have the types of the collection"
         size, read = path.bytes_of(own)[0], lambda: path.records(own, reader)
         is_sparse = size <= SPARSE_TIMES * scan.memory and SPARSE_ROWS * len(own) <= rows
         narrow = narrowed_scan(scan, _pruning(keys)) or scan
