@@ -253,7 +253,8 @@ class RetryBlob(BlobLayer):
         if is_news and is_long:
             self._warned_s = now_s
             what, last = f"{failures.operation} of {failures.key!r} at {self.url}", failures.last
-            logger.warning("%s is tried for up to %g s: %s", what, deadline_s, last)
+            # The text alone: a handler that keeps records must not keep what the error refers to.
+            logger.warning("%s is tried for up to %g s: %s", what, deadline_s, str(last))
 
     def _no_turn(self, operation: str, key: str, began_s: float) -> "_Failures":
         text = (

@@ -19,10 +19,12 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from persist.blob.errors import PersistError
 from persist.core.rendering import aligned, text_width
+
+if TYPE_CHECKING:
+    from persist.blob.errors import PersistError  # Its package takes long to load.
 
 CELL_CHARS_MAX = 120  # A longer text is cut, and says so by an ellipsis.
 
@@ -108,7 +110,7 @@ class _CommandLine:
         return option if value in ("", "True") else f"{option} {value}"
 
 
-def word_error(error: PersistError) -> str:
+def word_error(error: "PersistError") -> str:
     """Return the message of an error in the words of the command line; it may begin with the option that is wrong."""
     text = error.word(_CommandLine())
     name, equals, rest = text.partition("=")
