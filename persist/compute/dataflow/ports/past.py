@@ -233,11 +233,11 @@ class Past:
         path = self._path(names)
         if path is None:
             return None
-        own: pa.Table | None = keys.select([*path.columns])
+        own = keys.select([*path.columns])
         if len(path.columns) < len(names):  # Words tell keys of all types apart, and Arrow does not.
             places = [names.index(name) for name in path.columns]
-            found = Keys(tuple(places), distinct_columns(requested.words.take(places, axis=0)))
-            own = self._as_table(path.columns, found)
+            distinct = Keys(tuple(places), distinct_columns(requested.words.take(places, axis=0)))
+            own = self._as_table(path.columns, distinct)
             assert own is not None, "all keys have the types of the collection"
         size, read = path.bytes_of(own)[0], lambda: path.records(own, reader)
         is_sparse = size <= SPARSE_TIMES * scan.memory and SPARSE_ROWS * len(own) <= rows
