@@ -149,5 +149,5 @@ def test_the_command_line_takes_now_and_asks_for_times_far_ahead(
     assert main(["seal", place, "c", "2199-01-01"]) == 2
     refused = capsys.readouterr().err
     assert "more than a day ahead" in refused
-    assert "Say --allow-future if" in refused
+    assert "Give --allow-future if it is meant" in refused
     assert main(["seal", place, "c", "2199-01-01", "--allow-future"]) == 0

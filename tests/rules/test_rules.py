@@ -29,9 +29,7 @@ VALUE = {"v": pa.string()}
 def test_rule_1_since_and_upper_never_go_back(orders: persist.Collection) -> None:
     orders.seal(10).result()
     orders.allow_compaction(5).result()
-    with pytest.raises(
-        persist.errors.FrontierRegression, match="upper cannot go back from Antichain\\(10\\) to Antichain\\(9\\)"
-    ):
+    with pytest.raises(persist.errors.FrontierRegression, match="upper cannot go back from 10 to 9"):
         orders.seal(9).result()
     with pytest.raises(persist.errors.FrontierRegression, match="since cannot go back"):
         orders.allow_compaction(4).result()

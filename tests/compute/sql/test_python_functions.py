@@ -109,7 +109,7 @@ def test_another_process_needs_the_function_in_its_version(
     with pytest.raises(FunctionNotFound, match="loud"):
         view.explain_refresh()
     give(client, version=2, function=lambda names, times: names)
-    with pytest.raises(FunctionNotFound, match=r"has version 2 of it.*redefine"):
+    with pytest.raises(FunctionNotFound, match=r"has version 2 of it.*give the view the other version"):
         view.refresh()
     assert view.upper.time == 0, "nothing is written"
     give(client)

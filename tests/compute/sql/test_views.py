@@ -434,7 +434,7 @@ def test_a_view_that_was_never_refreshed_begins_when_the_row_that_it_fails_on_is
 def test_a_view_that_is_not_refreshed_that_far_says_to_refresh_it(client: persist.Client) -> None:
     orders = filled(client)
     view = client.create_view("v", TOTALS)
-    with pytest.raises(persist.errors.AsOfNotSealed, match=r"view 'v' was never refreshed.* by refresh\(\)"):
+    with pytest.raises(persist.errors.AsOfNotSealed, match=r"view 'v' was never refreshed.* refresh\(\) refreshes it"):
         view.snapshot()
     view.refresh()
     orders.seal(5).result()

@@ -54,6 +54,8 @@ def positions(client: persist.Client, topic: str) -> dict[int, int]:
 
 
 def reasons(client: persist.Client, name: str = "rows") -> list[tuple[int, str]]:
+    if f"{name}.rejected" not in client.collections():  # It is made by the first bad message.
+        return []
     return sorted((row["offset"], row["reason"]) for row in held(client, f"{name}.rejected"))
 
 

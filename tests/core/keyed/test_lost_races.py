@@ -72,7 +72,7 @@ def test_who_expected_another_upper_hears_of_that_even_where_the_seal_would_go_b
         for end in (2, 9, 12):
             with pytest.raises(persist.errors.UpperMismatch, match=r"expected upper=0, and it is 9"):
                 ours.seal(end, expected_upper=0).result()
-        with pytest.raises(persist.errors.FrontierRegression, match=r"back from Antichain\(9\) to Antichain\(2\)"):
+        with pytest.raises(persist.errors.FrontierRegression, match=r"back from 9 to 2"):
             ours.upsert([(1, "a", 9)], seal=2).result()
         assert ours.unsealed is None
 

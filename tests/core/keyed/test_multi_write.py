@@ -157,9 +157,9 @@ def test_what_makes_sense_on_other_collections_only_says_so(client: persist.Clie
             multi.transition(rows, [(1, "a", 0)])
         with pytest.raises(persist.errors.KeyedCollection, match="users"):
             multi.write(users, [((1, "a"), 0, 1)])
-        with pytest.raises(persist.InvalidUsage, match="use transition"):
+        with pytest.raises(persist.InvalidUsage, match=r"Use transition\(\)"):
             multi.overwrite(machine, [(1, "a")], time=0)
-        with pytest.raises(persist.InvalidUsage, match="use transition"):
+        with pytest.raises(persist.InvalidUsage, match=r"Use transition\(\)"):
             multi.upsert(machine, [(1, "a", 0)])
         with pytest.raises(persist.errors.InvalidUpdate, match="event 0"):
             multi.upsert(users, [(None, "a", 0)])

@@ -3,6 +3,7 @@
 import datetime as dt
 import math
 import subprocess
+import sys
 import threading
 from collections import Counter
 from decimal import Decimal
@@ -34,7 +35,6 @@ from persist.engine.read.parts.reader import PartReader
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
 from tests.codecs.strategies import python_values
 from tests.support.clocks import ImpatientClock
-from tests.support.forks import forked_python
 from tests.support.keyframes import add_keyframe, snapshots
 from tests.support.reads import rows_with
 from tests.support.stepped import WAIT_S
@@ -498,7 +498,7 @@ with persist.open(sys.argv[1], mode="read") as client:
     assert "pandas" not in sys.modules
     assert found.to_pylist() == [{"k": 1, "v": "b"}, {"k": 3, "v": "a"}], found
 """
-    subprocess.run([*forked_python(), "-c", script, str(tmp_path)], check=True, timeout=WAIT_S)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=WAIT_S)
 
 
 def test_other_columns_are_decoded_only_where_a_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

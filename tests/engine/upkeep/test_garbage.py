@@ -467,7 +467,7 @@ def test_gc_of_an_idle_location_does_not_go_on_writing_records(dated: DatedBlob)
     ],
 )
 def test_bad_settings_are_refused(bad: dict[str, object]) -> None:
-    with pytest.raises(persist.InvalidUsage, match=f"\\({next(iter(bad))}="):
+    with pytest.raises(persist.InvalidUsage, match=f"{next(iter(bad))}=.* is not allowed"):
         tuned(**bad)
 
 

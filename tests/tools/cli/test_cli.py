@@ -85,7 +85,7 @@ def test_fsck_advises_commands(folder: Path, capsys: pytest.CaptureFixture[str])
     for arguments in (["fsck", str(folder)], ["fsck", str(folder), "--json"]):
         assert main(arguments) == 0
         said = capsys.readouterr().out
-        assert "persist gc" in said
+        assert "repair, or gc, deletes it" in said
         assert "client.gc()" not in said
 
 

@@ -60,7 +60,7 @@ def test_verify_says_what_is_left_and_prints_a_receipt_when_nothing_is(
     assert main(["erase", location, "users", "--where", "id = 1", "--text", "ada@", "--verify", "--json"]) == 1
     left = json.loads(capsys.readouterr().out)["left"]
     assert main(["erase", location, "users", "--where", "id = 1", "--verify"]) == 1
-    assert "persist gc deletes it" in capsys.readouterr().out
+    assert "gc deletes it" in capsys.readouterr().out
     assert {each["key"].split("/")[0] for each in left} == {"log"}
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", each["until"]) for each in left)
     with persist.open(location, settings=tuned(background=False)) as client:

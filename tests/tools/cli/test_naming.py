@@ -151,7 +151,7 @@ def test_what_a_refresh_keeps_is_bounded_and_a_bound_that_is_none_is_refused(
         assert main(["refresh", place, *names, *bounds]) == 0
         capsys.readouterr()
         assert main(["refresh", place, *names, "--memory-budget", "-1"]) == 2
-        assert "memory_budget=-1 is not a number of bytes" in capsys.readouterr().err
+        assert "--memory-budget -1 is not a number of bytes" in capsys.readouterr().err
         assert main(["refresh", place, *names, "--spill-folder", str(tmp_path / "missing")]) == 2
         assert "is not a folder" in capsys.readouterr().err
 
