@@ -179,7 +179,7 @@ class _Cluster:
             return None
         for left in reversed(range(TRIES)):
             try:
-                with Ports.of_step(program, engine) as ports, self._job(program, ports) as job:
+                with Ports.of_job(program, engine) as ports, self._job(program, ports) as job:
                     plan = self._chosen(job)
                     if plan is None:
                         return None
@@ -201,7 +201,7 @@ class _Cluster:
         """Say how tasks would do it; None if it is better done here."""
         if self._cannot(program):
             return None
-        with Ports.of_step(program, engine) as ports, self._job(program, ports) as job:
+        with Ports.of_job(program, engine) as ports, self._job(program, ports) as job:
             return self._chosen(job)
 
     def _cannot(self, program: Program) -> bool:

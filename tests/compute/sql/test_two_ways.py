@@ -263,6 +263,40 @@ def test_a_handle_goes_on_where_another_client_has_refreshed_its_view(
         assert held(client.view("totals")) == totals(client)
 
 
+@pytest.mark.parametrize("kind", [pa.struct({"x": pa.int64()}), pa.list_(pa.int64())])
+def test_keys_of_nested_types_are_requested_by_more_columns_than_a_path_has(
+    client: persist.Client, kind: pa.DataType
+) -> None:
+    def nested(n: int) -> Any:
+        return {"x": n} if pa.types.is_struct(kind) else [n]
+
+    left = client.create_or_load("l", key={"k": kind, "i": int}, value={"z": int})
+    right = client.create_or_load("r", key={"i": int}, value={"k": kind, "z": int})
+    left.write([((((nested(n % 5)), n), n % 3), 0, 1) for n in range(50)], seal=1).result()
+    right.write([((n, (nested(n % 4), n % 3)), 0, 1) for n in range(20)], seal=1).result()
+    query = "SELECT r.i, l.i AS j FROM l JOIN r ON l.k = r.k AND l.z = r.z"
+    client.create_view("v", query).refresh()
+    right.write([((99, (nested(2), 1)), 1, 1)], seal=2)
+    left.seal(2).result()
+    with requests_by_key():
+        client.view("v").refresh()
+    with client.sql(query) as wanted:
+        assert sorted(map(str, wanted.to_arrow().to_pylist())) == sorted(
+            map(str, client.view("v").snapshot().to_arrow().to_pylist())
+        )
+
+
+def test_views_that_are_open_together_go_on_after_an_erasure(client: persist.Client) -> None:
+    client.create_view("totals", JOINED).refresh()
+    with open_together([client.view("totals")]) as together:
+        change(client, 1, 8)
+        together.refresh()
+        client.load("facts").erase([5], reason="request 17")  # The view begins anew, under another id.
+        change(client, 2, 8)
+        together.refresh()
+        assert held(client.view("totals")) == totals(client)
+
+
 def turn(client: persist.Client, time: int, *keys: int) -> None:
     """Put some dimensions into the next group, and seal both collections."""
     dims = client.load("dims")

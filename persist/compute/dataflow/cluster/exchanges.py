@@ -8,7 +8,7 @@
 A join or a reduction stays in the stage of an input that is shared out by its key already; so does an output, because
 equal records have equal keys. So there is one shuffle for each change of key. Past and new updates go the same way.
 
-Recursion, and what looks at time as data, has no form that keeps nothing; nor has what a running program shows.
+Recursion, what reads times as data, and what a running program shows cannot be cut.
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,6 @@ class StagePlan:
         feeds: for each input of a node that comes from outside, (node, place) and the exchange that brings it.
         source: the node that the stage reads, None of a keyed one.
         sinks: nodes that are outputs.
-        keyed: by which columns of it each node is shared out among the tasks; None if that is lost.
     """
 
     number: int
@@ -77,19 +76,6 @@ class StagePlan:
     gives: list[Exchange] = field(default_factory=list)
     feeds: dict[tuple[int, int], Exchange] = field(default_factory=dict)
     sinks: list[Node] = field(default_factory=list)
-    keyed: dict[int, Keys | None] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        brought = [f"%{exchange.node} {_shared(exchange.keys)}" for exchange in self.reads]
-        source = [] if self.source is None else [f"reads %{self.source.number} {self.source.title}"]
-        done = [f"%{node.number} {node.title}" for node in self.nodes]
-        return f"stage {self.number}: {'; '.join([*source, *brought]) or 'begins'} -> {', '.join(done) or 'as it is'}"
-
-
-def _shared(keys: Keys | None) -> str:
-    if keys is None:
-        return "in any way"
-    return f"by {', '.join(keys)}" if keys else "all to one task"
 
 
 def cut(plan: Plan) -> list[StagePlan]:
@@ -214,7 +200,6 @@ class _Cutting:
 
     def _set(self, node: Node, stage: StagePlan, keys: Keys | None) -> None:
         self._at[node.number], self._keyed[node.number] = stage, keys
-        stage.keyed[node.number] = keys
 
     def _new(self) -> StagePlan:
         self._stages.append(StagePlan(len(self._stages)))

@@ -97,7 +97,7 @@ class Job:
             UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: somebody came between; nothing was written.
         """
         try:
-            return self._outputs.commit_step(self.until, stored)
+            return self._outputs.commit_parts(self.until, stored)
         except BaseException:
             for output in self._outputs.every:
                 if parts := stored.get(output.sink.collection, ()):

@@ -4,13 +4,13 @@ An arrangement is the complete updates of a collection, indexed by key, for all 
 pass it takes what has become ready as one new batch. Readers see the batch and, apart from it, the spine of all
 before. Each reader says from which frontier on it will compare times; the arrangement compacts up to the meet of these.
 
-A program that goes on from sealed outputs need not read its sources whole: its
-arrangements are *partial*. One that is asked for keys that it does not hold yet requests the contents of its input for
-them, and keeps what it got. The request passes from operator to operator, down to the sources, which read the parts
-that may hold such records. An operator whose output is stored answers from there.
+A program that goes on from sealed outputs need not read its sources whole: its arrangements are *partial*. If a reader
+looks up keys that a partial arrangement does not hold, it requests the contents of its input for them, and keeps them.
+The request passes from operator to operator down to the sources, which read the parts that may hold such records. An
+operator whose output is stored answers from there.
 
     a partial arrangement holds, for each key in `loaded`, all updates of its input at times before this pass
-    new updates of other keys are dropped: whoever asks for such a key later gets them with its contents
+    new updates of other keys are dropped: a later request for such a key finds them in the contents
 
 So a program with empty arrangements is refreshed at the cost of what its changes touch, and one with full arrangements
 reads changes only; in between are those that keep what they requested. The idea is Noria's upquery into partial state

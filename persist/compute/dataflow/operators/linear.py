@@ -18,7 +18,6 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.types.schema import TIME, TIME_MAX
 from persist.codecs.types.values import to_array
 from persist.compute.dataflow.plan.stages import (
-    Among,
     BatchFunction,
     Delay,
     Explode,
@@ -300,8 +299,6 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
         case FilterFunction(function):
             kept = [_is_kept(operator, function, record) for record in frame.records()]
             return frame.where(np.array(kept, np.bool_))
-        case Among():
-            return frame.where(_among(stage, frame))
         case MapFunction(function, columns):
             records = frame.records()
             made = [_called(operator, function, record) for record in records]
@@ -359,15 +356,6 @@ def _true(condition: Term, frame: Frame, operator: str) -> Flags:
         array = array.fill_null(False)
     flags: Flags = array.to_numpy(zero_copy_only=False)
     return flags
-
-
-def _among(stage: Among, frame: Frame) -> Flags:
-    kept: Flags = np.zeros(len(frame), np.bool_) if stage.after is None else frame.times[0] > stage.after
-    if not kept.all():
-        rest = frame.where(~kept)
-        columns = {TIME: pa.array(rest.times[0])} | {name: rest[name] for name in stage.columns}
-        kept[~kept] = stage.holds(pa.table(columns))
-    return kept
 
 
 def _integers(expression: Term, frame: Frame, operator: str) -> Ints:

@@ -106,7 +106,7 @@ class Operator:
 
     def computed(self, keys: Keys | None) -> Ints:
         """Do what `contents` does, from the contents of the inputs."""
-        raise NotImplementedError(f"{self.title} keeps what nobody can read again")
+        raise NotImplementedError(f"{self.title} has no contents that can be requested")
 
     @property
     def is_small(self) -> bool:

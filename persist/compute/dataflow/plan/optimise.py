@@ -49,7 +49,6 @@ from persist.compute.dataflow.plan.plan import (
     edges_into,
 )
 from persist.compute.dataflow.plan.stages import (
-    Among,
     BatchFunction,
     Filter,
     FilterFunction,
@@ -208,8 +207,6 @@ def _needed_of(stages: Stages, needed: set[str]) -> tuple[Stages, set[str] | Non
                 read, is_all = set(), False
             case Unnest(lists):
                 read -= {name for name, _ in lists}
-            case Among(_, columns):
-                read |= {*columns}
             case MapFunction() | BatchFunction() | FlatMap() | FilterFunction():
                 is_all = True
         read = read.union(*map(columns_of, expressions_of(stage)))

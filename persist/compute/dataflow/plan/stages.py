@@ -64,26 +64,6 @@ class FilterFunction:
 
 
 @dataclass(frozen=True, slots=True)
-class Among:
-    """Keep the records for which a function of some columns of them is true, and all updates after a time.
-
-    Attributes:
-        holds: given a table of these columns, for which rows it is.
-        after: None to keep no others.
-    """
-
-    holds: Callable[[pa.Table], Any]
-    columns: tuple[str, ...]
-    after: int | None = None
-
-    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
-        return without_time(given)
-
-    def __str__(self) -> str:
-        return f"among({', '.join(self.columns)})"
-
-
-@dataclass(frozen=True, slots=True)
 class MapFunction:
     """One record from each, by a Python function."""
 
@@ -238,7 +218,6 @@ Stage = (
     Map
     | Filter
     | FilterFunction
-    | Among
     | MapFunction
     | BatchFunction
     | FlatMap

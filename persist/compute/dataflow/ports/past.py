@@ -13,6 +13,8 @@ whole at its first request, and kept.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 
 import numpy as np
 import pyarrow as pa
@@ -338,10 +340,7 @@ def _pruning(keys: pa.Table) -> pc.Expression | None:
             )
             condition = condition | pc.field(name).is_null() if values.null_count else condition
         filters.append(condition)
-    result = None
-    for condition in filters:
-        result = condition if result is None else result & condition
-    return result
+    return reduce(and_, filters) if filters else None
 
 
 def _is_ordered(kind: pa.DataType) -> bool:

@@ -1,4 +1,4 @@
-"""The sources and outputs of a program, opened at one time: for operators that run, and for a step that has none."""
+"""The sources and outputs of a program, opened at one time: for operators that run here, and for tasks elsewhere."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -84,8 +84,8 @@ class Ports:
             raise
 
     @classmethod
-    def of_step(cls, program: Draft, engine: Engine, *, is_brief: bool = False) -> "Ports":
-        """Open a program for one step that reads its sources, and writes its outputs, without operators that run."""
+    def of_job(cls, program: Draft, engine: Engine) -> "Ports":
+        """Open the sources and outputs of a program whose operators run elsewhere."""
         domain, sources, sinks = Domain(), [], []
         for node in program.plan.without_unused().nodes.values():
             match node.operator:
@@ -94,7 +94,7 @@ class Ports:
                     sources.append((source, node.schema, gate))
                 case Persist(collection, keys):
                     sinks.append(SinkOperator(Position(node.title, [], 1, 0), node.schema, collection, keys))
-        return cls(program, engine, sources, sinks, {}, domain, is_brief=is_brief)
+        return cls(program, engine, sources, sinks, {}, domain)
 
     def _drop_unused(self, kept: Mapping[str, KeptLinear]) -> None:
         """Destroy the hidden collections that a changed program does not use any more."""

@@ -212,12 +212,11 @@ class Outputs:
         self.has_pending = False
         return seqno
 
-    def commit_step(self, until: int, stored: Mapping[str, Sequence[Part | pa.Table]]) -> int | None:
-        """Commit what a step has computed up to a time, exclusive, as one record, and seal all outputs.
+    def commit_parts(self, until: int, stored: Mapping[str, Sequence[Part]]) -> int | None:
+        """Commit what tasks have computed up to a time, exclusive, as one record, and seal all outputs.
 
         Args:
-            stored: of each output, by the name of its collection: parts, which are kept if the commit is refused, or
-                updates, which are written with it.
+            stored: the parts of each output, by the name of its collection. They stay if the commit is refused.
 
         Raises:
             UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: somebody came between; nothing was written.
@@ -230,7 +229,7 @@ class Outputs:
             if output.compares:
                 raise OutputConflict(
                     output.handle.name,
-                    "it cannot be told that this program has written what it holds, and a step without state does not "
+                    "it cannot be told that this program has written what it holds, and tasks do not "
                     "compare. Open the program once with program.open(client), which compares, or corrects the output "
                     "with replace=True",
                 )
@@ -242,11 +241,7 @@ class Outputs:
                 if output.definition is not None:
                     commit.add(output.handle, [ExpectDefinition(output.handle.id, output.definition.number)])
                 commit.add(output.handle, [ExpectNothingBeyondUpper(output.handle.id, (output.upper,))])
-                of_output = stored.get(output.sink.collection, ())
-                commit.add_parts(output.handle, [part for part in of_output if isinstance(part, Part)], keep=True)
-                for table in of_output:
-                    if isinstance(table, pa.Table) and table.num_rows:
-                        commit.add(output.handle, output.handle.write_steps(table))
+                commit.add_parts(output.handle, list(stored.get(output.sink.collection, ())), keep=True)
                 output.describe(commit)
                 commit.add(
                     output.handle, [output.handle.seal_step(Antichain() if until >= NEVER else Antichain(until))]

@@ -1,6 +1,6 @@
 """A program that goes on from sealed outputs and reads of its sources only what its changes touch.
 
-Its arrangements are made partial (`persist.compute.dataflow.operators.operators`), and what they request ends here:
+Its arrangements are made partial (`persist.compute.dataflow.operators.arrangement`), and what they request ends here:
 
     a source          reads the parts that may hold the keys (`persist.compute.dataflow.ports.past`)
     a stored output   is read where another operator requests what an output holds
@@ -33,6 +33,7 @@ from persist.compute.dataflow.operators.reduce import TotalReduce
 from persist.compute.dataflow.plan.origin import reads_time
 from persist.compute.dataflow.plan.plan import (
     ROOT,
+    Aggregates,
     Arrange,
     Concat,
     Consolidate,
@@ -47,14 +48,13 @@ from persist.compute.dataflow.plan.plan import (
     Stages,
 )
 from persist.compute.dataflow.plan.stages import (
-    Delay,
     Explode,
     Filter,
     FilterFunction,
     FlatMap,
     Map,
     Negate,
-    TemporalFilter,
+    move_times,
 )
 from persist.compute.dataflow.ports.output import Output
 from persist.compute.dataflow.ports.past import Past, Reading
@@ -78,10 +78,7 @@ def why_whole(plan: Plan) -> str | None:
             return f"{node.title} is recursive"
         if not isinstance(node.operator, OPERATORS):
             return f"{node.title} lives in the program that runs it"
-        if any(
-            isinstance(stage, TemporalFilter | Delay) or (isinstance(stage, FlatMap) and stage.gives == "updates")
-            for stage in _every_stage(node)
-        ):
+        if move_times(_every_stage(node)):
             return f"{node.title} changes by itself as time goes on"
     return "it looks at the times of updates" if reads_time(plan) else None
 
@@ -230,11 +227,8 @@ def requested_columns(
     nodes = {entry: plan.nodes[number] for number, entry in entries.items()}
 
     def request(operator: Operator, columns: tuple[int, ...]) -> None:
-        keys, _ = (
-            Keys(columns, np.empty((len(columns), 0), np.int64)).traced(operator.origins)
-            if operator.origins
-            else (Keys(columns, np.empty((len(columns), 0), np.int64)), True)
-        )
+        requested = Keys(columns, np.empty((len(columns), 0), np.int64))
+        keys = requested.traced(operator.origins)[0] if operator.origins else requested
         match operator:
             case EntryOperator():
                 node = nodes[operator]
@@ -242,7 +236,7 @@ def requested_columns(
                     names = (node.schema.names[column] for column in columns)
                     found.add((node.operator.collection, tuple(sorted(names))))
             case JoinOperator():
-                path, own = operator.path_of(Keys(columns, np.empty((len(columns), 0), np.int64)))
+                path, own = operator.path_of(requested)
                 if own is not None:
                     request(path.start, own.columns)
             case TotalReduce():
@@ -281,20 +275,15 @@ class _Stored:
     """An output of an operator in its collection, where that can be read as of the time."""
 
     def __init__(self, partial: Partial, operator: Operator, output: Output, past: Past) -> None:
-        self._partial, self._operator, self._output = partial, operator, output
-        self.past = past
-
-    @property
-    def partial(self) -> Partial:
-        """The state of the program that it belongs to."""
-        return self._partial
+        self.partial, self.past = partial, past
+        self._operator, self._output = operator, output
 
     @property
     def is_readable(self) -> bool:
         """Whether the collection holds what the operator gave up to now."""
         contents = self._output.handle.known()
         since, upper = contents.since.time, contents.upper.time
-        as_of = self._partial.as_of
+        as_of = self.partial.as_of
         return since is not None and since <= as_of and (upper is None or as_of < upper)
 
     def contents(self, keys: Keys | None) -> Ints:
@@ -313,6 +302,7 @@ def _seeds(
     """Return what reads the state of a reduction from its output; None if that does not show enough."""
     node, operator, aggregates = accumulation.node, accumulation.operator, accumulation.aggregates
     assert isinstance(node.operator, Reduce)
+    assert isinstance(node.operator.logic, Aggregates)
     places = {column: at for at, column in enumerate(operator.origins) if column is not None}  # In the output.
     width = operator.keys
     if not all(isinstance(stage, Map) for stage in node.operator.after):
@@ -325,8 +315,7 @@ def _seeds(
     )
     if records is None:
         return None
-    outputs = node.operator.logic.outputs  # type: ignore[union-attr]
-    columns = [value for _, _, value in outputs]
+    columns = [value for _, _, value in node.operator.logic.outputs]
     last = node.operator.before[-1] if node.operator.before else None
     terms = dict(last.outputs) if isinstance(last, Map) else {}
     values = [str(terms.get(column, column)) for column in columns]  # Several columns may be copies of one.
@@ -502,15 +491,8 @@ class _Positive:
 
     def _after(self, stages: Stages, node: Node, columns: set[str]) -> bool:
         """Return whether columns after some stages, of what a node gives, cannot be NULL."""
-        for stage in reversed(stages):
-            if isinstance(stage, Map):
-                read = _columns_of_strict(dict(stage.outputs), columns)
-                if read is None:
-                    return False
-                columns = read
-            elif not isinstance(stage, Filter | FilterFunction):
-                return False
-        return all(self._is_column_never_null(node, column) for column in columns)
+        read = _columns_before(stages, columns)
+        return read is not None and all(self._is_column_never_null(node, column) for column in read)
 
     def _is_column_never_null(self, node: Node, column: str) -> bool:
         below = [self._plan.nodes[number] for number in node.inputs]
@@ -522,16 +504,8 @@ class _Positive:
             case Concat() | Consolidate() | Arrange():
                 return all(self._is_column_never_null(source, column) for source in below)
             case Join(on, before, after):
-                columns = {column}
-                for stage in reversed(after):
-                    if isinstance(stage, Map):
-                        read = _columns_of_strict(dict(stage.outputs), columns)
-                        if read is None:
-                            return False
-                        columns = read
-                    elif not isinstance(stage, Filter | FilterFunction):
-                        return False
-                return all(self._is_joined_never_null(below, on, before, name) for name in columns)
+                read = _columns_before(after, {column})
+                return read is not None and all(self._is_joined_never_null(below, on, before, name) for name in read)
         return False
 
     def _is_joined_never_null(
@@ -543,6 +517,19 @@ class _Positive:
             if column in names and column not in {other for _, other in pairs}:
                 return self._after(stages, source, {column})
         return False
+
+
+def _columns_before(stages: Stages, columns: set[str]) -> set[str] | None:
+    """Return the columns before some stages of which others are NULL only if one of those is; None if not known."""
+    for stage in reversed(stages):
+        if isinstance(stage, Map):
+            read = _columns_of_strict(dict(stage.outputs), columns)
+            if read is None:
+                return None
+            columns = read
+        elif not isinstance(stage, Filter | FilterFunction):
+            return None
+    return columns
 
 
 def _columns_of_strict(outputs: Mapping[str, Term], columns: set[str]) -> set[str] | None:
