@@ -67,7 +67,8 @@ def test_a_writing_client_has_one_pool_and_at_most_eight_other_threads() -> None
 
         assert [*callers.map(work, range(48))] == [None] * 48
         client.gc()
-    assert store.most["persist-io"] == POOL_MAX, "the load must fill the pool"
-    others = store.most - Counter({"persist-io": POOL_MAX})
+    pool = store.most.pop("persist-io")
+    assert 4 < pool <= POOL_MAX, "many requests are under way together, and the pool bounds them"
+    others = store.most
     assert sum(others.values()) <= NAMED_MAX, others
     assert {*others.values()} == {1}, "each other thread has a name of its own"
