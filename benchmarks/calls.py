@@ -1,7 +1,7 @@
 """How many Python functions a call of a client enters, in all threads: what a small call costs is mostly these.
 
-    python -m benchmarks.calls            the numbers
-    python -m benchmarks.calls upsert     which functions one of them enters how often
+python -m benchmarks.calls            the numbers
+python -m benchmarks.calls upsert     which functions one of them enters how often
 """
 
 import sys

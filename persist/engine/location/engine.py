@@ -94,7 +94,8 @@ class Engine:
                 raise
         committer = None if self._writer is None else self._writer.committer
         self._unclosed = Unclosed(self, blob.url, committer, self.settings.exit_timeout_s)
-        self._unregister = register(self.metrics, {"location": blob.url})
+        shape = self._writer is None, self.spilled is None
+        self._unregister = register(self.metrics, {"location": blob.url}, shape)
 
     @property
     def url(self) -> str:
