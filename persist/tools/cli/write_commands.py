@@ -134,6 +134,10 @@ def write(
         typer.Option("--key", "-k", metavar="NAME", help="Create it if there is none, with this key; may be repeated."),
     ] = None,
     no_key: Annotated[bool, typer.Option("--no-key", help="Create it if there is none, without a key.")] = False,
+    mode: Annotated[
+        str | None,
+        typer.Option(metavar="MODE", help="upsert, append, overwrite or error; else upsert with --key, or append."),
+    ] = None,
     timeline: Annotated[
         str | None,
         typer.Option(
@@ -142,7 +146,7 @@ def write(
     ] = None,
     format: Format = None,
 ) -> int:
-    """Append the updates of a file, or its rows at a time. Given again after a crash, it goes on where it was.
+    """Write the rows or updates of a file: with --key in place of those of their keys. Repeat it after a crash.
 
     With --key, the collection, and the location, are created if they are not there, with the columns of the file.
     """
@@ -157,7 +161,7 @@ def write(
     plan = Plan(when, diff, None if seal is None else written_time_of(seal), token, commit_rows, skip_bad)
     plan = replace(plan, allow_future=allow_future)
     own_key = key or ([] if no_key else None)
-    return _load(at, collection, file, format, plan, time_column, ignore, own_key, timeline)
+    return _load(at, collection, file, format, plan, time_column, ignore, own_key, timeline, mode)
 
 
 @command
@@ -208,12 +212,14 @@ def _load(
     ignore: list[str] | None,
     key: list[str] | None = None,
     timeline: str | None = None,
+    mode: Any = None,
 ) -> int:
     """Write the updates or, where the plan says what becomes of late ones, the events of a file.
 
     With a key, the collection is created if there is none.
     """
     from persist.connect.ingest.row_files import names_in
+    from persist.engine.write.write_options import choose_mode
     from persist.tools.cli.loading import load, spooled, was_begun
 
     is_events = plan.late is not None
@@ -222,6 +228,11 @@ def _load(
             target = _own(client, collection, None if is_events else rows)
         else:
             target = _target_like(client, collection, rows, key, plan, ignore, timeline)
+        if not is_events:
+            has_diffs = plan.diff is not None or "_diff" in names_in(rows)
+            plan = replace(plan, mode=choose_mode(mode, has_key=bool(key), has_diffs=has_diffs))
+        if mode == "error" and target.handle.create is None:
+            raise persist.errors.CollectionExists(collection)
         has_times = plan.time is None and time_column is None and "_time" in names_in(rows)
         if plan.seal is not None and plan.time is None and not has_times:
             raise persist.InvalidUsage(

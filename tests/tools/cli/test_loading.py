@@ -418,8 +418,7 @@ def test_a_write_with_a_key_creates_location_and_collection(tmp_path: Path, caps
     assert written(location, "orders", str(file), "--key", "id") == 0
     file.write_text("id,at,amount,note\n3,2026-11-03,7,x\n")
     assert written(location, "orders", str(file), "--key", "id") == 0  # The column note was text, as it is without any.
-    assert written(location, "orders", str(file)) == 0
-    assert "was written before" in capsys.readouterr().out
+    assert written(location, "orders", str(file), "--key", "id") == 0  # Once more, which replaces what it has written.
     with persist.open(location, mode="read") as client:
         orders = client["orders"]
         assert [str(orders.schema.arrow.field(name).type) for name in orders.schema.names] == [
@@ -427,6 +426,24 @@ def test_a_write_with_a_key_creates_location_and_collection(tmp_path: Path, caps
         ]
         assert (orders.schema.key_names, orders.schema.timeline) == (("id",), "ms")
         assert orders.snapshot().to_arrow()["id"].to_pylist() == [1, 2, 3]
+
+
+def test_the_mode_of_a_write_says_what_becomes_of_what_is_there(tmp_path: Path, capsys: Printed) -> None:
+    location, file = str(tmp_path / "shop"), tmp_path / "orders.csv"
+    file.write_text("id,amount\n1,9.5\n2,3\n")
+    rows = []
+    for mode in ([], [], ["--mode", "append"], ["--mode", "overwrite"]):
+        assert written(location, "orders", str(file), "--key", "id", *mode) == 0
+        with persist.open(location, mode="read") as client:
+            rows.append(client["orders"].snapshot().count())
+    assert rows == [2, 2, 4, 2]
+    assert written(location, "orders", str(file), "--key", "id", "--mode", "error") != 0
+    assert written(location, "orders", str(file), "--mode", "replace") == 2
+    assert 'use "upsert", "append"' in capsys.readouterr().err
+    assert written(location, "orders", str(file), "--key", "id", "--time", "2026-11-21", "--seal", "2026-11-22") == 2
+    assert written(location, "days", str(file), "--key", "id", "--time", "2026-11-21", "--seal", "2026-11-22") == 0
+    assert written(location, "days", str(file), "--key", "id", "--time", "2026-11-21", "--seal", "2026-11-22") == 0
+    assert "was written before" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("times", [[], ["--time", "3"], ["--time-column", "t"]])
