@@ -19,7 +19,7 @@ from persist.core.log.fields import Table
 from persist.core.names import OWN_PREFIX, check_free_name
 from persist.core.rendering import html_table
 from persist.core.state_rules.contents import Unsealed, unsealed
-from persist.core.timeline import Moment, Timeline, time_text
+from persist.core.timeline import Moment, Timeline, dated, time_text
 from persist.engine.collection.descriptions import About, about_collection, describe_step
 from persist.engine.collection.evolution import WantedEvolution, evolve
 from persist.engine.follow.log_queries import LAST
@@ -73,13 +73,16 @@ class CollectionBase:
 
     @property
     def upper(self) -> Antichain:
-        """The seal frontier: no more updates will come at times not beyond it. Cost: one GET."""
-        return self.handle.contents().upper
+        """The seal frontier: no more updates will come at times not beyond it. Cost: one GET.
+
+        Where times are moments, `str` shows the moment.
+        """
+        return dated(self.handle.contents().upper, self.timeline)
 
     @property
     def since(self) -> Antichain:
         """The compaction frontier: the first time that can still be read. Cost: one GET."""
-        return self.handle.contents().since
+        return dated(self.handle.contents().since, self.timeline)
 
     @property
     def unsealed(self) -> Unsealed | None:

@@ -45,7 +45,8 @@ from persist.core.rendering import some_of
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import rewrite
 from persist.engine.collection.reads import snapshot
-from persist.engine.location.collection_handle import LATEST, CollectionHandle
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.collection_times import LATEST
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded
 from persist.engine.read.results.result import ArrowResult, required

@@ -265,7 +265,7 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> Ev
             f"the collection {handle.name!r} has no value columns, so None in a tuple may mean a key that comes or one "
             "that goes: give keys as a table or as dicts, and use delete() for those that go"
         )
-    events = to_events(data, schema, _upsert_form(schema), stamp, handle.timeline)
+    events = to_events(data, schema, _upsert_form(schema), stamp, handle.clocked_timeline)
     check_event_times(handle, events)
     _, starts = row_sorter(events.table, [*schema.key_names, TIME]).sort()
     if starts.all():

@@ -11,7 +11,7 @@ from persist.core.rendering import counted
 from persist.tools.cli.command import MISTAKE, OK, Name, Yes, agreed, command
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.text import tell
-from persist.tools.reports.times import time_of, times_of, written_time_of
+from persist.tools.reports.times import times_of, written_time_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -158,7 +158,7 @@ def write(
         raise persist.InvalidUsage("--timeline is of a collection that is created: it goes with --key or --no-key")
 
     when = _when(time, time_column, "a row")
-    plan = Plan(when, diff, None if seal is None else written_time_of(seal), token, commit_rows, skip_bad)
+    plan = Plan(when, diff, seal, token, commit_rows, skip_bad)
     plan = replace(plan, allow_future=allow_future)
     own_key = key or ([] if no_key else None)
     return _load(at, collection, file, format, plan, time_column, ignore, own_key, timeline, mode)
@@ -185,7 +185,7 @@ def upsert(
     """Give keys of a keyed collection new values, or delete them where a column _deleted is true."""
     from persist.tools.cli.loading import Plan
 
-    when, upper = _when(time, time_column, "an event"), None if seal is None else written_time_of(seal)
+    when, upper = _when(time, time_column, "an event"), seal
     plan = Plan(when, None, upper, token, commit_rows, skip_bad, late=late or "raise")
     plan = replace(plan, allow_future=allow_future)
     return _load(at, collection, file, format, plan, time_column, ignore)
@@ -340,7 +340,7 @@ def revert(
     """Make the contents of a collection what they were, as a change of today: history stays."""
     with at.writing() as client:
         loaded = _own(client, collection)
-        future = loaded.restore(time_of(as_of), time=_named(time), token=token, allow_future=allow_future)
+        future = loaded.restore(as_of, time=_named(time), token=token, allow_future=allow_future)
         tell_done(
             at,
             {"collection": collection, "as_of": as_of, "seqno": future.result(), "time": future.time},
@@ -362,7 +362,7 @@ def seal(
         raise persist.InvalidUsage("say to which time: persist seal LOCATION COLLECTION TIME, or --for-ever")
     with at.writing() as client:
         loaded = _own(client, collection)
-        end = persist.Antichain() if upper is None else written_time_of(upper)
+        end = persist.Antichain() if upper is None else upper
         seqno = loaded.seal(end, allow_future=allow_future).result()
         now = loaded.upper.time
         tell_done(

@@ -13,7 +13,6 @@ from persist.codecs.types.objects import to_objects
 from persist.compute.dataflow.running.reports import depths
 from persist.connect.ingest.source import SOURCE
 from persist.tools.reports.surveys import Facts, portrait, survey
-from persist.tools.reports.times import time_of
 from persist.tools.web.flows import Flows, kind_of
 from persist.tools.web.records import Records
 from persist.tools.web.results import LIST_MAX, Results
@@ -208,7 +207,7 @@ def _listed(facts: Facts, now_s: float) -> dict[str, Any]:
 
 
 def _required(text: str) -> int | str:
-    return time_of(text.strip())
+    return text.strip()
 
 
 def _is_key(wanted: pa.Table) -> pc.Expression:
