@@ -55,7 +55,7 @@ WORDS = {
 @pytest.mark.parametrize(("word", "rows"), WORDS.items())
 def test_a_word_reads_the_contents_of_its_moment(orders: persist.Collection, word: str, rows: int) -> None:
     assert orders.snapshot(word, timeout_s=0).count() == rows
-    assert orders.diff(0, word).num_rows == rows
+    assert orders.diff(0, word).to_arrow().num_rows == rows
     assert orders.changes(0, word, timeout_s=0).to_arrow().num_rows in (rows, rows - 1)  # The bound is exclusive.
 
 

@@ -17,7 +17,7 @@ from persist.core.keyed.form import Keyed
 from persist.core.log import kinds
 from persist.core.log.fields import Table
 from persist.core.names import OWN_PREFIX, check_free_name
-from persist.core.rendering import html_table
+from persist.core.rendering import Completed, html_table
 from persist.core.state_rules.contents import Unsealed, unsealed
 from persist.core.timeline import Moment, Timeline, dated, time_text
 from persist.engine.collection.descriptions import About, about_collection, describe_step
@@ -49,8 +49,10 @@ class Described:
         return self.about.properties
 
 
-class CollectionBase:
+class CollectionBase(Completed):
     """One collection: what it is made of, how far it is, and what it says of itself where it is printed."""
+
+    INTERNAL = frozenset({"handle"})
 
     def __init__(self, handle: CollectionHandle) -> None:
         self.handle = handle

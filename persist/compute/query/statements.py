@@ -78,6 +78,10 @@ class Outcome(ArrowResult):
         types = {"collection": pa.string(), "rows": pa.int64(), "seqno": pa.int64(), "time": pa.int64()}
         self._table = pa.table({name: pa.array([getattr(changed, name)], kind) for name, kind in types.items()})
 
+    def __repr__(self) -> str:
+        row = self._table.to_pylist()[0]
+        return f"Outcome({', '.join(f'{name}={value!r}' for name, value in row.items())})"
+
     @property
     def schema(self) -> pa.Schema:
         """Columns `collection`, `rows`, `seqno` and `time`, as of `Changed`."""

@@ -1,4 +1,4 @@
-"""Commands that write: create, write, overwrite, delete, revert, seal, drop."""
+"""Commands that write: create, write, overwrite, delete, restore, seal, drop."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -327,7 +327,7 @@ def delete(
 
 
 @command
-def revert(
+def restore(
     at: Place,
     collection: Name,
     as_of: Annotated[

@@ -118,7 +118,7 @@ class Explorer:
         ends = sorted((collection.handle.as_time("first", one), collection.handle.as_time("second", two)))
         facts = Facts(collection.handle.contents())
         _check_updates(facts, ends[0] + 1, ends[1] + 1)
-        rows = collection.diff(one, two, timeout_s=0)
+        rows = collection.diff(one, two, timeout_s=0).to_arrow()
         schema, shown = collection.schema, rows.slice(0, ROWS_MAX)
         times = self._last_times(collection, shown, ends[0] + 1, ends[1] + 1)
         return {

@@ -510,16 +510,16 @@ def test_standard_input_creates_a_collection_without_the_columns_that_are_ignore
         assert (client["orders"].columns, client["orders"].schema.timeline) == (["id", "x"], None)
 
 
-def test_a_collection_is_reverted_to_what_it_held(place: str, tmp_path: Path, capsys: Printed) -> None:
+def test_a_collection_is_restored_to_what_it_held(place: str, tmp_path: Path, capsys: Printed) -> None:
     for number, text in enumerate(("1,5.5\n", "2,7.0\n")):
         (tmp_path / "a.csv").write_text("id,amount\n" + text)
         assert main(["create", place, f"sales {number}", "-k", "id:int64", "-v", "amount:float64"]) == 0
         assert main(["overwrite", place, "sales 0", str(tmp_path / "a.csv"), "--time", str(number)]) == 0
-    assert main(["revert", place, "sales 0", "0", "--time", "7"]) == 0
+    assert main(["restore", place, "sales 0", "0", "--time", "7"]) == 0
     assert "sales 0 holds what it held as of 0, from 7 on" in capsys.readouterr().out
     with persist.open(place, mode="read") as client:
         assert [*client.load("sales 0").snapshot().rows()] == [(1, 5.5)]
-    assert main(["revert", place, "sales 0", "99"]) == 2
+    assert main(["restore", place, "sales 0", "99"]) == 2
 
 
 def test_write_and_ingest_reject_the_same_rows_for_the_same_reasons(
