@@ -247,7 +247,7 @@ def change_rows(handle: CollectionHandle, first: int, second: int, schema: int) 
     cannot be read any more. Memory: the updates between the two times.
     """
     try:
-        changed = difference(handle, first, second, schema=schema)
+        changed = difference(handle, first, second, schema=schema).to_arrow()
     except AsOfCompacted:
         return None
     kind, names = changed[CHANGE], [name for name in changed.column_names if not name.startswith(OLD)][:-1]

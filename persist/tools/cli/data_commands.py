@@ -17,7 +17,7 @@ from persist.tools.cli.listing import Listing, column, time_column
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.read_commands import AsOf, Columns, Format, Output, Where, narrowed
 from persist.tools.cli.text import print_json, say, tell
-from persist.tools.reports.times import time_of, times_of
+from persist.tools.reports.times import times_of
 
 TOKEN_VARIABLE, WRITE_TOKEN_VARIABLE = "PERSIST_SERVE_TOKEN", "PERSIST_SERVE_WRITE_TOKEN"
 
@@ -149,8 +149,7 @@ def export(
     """Write the contents of one time as a folder of Parquet files."""
     with at.reading() as client:
         loaded = client.load(collection)
-        time = None if as_of is None else time_of(as_of)
-        with loaded.snapshot(time, timeout_s=0, **narrowed(columns, where)) as snapshot:
+        with loaded.snapshot(as_of, timeout_s=0, **narrowed(columns, where)) as snapshot:
             made = snapshot.export_parquet(target)
         line = f"wrote {counted(len(made), 'file')} to {target}"
         tell_done(at, {"collection": collection, "target": target, "made": made}, line)
@@ -183,7 +182,7 @@ def publish(
         loaded = client.load(collection)
         made = loaded.publish(
             table,  # type: ignore[arg-type]
-            None if as_of is None else time_of(as_of),
+            as_of,
             deletes=deletes,  # type: ignore[arg-type]
             every=every,
             feed=feed,

@@ -57,9 +57,8 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "refresh": ([Client.view], {"views"}),
     "release": ([], {"hold", "yes"}),
     "rename": ([Collection.rename], set()),
-    "restore": ([backup.copy], {"target_options_file"}),
     "retain": ([Collection.retain], {"yes"}),
-    "revert": ([Collection.restore], set()),
+    "restore": ([Collection.restore], set()),
     "seal": ([Collection.seal], {"for_ever"}),
     "serve": (
         [Client.serve],
