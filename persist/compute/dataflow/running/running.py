@@ -14,7 +14,7 @@ import pyarrow as pa
 from persist.blob.errors import Indeterminate, InvalidUsage, Unavailable
 from persist.compute.dataflow.operators.operators import Operator
 from persist.compute.dataflow.plan.draft import Draft
-from persist.compute.dataflow.plan.optimise import Statistics, optimised, statistics_of
+from persist.compute.dataflow.plan.optimise import Statistics, statistics_of
 from persist.compute.dataflow.plan.origin import kept_apart
 from persist.compute.dataflow.plan.plan import Constant, Input, Plan, Source, Upper, passed_early
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
@@ -118,7 +118,7 @@ class Running(Closes):
     ) -> None:
         """Open a program; known is what to take inputs and sources for, in place of what collections tell."""
         self.program = program
-        self.plan: Plan = optimised(program.plan) if options.optimise else program.plan.without_unused()
+        self.plan: Plan = program.optimised() if options.optimise else program.plan.without_unused()
         self.first_seqno: int | None = None
         self.why_whole: str | None = None
         self._options = options
@@ -543,7 +543,7 @@ def requested_indexes(program: Draft, key_of: Callable[[str], tuple[str, ...]]) 
     Args:
         key_of: returns the key columns of a collection.
     """
-    plan = optimised(program.plan)
+    plan = program.optimised()
     if why_whole(plan) is not None:
         return []
     builder = Builder(plan, Domain(), program.captures, program.probes, in_memory)
