@@ -185,6 +185,8 @@ def _decoded(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(map(_decoded, value))
     [(kind, given)] = value.items()
+    if kind in _CLASSES:
+        return _CLASSES[kind](*map(_decoded, given))
     if kind == "type":
         return to_arrow(given)
     if kind == "constant":
@@ -193,10 +195,9 @@ def _decoded(value: Any) -> Any:
         return pa.scalar(_column(to_arrow(given[0]).value_type, given[1]).to_pylist(), to_arrow(given[0]))
     if kind == "columns":
         return pa.schema([(name, to_arrow(type_)) for name, type_ in given])
-    if kind == "records":
-        schema: pa.Schema = _decoded(given[0])
-        return pa.table([_column(field.type, texts) for field, texts in zip(schema, given[1], strict=True)], schema)
-    return _CLASSES[kind](*map(_decoded, given))
+    assert kind == "records"
+    schema: pa.Schema = _decoded(given[0])
+    return pa.table([_column(field.type, texts) for field, texts in zip(schema, given[1], strict=True)], schema)
 
 
 def _column(kind: pa.DataType, texts: Sequence[str | None]) -> pa.Array:

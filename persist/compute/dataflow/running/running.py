@@ -172,6 +172,7 @@ class Running(Closes):
             )
         if engine is None:
             return
+        reason = why_whole(self.plan) if self._options.partial else None
         try:
             conditions = [UpperReader(engine, *upper) for upper in uppers]
             ports = Ports(
@@ -184,7 +185,7 @@ class Running(Closes):
                 conditions=conditions,
                 replace=self._options.replace,
                 jump=self._options.jump,
-                is_brief=self._options.partial and self._may_be_partial(),
+                is_brief=self._options.partial and self._may_be_partial(reason),
             )
         except BaseException:
             self.close()
@@ -193,7 +194,7 @@ class Running(Closes):
         self._followed = [*self._sources, *conditions]
         try:
             if self._options.partial:
-                self._become_partial()
+                self._become_partial(reason)
             for source in self._sources:
                 if source.operator.written:
                     self._inputs[source.operator.collection] = source.opened()
@@ -201,17 +202,15 @@ class Running(Closes):
             self.close()
             raise
 
-    def _may_be_partial(self) -> bool:
+    def _may_be_partial(self, reason: str | None) -> bool:
         """Return whether it looks as if the program goes on from sealed outputs, and can do so without its sources."""
         handles = [self.program.output(sink.collection) for sink in self._graph.sinks]
-        return why_whole(self.plan) is None and all(
-            handle is not None and handle.known().upper.time != 0 for handle in handles
-        )
+        return reason is None and all(handle is not None and handle.known().upper.time != 0 for handle in handles)
 
-    def _become_partial(self) -> None:
-        """Begin without the contents of the sources, where they can be requested later."""
+    def _become_partial(self, reason: str | None) -> None:
+        """Begin without the contents of the sources, where they can be requested later, unless there is a reason."""
         assert self._outputs is not None
-        reason, at = why_whole(self.plan), self._outputs.goes_on_from
+        at = self._outputs.goes_on_from
         if reason is None and at is None:
             reason = "an output begins"
         if reason is None and any(output.corrects or output.compares for output in self._outputs.every):
