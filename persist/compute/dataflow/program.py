@@ -182,7 +182,7 @@ class Program(Draft):
 
     def explain(self, *, optimise: bool = True) -> str:
         """Return the plan as text: as it is run, or with optimise=False as it was written."""
-        return str(self.optimised() if optimise else self.plan)
+        return str(self.optimise() if optimise else self.plan)
 
     def open(self, client: OnEngine | Engine | None = None, **options: Any) -> Running:
         """Start the program; see `persist.compute.dataflow.running.running.Running`. Close it, or use it in a `with`.

@@ -15,11 +15,11 @@ from persist.compute.dataflow.plan.optimise import Statistics
 from persist.compute.sql.algebra import Node
 from persist.compute.sql.compile import check_columns, key_of, mentioned, planned
 from persist.compute.sql.definition import VERSION, Definition, Readable, Start, shared_timeline, start_of
-from persist.compute.sql.graph import columns_read, definition_of, functions_of, lowered_plan, sizes_of
+from persist.compute.sql.graph import columns_read, definition_of, list_functions, lower_relation, sizes_of
 from persist.compute.sql.groups import Groups, cut
-from persist.compute.sql.order import ordered_scans
+from persist.compute.sql.order import list_ordered_collections
 from persist.compute.sql.rewrite import rewritten
-from persist.compute.sql.stored import stored_plan
+from persist.compute.sql.stored import encode_plan
 from persist.compute.sql.types import to_arrow
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds as record_kinds
@@ -202,12 +202,14 @@ def _made(
     made = Readable(id_, what.name, schema, unit, None, begin, tuple(every), is_view=True)
     relation = rewritten(what.plan, known) if relation is None else relation
     try:
-        program = lowered_plan(relation, what.columns)
+        program = lower_relation(relation, what.columns)
     except InvalidUsage as error:
         whose = sql if what.name.startswith(GROUPS_PREFIX) else f"the query of view {what.name!r}"
         raise InvalidUsage(f"{whose} cannot be computed on any rows: {error}") from error
     columns = {ids[read_name]: kinds for read_name, kinds in columns_read(program).items()}
-    stored = stored_plan(program, functions_of(what.plan), {name: known.get(name) for name in ordered_scans(relation)})
+    stored = encode_plan(
+        program, list_functions(what.plan), {name: known.get(name) for name in list_ordered_collections(relation)}
+    )
     version = VERSION if stored is not None else 1
     definition = Definition(
         version, sql, tuple(every), ids, what.columns, what.key, what.plan, start=begin, program=stored

@@ -22,7 +22,7 @@ from persist.compute.sql.definition import Definition
 from persist.compute.sql.lower import Lowering
 from persist.compute.sql.lower_join import column
 from persist.compute.sql.rewrite import rewritten
-from persist.compute.sql.stored import StoredPlan, readable_plan
+from persist.compute.sql.stored import StoredPlan, read_plan
 from persist.compute.sql.types import kind_of, to_arrow
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.expression.python_functions import calls_of_python, check_functions
@@ -44,16 +44,16 @@ def scans_of(plan: Node) -> dict[str, dict[str, str]]:
 
 def columns_read(plan: Plan) -> dict[str, dict[str, str]]:
     """Return the collections that a plan of operators reads, and which columns of them with their types."""
-    return {name: {field.name: kind_of(field.type) for field in schema} for name, schema in _sources(plan)}
+    return {name: {field.name: kind_of(field.type) for field in schema} for name, schema in _list_sources(plan)}
 
 
-def _sources(plan: Plan) -> Iterator[tuple[str, pa.Schema]]:
+def _list_sources(plan: Plan) -> Iterator[tuple[str, pa.Schema]]:
     for node in plan.nodes.values():
         if isinstance(node.operator, Source):
             yield node.operator.collection, node.schema
 
 
-def lowered_plan(relation: Node, columns: Sequence[tuple[str, str]] = ()) -> Plan:
+def lower_relation(relation: Node, columns: Sequence[tuple[str, str]] = ()) -> Plan:
     """Return the optimised plan of one relation, which is rewritten already; its answer is the last node.
 
     Args:
@@ -66,7 +66,7 @@ def lowered_plan(relation: Node, columns: Sequence[tuple[str, str]] = ()) -> Pla
     sources = {name: program.source(name, schema=_columns(kinds)) for name, kinds in scanned.items()}
     answer = Lowering(program, sources.__getitem__).lowered(relation)
     if columns:
-        answer = _answer(answer, columns)
+        answer = _name_columns(answer, columns)
     answer.probe()
     plan = optimised(program.plan)
     [end] = [node for node in plan.nodes.values() if isinstance(node.operator, Probe)]
@@ -75,7 +75,7 @@ def lowered_plan(relation: Node, columns: Sequence[tuple[str, str]] = ()) -> Pla
     return plan
 
 
-def _answer(stream: Stream, columns: Sequence[tuple[str, str]]) -> Stream:
+def _name_columns(stream: Stream, columns: Sequence[tuple[str, str]]) -> Stream:
     outputs: dict[str, Any] = {name: Col(column(at)) for at, (name, _) in enumerate(columns)}
     return stream.map(**outputs)
 
@@ -84,15 +84,15 @@ def _columns(kinds: Mapping[str, str]) -> pa.Schema:
     return pa.schema([(name, to_arrow(kind)) for name, kind in sorted(kinds.items())])
 
 
-def functions_of(relation: Node) -> tuple[tuple[str, str], ...]:
+def list_functions(relation: Node) -> tuple[tuple[str, str], ...]:
     """Return name and version of the functions of Python that a relation calls."""
     return tuple(dict.fromkeys(calls_of_python(all_terms_of(relation))))
 
 
 def read_by(definition: Definition) -> dict[str, dict[str, str]]:
     """Return the columns that a view reads itself, with their types as it takes them for, by id of collection."""
-    stored = readable_plan(definition.program)
-    plan = lowered_plan(rewritten(definition.plan)) if stored is None else stored.plan("view")
+    stored = read_plan(definition.program)
+    plan = lower_relation(rewritten(definition.plan)) if stored is None else stored.plan("view")
     types_by_id: dict[str, dict[str, str]] = {}
     for name, columns in columns_read(plan).items():
         types_by_id.setdefault(definition.reads[name], {}).update(columns)
@@ -122,9 +122,9 @@ class ViewProgram(Program):
         self._views = views
         self._is_rehearsal = is_rehearsal
         self._ids: dict[str, str] = {}  # Of what is read, by the names that it has now.
-        parts = [None if is_rehearsal else _fitting_plan(engine, view.definition) for view in views]
+        parts = [None if is_rehearsal else _find_fitting_plan(engine, view.definition) for view in views]
         for view, part in zip(views, parts, strict=True):
-            functions = functions_of(view.definition.plan) if part is None else part.functions
+            functions = list_functions(view.definition.plan) if part is None else part.functions
             check_functions(view.handle.name, functions)
             self.local_functions |= {name for name, _ in functions}
         stored = [part for part in parts if part is not None]
@@ -143,13 +143,13 @@ class ViewProgram(Program):
     def plan(self, plan: Plan) -> None:
         self._plan = plan
 
-    def optimised(self) -> Plan:
+    def optimise(self) -> Plan:
         if self._optimised is None:
-            self._optimised = super().optimised()
+            self._optimised = super().optimise()
         return self._optimised
 
     def outline(self) -> Plan:
-        return self.optimised()
+        return self.optimise()
 
     def check(self) -> None:
         """Do nothing: the plan of a view is always whole."""
@@ -176,7 +176,7 @@ class ViewProgram(Program):
         for view, relation in zip(self._views, relations, strict=True):
             definition = view.definition
             answer = Lowering(self, partial(stream_of, definition.reads)).lowered(relation)
-            answer = _answer(answer, definition.columns).named(self._title(view))
+            answer = _name_columns(answer, definition.columns).named(self._title(view))
             streams[view.handle.id] = answer
             if self._is_rehearsal:
                 answer.probe()
@@ -189,7 +189,7 @@ class ViewProgram(Program):
         plans = [part.plan(self.name) for part in parts]
         columns: dict[str, dict[str, pa.DataType]] = {}  # By id of collection.
         for view, plan in zip(self._views, plans, strict=True):
-            for name, schema in _sources(plan):
+            for name, schema in _list_sources(plan):
                 kinds = columns.setdefault(view.definition.reads[name], {})
                 if any(kinds.setdefault(field.name, field.type) != field.type for field in schema):
                     return None
@@ -201,14 +201,14 @@ class ViewProgram(Program):
                     continue
                 id_ = view.definition.reads[node.operator.collection]
                 if id_ not in numbers:
-                    name, schema = self._name(id_, node.operator.collection), pa.schema([*columns[id_].items()])
+                    name, schema = self._name(id_, node.operator.collection), pa.schema(sorted(columns[id_].items()))
                     numbers[id_] = whole.add(Source(name), (), schema, name=f"read {name}").number
                 places[node.number] = numbers[id_]
                 schema = whole.nodes[numbers[id_]].schema
-                if any(schema.field(field.name).type != field.type for field in node.schema):
-                    return None  # A view below gives another type by now.
-                if len(schema) > len(node.schema):
-                    _pick_columns(plan, node)
+                if not {*node.schema} <= {*schema}:
+                    return None  # A view below gives others by now.
+                if schema != node.schema:
+                    _pick_columns(plan, node.number)
             answer = whole.add_plan(plan, places)[part.answer]
             numbers[view.handle.id] = answer
             answered = whole.change(answer, name=self._title(view))
@@ -245,23 +245,23 @@ class ViewProgram(Program):
         return [view_hold(view.handle.id) for view in self._views if id_ in view.definition.inputs]
 
 
-def _fitting_plan(engine: Engine, definition: Definition) -> StoredPlan | None:
+def _find_fitting_plan(engine: Engine, definition: Definition) -> StoredPlan | None:
     """Return the plan that is stored with a view; None if there is none, or it does not fit any more."""
-    stored = readable_plan(definition.program)
+    stored = read_plan(definition.program)
     if stored is None or not stored.rows:
         return stored
     sizes = sizes_of(engine, {name: definition.reads[name] for name in stored.rows})
     return stored if stored.fits(sizes) else None
 
 
-def _pick_columns(plan: Plan, source: Node) -> None:
+def _pick_columns(plan: Plan, number: int) -> None:
     """Let what takes all columns of a source take those that it had: others are read of it, too."""
-    readers = [node for node in plan.nodes.values() if source.number in node.inputs]
+    source = plan.nodes[number]
+    readers = [node for node in plan.nodes.values() if number in node.inputs]
     readers = [node for node in readers if not isinstance(node.operator, Linear | Reduce)]
-    if readers:
-        picked = plan.add(Linear((all_of(source.schema),)), (source.number,), source.schema).number
+    picked = plan.add(Linear((all_of(source.schema),)), (number,), source.schema).number if readers else number
     for node in readers:
-        inputs = tuple(picked if number == source.number else number for number in node.inputs)
+        inputs = tuple(picked if input_ == number else input_ for input_ in node.inputs)
         plan.change(node.number, inputs=inputs)
 
 

@@ -147,7 +147,7 @@ def ordered(node: Node, known: Known = NOTHING) -> Node:
     return Project(joined, tuple(Place(place[index]) for index in range(sum(widths))))
 
 
-def ordered_scans(node: Node) -> list[str]:
+def list_ordered_collections(node: Node) -> list[str]:
     """Return the collections whose sizes the order of joins depends on; none if no order is to be chosen."""
     if not any(
         isinstance(part, Join) and part.how == "inner" and len(_flattened(part, 0)[0]) > 2 for part in every(node)

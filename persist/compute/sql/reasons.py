@@ -28,7 +28,7 @@ from persist.compute.sql.algebra import (
     crosses,
     every,
 )
-from persist.compute.sql.graph import columns_read, lowered_plan, scans_of
+from persist.compute.sql.graph import columns_read, lower_relation, scans_of
 from persist.compute.sql.order import NOTHING, Known, estimated
 from persist.compute.sql.rewrite import steps_of
 from persist.core.expression.evaluation import factored_conjuncts
@@ -146,7 +146,7 @@ def _named(node: Node) -> str:
 
 
 def _of_columns(before: Node, after: Node) -> list[str]:
-    was, now = scans_of(before), columns_read(lowered_plan(after))
+    was, now = scans_of(before), columns_read(lower_relation(after))
     return [
         f"{name!r} is read without {len(columns) - len(now[name])} of {len(columns)} columns: nothing reads those"
         for name, columns in was.items()

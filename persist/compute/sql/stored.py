@@ -82,7 +82,7 @@ class StoredPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def plan(self, name: str) -> Plan:
         """Return the plan, as the one of a program of a name."""
         nodes = {
-            number: Node(number, _decoded(operator), inputs, _decoded(columns), scope)
+            number: Node(number, _decode(operator), inputs, _decode(columns), scope)
             for number, operator, inputs, columns, scope in self.nodes
         }
         plan = Plan(name, 1, nodes)
@@ -91,10 +91,10 @@ class StoredPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def fits(self, known: Mapping[str, Statistics]) -> bool:
         """Return whether collections are about as large as they were, as far as the order of joins depends on it."""
-        return all(abs(_magnitude(known.get(name)) - rows) <= GROWTH_MAX for name, rows in self.rows.items())
+        return all(abs(_measure(known.get(name)) - rows) <= GROWTH_MAX for name, rows in self.rows.items())
 
 
-def stored_plan(
+def encode_plan(
     plan: Plan, functions: tuple[tuple[str, str], ...], known: Mapping[str, Statistics | None]
 ) -> dict[str, Any] | None:
     """Return an optimised plan as it is stored; None if the form cannot express it.
@@ -106,7 +106,7 @@ def stored_plan(
     """
     try:
         nodes = tuple(
-            (node.number, _encoded(node.operator), node.inputs, _encoded(node.schema), node.scope)
+            (node.number, _encode(node.operator), node.inputs, _encode(node.schema), node.scope)
             for node in plan.nodes.values()
         )
     except _Unstorable:
@@ -116,45 +116,45 @@ def stored_plan(
         for info in plan.scopes.values()
         if info.number != ROOT
     )
-    rows = {name: _magnitude(statistics) for name, statistics in known.items()}
+    rows = {name: _measure(statistics) for name, statistics in known.items()}
     stored: dict[str, Any] = msgspec.to_builtins(StoredPlan(FORM, __version__, functions, rows, scopes, nodes))
     return stored
 
 
-def readable_plan(stored: dict[str, Any] | None) -> StoredPlan | None:
+def read_plan(stored: dict[str, Any] | None) -> StoredPlan | None:
     """Return a plan that was stored; None if there is none, or another version of the library made it."""
     if stored is None or stored.get("form") != FORM or stored.get("library") != __version__:
         return None
     return msgspec.convert(stored, StoredPlan)
 
 
-def _magnitude(statistics: Statistics | None) -> int:
+def _measure(statistics: Statistics | None) -> int:
     return frexp(max(ROWS, 0.0 if statistics is None else statistics.rows))[1]
 
 
-def _encoded(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, tuple):
-        return [*map(_encoded, value)]
+        return [*map(_encode, value)]
     if isinstance(value, pa.DataType):
-        return {"type": _kind(value)}
+        return {"type": _spell_type(value)}
     if isinstance(value, pa.ListScalar) and value.is_valid:
-        stored = {"list": [_kind(value.type), [*map(_text, value.values)]]}
-        return stored if terms.Lit(_decoded(stored)) == terms.Lit(value) else _refuse(value)
+        stored = {"list": [_spell_type(value.type), [*map(_spell_constant, value.values)]]}
+        return stored if terms.Lit(_decode(stored)) == terms.Lit(value) else _refuse(value)
     if isinstance(value, pa.Scalar):
-        return {"constant": [_kind(value.type), _text(value)]}
+        return {"constant": [_spell_type(value.type), _spell_constant(value)]}
     if isinstance(value, pa.Schema):
-        return {"columns": [[field.name, _kind(field.type)] for field in value]}
+        return {"columns": [[field.name, _spell_type(field.type)] for field in value]}
     if isinstance(value, pa.Table):
-        return {"records": [_encoded(value.schema), [[*map(_text, column)] for column in value.columns]]}
+        return {"records": [_encode(value.schema), [[*map(_spell_constant, column)] for column in value.columns]]}
     if is_dataclass(value) and _CLASSES.get(type(value).__name__) is type(value):
         given = [getattr(value, field.name) for field in fields(value)]
         for field in reversed(fields(value)):
             if field.default is MISSING or given[-1] != field.default:
                 break
             given.pop()
-        return {type(value).__name__: [*map(_encoded, given)]}
+        return {type(value).__name__: [*map(_encode, given)]}
     return _refuse(value)
 
 
@@ -162,7 +162,7 @@ def _refuse(value: Any) -> NoReturn:
     raise _Unstorable(f"{value!r:.100} has no stored form")
 
 
-def _kind(kind: pa.DataType) -> str:
+def _spell_type(kind: pa.DataType) -> str:
     try:
         name = kind_of(kind)
     except StopIteration:
@@ -170,8 +170,8 @@ def _kind(kind: pa.DataType) -> str:
     return name if to_arrow(name) == kind else _refuse(kind)
 
 
-def _text(value: pa.Scalar) -> str | None:
-    kind, text = _kind(value.type), text_of(value)
+def _spell_constant(value: pa.Scalar) -> str | None:
+    kind, text = _spell_type(value.type), text_of(value)
     try:
         again = constant(kind, text)
     except (pa.ArrowException, InvalidUsage, ValueError, TypeError, ArithmeticError):
@@ -179,26 +179,26 @@ def _text(value: pa.Scalar) -> str | None:
     return text if again == terms.Lit(value) else _refuse(value)
 
 
-def _decoded(value: Any) -> Any:
+def _decode(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, list):
-        return tuple(map(_decoded, value))
+        return tuple(map(_decode, value))
     [(kind, given)] = value.items()
     if kind in _CLASSES:
-        return _CLASSES[kind](*map(_decoded, given))
+        return _CLASSES[kind](*map(_decode, given))
     if kind == "type":
         return to_arrow(given)
     if kind == "constant":
         return constant(*given).value
     if kind == "list":
-        return pa.scalar(_column(to_arrow(given[0]).value_type, given[1]).to_pylist(), to_arrow(given[0]))
+        return pa.scalar(_decode_column(to_arrow(given[0]).value_type, given[1]).to_pylist(), to_arrow(given[0]))
     if kind == "columns":
         return pa.schema([(name, to_arrow(type_)) for name, type_ in given])
     assert kind == "records"
-    schema: pa.Schema = _decoded(given[0])
-    return pa.table([_column(field.type, texts) for field, texts in zip(schema, given[1], strict=True)], schema)
+    schema: pa.Schema = _decode(given[0])
+    return pa.table([_decode_column(field.type, texts) for field, texts in zip(schema, given[1], strict=True)], schema)
 
 
-def _column(kind: pa.DataType, texts: Sequence[str | None]) -> pa.Array:
+def _decode_column(kind: pa.DataType, texts: Sequence[str | None]) -> pa.Array:
     return pa.array([constant(kind_of(kind), text).value.as_py() for text in texts], kind)

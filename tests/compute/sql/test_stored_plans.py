@@ -14,10 +14,10 @@ from persist.compute.dataflow.plan.optimise import Statistics
 from persist.compute.sql.compile import planned
 from persist.compute.sql.definition import Definition, to_json
 from persist.compute.sql.draft import Catalog, drafted
-from persist.compute.sql.graph import Defined, ViewProgram, functions_of, lowered_plan, views_for
-from persist.compute.sql.order import ordered_scans
+from persist.compute.sql.graph import Defined, ViewProgram, list_functions, lower_relation, views_for
+from persist.compute.sql.order import list_ordered_collections
 from persist.compute.sql.rewrite import rewritten
-from persist.compute.sql.stored import FORM, StoredPlan, readable_plan, stored_plan
+from persist.compute.sql.stored import FORM, StoredPlan, encode_plan, read_plan
 from persist.core.log.kinds import Create
 from persist.sql import open_together
 from tests.compute.sql.corpus import QUERIES
@@ -32,9 +32,9 @@ UNSTORED = ("struct_values", "MAP {'d': DATE '2024-01-01'}")
 
 def stored_of(sql: str) -> dict[str, Any] | None:
     relation, columns = planned(sql, SCHEMAS)
-    plan = lowered_plan(rewritten(relation, KNOWN), columns)
-    known = {name: KNOWN[name] for name in ordered_scans(rewritten(relation, KNOWN))}
-    return stored_plan(plan, functions_of(relation), known)
+    plan = lower_relation(rewritten(relation, KNOWN), columns)
+    known = {name: KNOWN[name] for name in list_ordered_collections(rewritten(relation, KNOWN))}
+    return encode_plan(plan, list_functions(relation), known)
 
 
 @pytest.mark.thorough(except_every=10)
@@ -42,12 +42,12 @@ def stored_of(sql: str) -> dict[str, Any] | None:
 def test_a_plan_is_read_back_as_it_was_stored(block: int) -> None:
     for sql in QUERIES[block::20]:
         relation, columns = planned(sql, SCHEMAS)
-        plan = lowered_plan(rewritten(relation, KNOWN), columns)
+        plan = lower_relation(rewritten(relation, KNOWN), columns)
         stored = stored_of(sql)
         if stored is None:
             assert any(part in sql for part in UNSTORED), sql
             continue
-        again = readable_plan(json.loads(json.dumps(stored)))
+        again = read_plan(json.loads(json.dumps(stored)))
         assert again is not None
         read = again.plan(plan.name)
         assert (list(read.nodes.values()), read.scopes) == (list(plan.nodes.values()), plan.scopes), sql
@@ -60,10 +60,10 @@ def test_plans_of_this_form_that_were_stored_before_are_read() -> None:
     for form, plans in golden.items():
         for sql, stored in plans.items():
             if int(form) != FORM:
-                assert readable_plan(stored) is None
+                assert read_plan(stored) is None
                 continue
             plan = msgspec.convert(stored, StoredPlan)
-            again = stored_plan(plan.plan("view"), plan.functions, {})
+            again = encode_plan(plan.plan("view"), plan.functions, {})
             assert again is not None
             assert json.loads(json.dumps(again))["nodes"] == stored["nodes"], sql
 
@@ -158,22 +158,24 @@ def test_a_plan_of_another_release_is_made_anew(client: persist.Client) -> None:
     assert wrong is not None
     for other in ({"library": "0.0.1"}, {"form": FORM + 1}):
         program = programs(client, "joined", msgspec.structs.replace(definition, program={**wrong, **other}))
-        assert "source['u']" in str(program.optimised())
+        assert "source['u']" in str(program.optimise())
     program = programs(client, "joined", msgspec.structs.replace(definition, program=wrong))
-    assert "source['u']" not in str(program.optimised())
+    assert "source['u']" not in str(program.optimise())
 
 
 def test_an_order_of_joins_is_chosen_anew_where_sizes_have_changed() -> None:
     relation, _ = planned("SELECT t.a FROM t JOIN u USING (a) JOIN w ON w.a = t.b", schemas(TABLES))
-    stored = stored_plan(lowered_plan(rewritten(relation)), (), dict.fromkeys(ordered_scans(rewritten(relation))))
-    plan = readable_plan(stored)
+    stored = encode_plan(
+        lower_relation(rewritten(relation)), (), dict.fromkeys(list_ordered_collections(rewritten(relation)))
+    )
+    plan = read_plan(stored)
     assert plan is not None
     assert set(plan.rows) == {"t", "u", "w"}
     assert plan.fits({})
     assert plan.fits({"t": Statistics(5_000.0), "u": Statistics(0.0)})
     assert not plan.fits({"t": Statistics(100_000.0)})
     pair, _ = planned("SELECT t.a FROM t JOIN u USING (a)", schemas(TABLES))
-    assert not ordered_scans(rewritten(pair))
+    assert not list_ordered_collections(rewritten(pair))
 
 
 def test_the_definition_of_the_first_version_is_read_and_a_later_one_refused(client: persist.Client) -> None:

@@ -177,7 +177,7 @@ class Draft:
         """Return a stream without records that is complete as far as a collection is sealed."""
         raise NotImplementedError
 
-    def optimised(self) -> Plan:
+    def optimise(self) -> Plan:
         """Return the plan that is run."""
         return optimised(self.plan)
 

@@ -118,7 +118,7 @@ class Running(Closes):
     ) -> None:
         """Open a program; known is what to take inputs and sources for, in place of what collections tell."""
         self.program = program
-        self.plan: Plan = program.optimised() if options.optimise else program.plan.without_unused()
+        self.plan: Plan = program.optimise() if options.optimise else program.plan.without_unused()
         self.first_seqno: int | None = None
         self.why_whole: str | None = None
         self._options = options
@@ -542,7 +542,7 @@ def requested_indexes(program: Draft, key_of: Callable[[str], tuple[str, ...]]) 
     Args:
         key_of: returns the key columns of a collection.
     """
-    plan = program.optimised()
+    plan = program.optimise()
     if why_whole(plan) is not None:
         return []
     builder = Builder(plan, Domain(), program.captures, program.probes, in_memory)
