@@ -25,6 +25,7 @@ from persist.compute.dataflow.running.graph import Builder
 from persist.compute.dataflow.running.partial import Partial, requested_columns, why_whole
 from persist.compute.dataflow.running.reports import OperatorReport, reports_of, shown
 from persist.compute.dataflow.running.resume import resumed
+from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Spill, in_memory
 from persist.compute.dataflow.updates.times import meet_of
 from persist.compute.dataflow.updates.words import Domain
@@ -52,6 +53,7 @@ class Options:
         memory_budget: bytes of arrangements that stay in memory; what is merged beyond that goes to mapped files.
         spill_folder: where these are; None for the system's folder for temporary files.
         partial: a program that goes on from sealed outputs reads of its sources only what its changes touch, if it can.
+        costs: from how many rows on operators do the same in another way.
     """
 
     optimise: bool = True
@@ -60,6 +62,7 @@ class Options:
     memory_budget: int = 4 << 30
     spill_folder: str | PathLike[str] | None = None
     partial: bool = False
+    costs: Costs = USUAL
 
     def __post_init__(self) -> None:
         for name in ("optimise", "replace", "jump", "partial"):
@@ -68,6 +71,8 @@ class Options:
         budget, folder = self.memory_budget, self.spill_folder
         if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
             raise InvalidUsage(f"memory_budget={budget!r} is not a number of bytes: give a whole one from 0 on")
+        if not isinstance(self.costs, Costs):
+            raise InvalidUsage(f"costs={self.costs!r:.100} are no Costs")
         if folder is not None and not (isinstance(folder, str | PathLike) and isdir(folder)):
             raise InvalidUsage(f"spill_folder={folder!r} is not a folder: make it, or leave it out")
 
@@ -132,7 +137,8 @@ class Running(Closes):
         self._spill = Spill(options.memory_budget, options.spill_folder)
         kept = {number: name for number in kept_apart(self.plan) if (name := program.kept(number)) is not None}
         known = statistics_of(engine, self.plan) if known is None else known
-        builder = Builder(self.plan, self._domain, program.captures, program.probes, self._spill.allocate, kept, known)
+        allocate, costs = self._spill.allocate, options.costs
+        builder = Builder(self.plan, self._domain, program.captures, program.probes, allocate, kept, known, costs)
         self._graph = builder.build()
         self._words = _Sweep(self._domain, self._live)
         self._gates: dict[int, Gate] = {}
