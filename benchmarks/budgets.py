@@ -185,7 +185,7 @@ def digest(at: Place) -> str:
 
 @path
 def diff_of_two_times(at: Place) -> object:
-    return at["events"].diff(2, TIMES - 1, where="customer < 5")
+    return at["events"].diff(2, TIMES - 1, where="customer < 5").to_arrow()
 
 
 @path

@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from persist.api.collection import Collection, Described, keep_erasures_finished
@@ -19,14 +19,14 @@ from persist.core.closing import close_after
 from persist.core.errors import InvalidUsage
 from persist.core.log import kinds
 from persist.core.metrics import Metrics
-from persist.core.rendering import html_rows, html_table
+from persist.core.rendering import Completed, html_rows, html_table
 from persist.core.settings import Location, Settings
 from persist.core.timeline import Moment, Timeline, time_text
 from persist.engine.collection.clones import clone
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.descriptions import About, about_location, version_of, words
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import open_engine
+from persist.engine.location.opening import Origin, open_engine, origin_of
 from persist.engine.location.writer import Mode, OpenOptions
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.write_options import WriteOptions
@@ -101,6 +101,10 @@ def open(
     return client
 
 
+def _reopen(origin: Origin) -> "Client":
+    return Client(origin.open())
+
+
 def _server(option: str, given: str | Notify | None) -> Notify | None:
     server = Notify(given) if isinstance(given, str) else given
     if server is not None and not isinstance(server, Notify):
@@ -108,12 +112,14 @@ def _server(option: str, given: str | Notify | None) -> Notify | None:
     return server
 
 
-class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described):
+class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     """Reads and writes the collections of one location; make it with `persist.open`. Safe to use from many threads.
 
     Attributes:
         engine: what it is made of, for the rest of the package.
     """
+
+    INTERNAL = frozenset({"engine"})
 
     def __init__(self, engine: Engine, notify: Notify | None = None) -> None:
         self.engine = engine
@@ -274,7 +280,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described):
             live = made_view(self.engine, name, sql, key, start, options, keeps_groups=indexes is not None)
             if indexes is not None:
                 live.make_indexes()
-            return View(self, live)
+            return View(live)
 
     def sql(
         self, query: str, *, as_of: AsOf = None, files: bool = False, time: int | Moment | None = None
@@ -330,7 +336,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described):
         from persist.compute.sql import given_options, live_view  # As above.
 
         with self.engine.follower.looks.once():
-            return View(self, live_view(self.engine, name, given_options(memory_budget, spill_folder)))
+            return View(live_view(self.engine, name, given_options(memory_budget, spill_folder)))
 
     def publish(
         self,
@@ -491,8 +497,9 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described):
         self.engine.check_open("in")
         return isinstance(name, str) and self.engine.follower.newest_id_of(name) is not None
 
-    # Without it, a loop over a client would ask for the collections 0, 1, 2 and so on.
-    __iter__ = None
+    def __iter__(self) -> Iterator[str]:
+        """Yield what `collections` lists: the names of all collections."""
+        return iter(self.collections())
 
     def __enter__(self) -> "Client":
         return self
@@ -537,6 +544,9 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described):
             )
             rows.append((name, since, upper))
         return rows
+
+    def __reduce__(self) -> Any:
+        return _reopen, (origin_of(self.engine, self),)
 
     def __repr__(self) -> str:
         return f"<Client of {self.url}, mode {self.mode!r}{', closed' if self.engine.is_closed else ''}>"

@@ -158,6 +158,9 @@ class TableFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 Table = Literal["delta", "iceberg"]
+# The name of a published table: its format, or a pinned time of the Iceberg table, such as "iceberg@17".
+TableName = Annotated[str, msgspec.Meta(pattern="^(delta|iceberg(@(0|[1-9][0-9]{0,18}))?)$")]
+PIN_PREFIX = "iceberg@"
 
 
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -15,6 +15,7 @@ import msgspec
 
 from persist.codecs.part.part import Part
 from persist.core.log.fields import (
+    PIN_PREFIX,
     Archiving,
     CollectionMutation,
     Frontier,
@@ -25,8 +26,8 @@ from persist.core.log.fields import (
     Numbers,
     Policy,
     Seqno,
-    Table,
     TableFile,
+    TableName,
     TimeText,
     TokenMark,
     Watermarks,
@@ -303,10 +304,9 @@ class Resolve(CollectionMutation, frozen=True, tag="resolve"):
 
 
 class Publish(CollectionMutation, frozen=True, tag="publish"):
-    """Let a table in the format of other programs hold what the collection holds as of a time; the next version of it.
+    """Record the next version of a published table, which readers see after that (`persist.services.publish`).
 
-    The record comes first and keeps the blobs; the table shows them after that (`persist.services.publish`). Parts are
-    named as in a `Replace`. Those that come with this record are in no run: only the table has them.
+    Parts are named as in a `Replace`. Those that come with this record are in no run: only the table has them.
 
     Attributes:
         id: of the table, the same in all versions.
@@ -314,8 +314,8 @@ class Publish(CollectionMutation, frozen=True, tag="publish"):
         files: the parts that come, or of which other rows are left out from now on.
         removed: the parts that the version before had and this one has not.
         schema: the version of the schema whose columns the table has.
-        metadata: blobs that say where the table's files are; they replace those of the version before.
-        blobs: those of metadata and of rows that are left out, which come with this record. Parts are not among them.
+        metadata: the blobs that list the table's files, in place of those of the version before.
+        blobs: those of metadata and of deleted rows that come with this record. Parts are not among them.
         options: what the table was published with.
         digest: of its rows, if it was taken.
         unused: the blobs that nothing refers to from now on.
@@ -324,7 +324,7 @@ class Publish(CollectionMutation, frozen=True, tag="publish"):
     is_guarded: ClassVar[bool] = False
     is_alone: ClassVar[bool] = True
     is_sent: ClassVar[bool] = False
-    table: Table
+    table: TableName
     id: str
     version: Seqno
     as_of: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
@@ -339,21 +339,21 @@ class Publish(CollectionMutation, frozen=True, tag="publish"):
     digest: str | None = None
     unused: tuple[str, ...] = ()
 
+    @property
+    def format_needed(self) -> int:
+        return 11 if self.table.startswith(PIN_PREFIX) else self.came_with
+
     def sentence(self, name: str, time: TimeText) -> str:
         return f"published {name} as of {time(self.as_of)} as version {self.version} of its {self.table} table"
 
 
 class Unpublish(CollectionMutation, frozen=True, tag="unpublish"):
-    """Give up a published table, which is at its expected version.
-
-    Attributes:
-        unused: the blobs that nothing refers to from now on.
-    """
+    """Give up a published table, which is at its expected version; `unused` are the blobs that nothing names then."""
 
     is_guarded: ClassVar[bool] = False
     is_alone: ClassVar[bool] = True
     is_sent: ClassVar[bool] = False
-    table: Table
+    table: TableName
     version: Seqno
     unused: tuple[str, ...] = ()
     in_words: ClassVar[str] = "gave up the {0.table} table of {name}"

@@ -49,7 +49,7 @@ class Committer:
         self.unobserved = UnobservedErrors(blob.url)
         parts = PartWriter(blob, follower.next_seqno, memory_budget)
         self.groups = GroupCommit(blob, follower, clock, writer_name, parts, pool, deadline_s)
-        self.write_steps = WriteSteps(parts, pool)
+        self.write_steps = WriteSteps(parts, pool, clock)
         self._in_flight_bytes_max = memory_budget
         self._changed = threading.Condition()
         self._asked: collections.deque[Operation] = collections.deque()

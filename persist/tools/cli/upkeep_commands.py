@@ -17,7 +17,7 @@ from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.read_commands import Format, Output
 from persist.tools.cli.status import WAITING
 from persist.tools.cli.text import print_json, print_table, say, tell, word_error
-from persist.tools.reports.times import time_of, times_of
+from persist.tools.reports.times import times_of
 
 HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="Its name, as `holds` shows it.")]
 
@@ -32,9 +32,10 @@ def hold(
     """Keep a time and all after it readable, until the hold is moved or released; moves one that there is."""
     with at.writing() as client:
         loaded = client.load(collection)
-        held = loaded.hold(time_of(time), name=name)
-        if held.time != loaded.handle.as_time("time", time_of(time)):
-            held.advance(time_of(time))
+        wanted = loaded.handle.as_time("time", time)
+        held = loaded.hold(wanted, name=name)
+        if held.time != wanted:
+            held.advance(wanted)
         tell_done(
             at,
             {"collection": collection, "hold": name, "time": held.time},
@@ -182,8 +183,7 @@ def maintain_once(client: "persist.Client", *, refreshes: bool = True, is_repeat
 def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
     """Let the times before since be forgotten, in one commit; say which collections a hold keeps from it."""
     times = {
-        (collection := client.load(name)): collection.handle.as_time("since", time_of(since))
-        for name in dict.fromkeys(names)
+        (collection := client.load(name)): collection.handle.as_time("since", since) for name in dict.fromkeys(names)
     }
     with client.multi_write() as multi:
         for collection, time in times.items():

@@ -435,7 +435,7 @@ def test_other_processes_look_up_by_what_they_are_sent(facts: persist.Collection
     facts.write([(ROWS, (7919, 5))], time=1, seal=2).result()
     (path,) = paths_of(facts.handle, facts.handle.known(), facts.schema, 1, ["id", "d"])
     sent = pickle.loads(pickle.dumps(path))
-    found = sent.records(pa.table({"d": [7919]}), facts.handle.engine.reader())
+    found = pa.concat_tables(sent.records(pa.table({"d": [7919]}), facts.handle.engine.reader()))
     assert sorted(found["id"].to_pylist()) == sorted(row["id"] for row in plain(facts, "d = 7919"))
 
 

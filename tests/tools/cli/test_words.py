@@ -58,11 +58,13 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "refresh": ([Client.view], {"views"}),
     "release": ([], {"hold", "yes"}),
     "rename": ([Collection.rename], set()),
-    "restore": ([backup.copy], {"target_options_file"}),
     "retain": ([Collection.retain], {"yes"}),
-    "revert": ([Collection.restore], set()),
+    "restore": ([Collection.restore], set()),
     "seal": ([Collection.seal], {"for_ever"}),
-    "serve": ([Client.serve], {"metrics", "sql_memory"}),  # Its `sql_memory_bytes`, in MB.
+    "serve": (
+        [Client.serve],
+        {"iceberg", "iceberg_properties", "metrics", "sql_memory"},
+    ),
     "show": ([], ROWS_OUT),
     "status": ([], {"watch"} | ROWS_OUT),
     "sql": ([Client.sql], LIMITED),
