@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 import persist
 import persist.services.backup as backups
 from benchmarks.harness import ROOT, peak_rss
+from tests.support.tuned import tuned
 
 BUDGET = 64 << 20
 ROWS = 3_000_000
@@ -531,7 +532,7 @@ def run(name: str, made: Path, rows: int, budget: int) -> Peak:
         (location.parent / "files").symlink_to(made / "files")
         out = Path(scratch) / "scratch"
         out.mkdir()
-        settings = persist.Settings(background=False, memory_budget=budget, grace_s=0)
+        settings = tuned(background=False, memory_budget=budget, grace_s=0)
         with persist.open(location, settings=settings) as client:
             gc.collect()
             pool = pa.default_memory_pool()

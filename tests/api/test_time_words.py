@@ -111,7 +111,7 @@ def test_a_frontier_shows_its_moment_where_times_are_moments(
     orders: persist.Collection, client: persist.Client
 ) -> None:
     assert str(orders.upper) == "2026-11-21T11:00:00.001Z"
-    assert (str(orders.since), orders.since, repr(orders.since)) == ("0", 0, "Antichain(0)")
+    assert (str(orders.since), orders.since, repr(orders.since)) == ("0", persist.Antichain(0), "Antichain(0)")
     assert orders.upper == persist.Antichain(orders.upper.time) == orders.upper.time  # type: ignore[arg-type]
     orders.seal(persist.Antichain()).result()
     assert str(orders.upper) == "for ever"

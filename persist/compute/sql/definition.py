@@ -14,6 +14,7 @@ Fields:
     since    the time from which on the view holds what this definition gives; 0 for all times
     earlier  the definitions before it, of which the last EARLIER_KEPT are known: text and since
     start    the time at which the view begins: before it there are no answers
+    program  the plan that refreshes run (`persist.compute.sql.stored`); without it, each makes one of the relation
 
 A relation is stored as its `kind` and those of its members that are no defaults; each of its expressions as one of
 
@@ -47,7 +48,7 @@ from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import NOW, Moment, Timeline, is_moment, is_tag, parse_time, parse_time_word, shown_time
 
-VERSION = 1
+VERSION = 2  # The first one has no program.
 EARLIER_KEPT = 100
 
 
@@ -72,11 +73,15 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     since: int = 0
     earlier: tuple[Earlier, ...] = ()
     start: int = 0
+    program: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that is stored."""
         plain = msgspec.structs.replace(self, plan=None)
-        return {**msgspec.to_builtins(plain), "plan": to_json(self.plan)}
+        stored = {**msgspec.to_builtins(plain), "plan": to_json(self.plan)}
+        if self.program is None:  # As the first version has it.
+            del stored["program"]
+        return stored
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Definition":
@@ -85,7 +90,7 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             IncompatibleVersion: it is of a later version.
         """
-        if stored.get("version") != VERSION:
+        if stored.get("version") not in (1, VERSION):
             raise IncompatibleVersion("the definition of a view", stored.get("version", 0), VERSION)
         return msgspec.convert(stored, cls, dec_hook=term_of_json)
 

@@ -70,7 +70,7 @@ class Engine:
         poll_s = options.settings.poll_s
         self.pool = pool = Pool(REMOTE_IO_THREADS if is_remote(blob) else IO_THREADS, "persist-io")
         self.follower = (
-            Follower(blob, clock, poll_s, pool=pool)
+            Follower(blob, clock, poll_s, pool=pool, policy=self.settings.tuning.policy)
             if options.seqno is None
             else PinnedFollower(blob, clock, options.seqno, pool=pool)
         )

@@ -15,23 +15,27 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, get_type_hints
 
+import msgspec
 import pyarrow as pa
 
+from persist.blob.options import check_values
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.updates.inputs import columns_like, sides_like
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, Locked, SchemaMismatch
 from persist.core.keyed.form import check_same, machine_of
 from persist.core.keyed.machine import Machine
 from persist.core.log import kinds
-from persist.core.log.fields import KeyedForm
+from persist.core.log.fields import KeyedForm, Policy
 from persist.core.log.framing import FORMAT, FORMAT_MIN
 from persist.core.names import check_free_name, check_name, groups_prefix, view_hold
 from persist.core.rendering import Shown, without_secrets
 from persist.core.settings import Location, Settings, open_storage
 from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.policies import Policies
 from persist.core.state_rules.schemas import reconciled
+from persist.core.state_rules.state import State
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.writer import Mode, OpenOptions
@@ -336,6 +340,7 @@ CAME_WITH = {
     8: "the record of an upgrade itself",
     9: "the directory of very many collections is in pages, which are read when they are needed",
     10: "older tokens of a collection are in archives, and none is forgotten",
+    11: "all clients go by a policy in the log",
 }
 
 
@@ -376,3 +381,25 @@ def upgrade(engine: Engine, *, dry_run: bool) -> UpgradeReport:
         return UpgradeReport(before, FORMAT, None, brings)
     seqno = engine.submit("upgrade", [kinds.Upgrade(FORMAT)], {}).result()
     return UpgradeReport(before, FORMAT, seqno, brings)
+
+
+def changed_policy(policy: Policy, changes: Mapping[str, int]) -> Policy:
+    """Return a policy in which some values are others.
+
+    Raises:
+        InvalidUsage: a name is not one of `Policy`, or a value is not allowed.
+    """
+    check_values(changes, get_type_hints(Policy, include_extras=True))
+    return msgspec.structs.replace(policy, **changes)
+
+
+def set_policy(engine: Engine, changes: Mapping[str, int], *, at_once: bool) -> Policy:
+    """Change values of the location's policy; see `Client.set_policy`."""
+    changed_policy(Policy(), changes)
+
+    def steps(state: State) -> list[Step]:  # Two clients that change other values do not undo each other's.
+        policies = state.control.policies or Policies(Policy())
+        return [kinds.SetPolicy(changed_policy(policies.newest, changes), at_once)]
+
+    engine.submit("set_policy", steps(engine.follower.state), {}, renew=steps).result()
+    return engine.follower.policies.newest

@@ -45,7 +45,7 @@ SECTIONS = {
     "Change": ("evolve", "index", "rename", "clone", "restore", "drop", "erase"),
     "Exchange": ("export", "publish", "unpublish", "serve"),
     "Copy": ("backup", "copy", "verify"),
-    "Maintain": ("maintain", "retain", "compact", "gc", "fsck", "upgrade", "cost", "doctor", "bench"),
+    "Maintain": ("maintain", "retain", "compact", "gc", "fsck", "policy", "upgrade", "cost", "doctor", "bench"),
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 import persist
@@ -225,6 +226,44 @@ def upgrade(
     with at.reading() if dry_run else at.writing() as client:
         report = client.upgrade(dry_run=dry_run)
         tell_done(at, {"dry_run": dry_run, **asdict(report)}, str(report))
+    return OK
+
+
+Seconds = Annotated[int | None, typer.Option(metavar="SECONDS")]
+Count = Annotated[int | None, typer.Option(metavar="NUMBER")]
+
+
+@command
+def policy(
+    at: Place,
+    lease_s: Seconds = None,
+    clock_skew_s: Seconds = None,
+    grace_s: Seconds = None,
+    orphan_grace_s: Seconds = None,
+    log_retention_s: Seconds = None,
+    log_retention_records: Count = None,
+    log_records_max: Count = None,
+    log_bytes_max: Count = None,
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="Let shorter times take effect now: nobody else may use the location.")
+    ] = False,
+) -> int:
+    """Show the times and limits that all clients of the location share, or change some of them."""
+    named = {
+        "lease_s": lease_s,
+        "clock_skew_s": clock_skew_s,
+        "grace_s": grace_s,
+        "orphan_grace_s": orphan_grace_s,
+        "log_retention_s": log_retention_s,
+        "log_retention_records": log_retention_records,
+        "log_records_max": log_records_max,
+        "log_bytes_max": log_bytes_max,
+    }
+    changes = {name: value for name, value in named.items() if value is not None}
+    with at.writing() if changes or at_once else at.reading() as client:
+        shared = client.set_policy(at_once=at_once, **changes) if changes or at_once else client.policy
+        values = msgspec.structs.asdict(shared)
+        tell_done(at, values, "\n".join(f"{name:21} {value}" for name, value in values.items()))
     return OK
 
 

@@ -49,7 +49,7 @@ def test_a_write_with_a_key_that_is_repeated_changes_nothing(spark: SparkSession
     with pytest.raises(persist.errors.CollectionExists, match="'c' exists already"):
         persist.spark.write(rows, path, "c", key=["k", "n"], mode="error")
     with pytest.raises(persist.InvalidUsage, match='use "upsert", "append"'):
-        persist.spark.write(rows, path, "c", mode="replace")
+        persist.spark.write(rows, path, "c", mode="replace")  # type: ignore[arg-type]
     with pytest.raises(PySparkException, match="repeat keys"):
         persist.spark.write(rows.unionAll(rows.withColumn("v", F.lit("d"))), path, "d", key=["k", "n"])
 
