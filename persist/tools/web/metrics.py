@@ -42,6 +42,20 @@ from persist.tools.reports.surveys import Facts, KnownFacts
 from persist.tools.web.server import serve_app
 
 COLLECTIONS_MAX = 2000
+HELP = {  # Of other families, the name says it.
+    "persist.up": "1 if the store answered this time.",
+    "persist.seqno": "The last record of the log.",
+    "persist.collections": "How many collections there are.",
+    "persist.collection.rows": "Rows, as far as they are known without a read.",
+    "persist.collection.bytes": "Bytes of the parts, history among them.",
+    "persist.collection.parts": "Parts.",
+    "persist.collection.holds": "Holds that keep history.",
+    "persist.collection.unsealed_updates": "Updates that nobody can read yet.",
+    "persist.collection.since": "The first time that can be read.",
+    "persist.collection.upper": "The first time that is not sealed.",
+    "persist.collection.lag_seconds": "How far upper is behind now, if times are moments.",
+    "persist.collection.failed": "1 if the last refresh, the source or a sink failed.",
+}
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -114,7 +128,8 @@ def families_of(readings: Iterable[Reading]) -> Iterable[Metric]:
     for reading in readings:
         name = re.sub(r"[^a-zA-Z0-9_]", "_", reading.name)
         kind = CounterMetricFamily if reading.is_counter else GaugeMetricFamily
-        family = families.get(name) or families.setdefault(name, kind(name, reading.name, labels=[*reading.attributes]))
+        meaning = HELP.get(reading.name, reading.name)
+        family = families.get(name) or families.setdefault(name, kind(name, meaning, labels=[*reading.attributes]))
         family.add_metric([*reading.attributes.values()], reading.value)
     return families.values()
 
