@@ -37,6 +37,7 @@ from typing import Any
 
 import msgspec
 
+from persist.blob.threads import SystemClock
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.sql.algebra import Node
 from persist.compute.sql.types import constant, kind_of, text_of, to_arrow
@@ -45,7 +46,7 @@ from persist.core.errors import IncompatibleVersion, InvalidUsage
 from persist.core.expression.term import SQL, Call, Lit, Place, Term, sql_call
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
-from persist.core.timeline import NOW, Moment, Timeline, is_moment, is_tag, shown_time
+from persist.core.timeline import NOW, Moment, Timeline, is_moment, is_tag, parse_time, parse_time_word, shown_time
 
 VERSION = 2  # The first one has no program.
 EARLIER_KEPT = 100
@@ -177,21 +178,24 @@ def shared_timeline(inputs: Iterable[Readable]) -> str | None:
 
 
 def given_start(start: Start, unit: str | None) -> int | None:
-    """Return a time that a user has given for the beginning of a view; None for "now".
+    """Return a time that a user has given for the beginning of a view; None for "now" and "latest".
 
     Raises:
         InvalidUsage: it is none.
     """
-    if isinstance(start, str) and start.strip().lower() == NOW:
+    if isinstance(start, str) and start.strip().lower() in (NOW, "latest"):
         return None
+    timeline = None if unit is None else Timeline(unit)
+    start = parse_time(start, timeline)
+    start = parse_time_word(start, SystemClock().wall_ms()) or start
     if is_tag(start):
         raise InvalidUsage(f'start={start!r:.100} is no time: give a number, a moment, or "{NOW}"')
     if is_moment(start):
-        if unit is None:
+        if timeline is None:
             raise InvalidUsage(
                 f"start={start!r:.100} is a moment, and the inputs of the view share no timeline: give a number"
             )
-        return Timeline(unit).time_of(start)
+        return timeline.time_of(start)
     return as_time("start", start)
 
 
