@@ -452,9 +452,9 @@ def test_what_cannot_be_an_index_is_refused(client: persist.Client) -> None:
     with pytest.raises(SchemaMismatch, match="'c' is there twice"):
         orders.index("c", "c")
     with pytest.raises(InvalidUsage, match="takes keys, such as"):
-        orders.get()
+        orders.get()  # type: ignore[call-overload]
     with pytest.raises(InvalidUsage, match="takes keys, such as"):
-        orders.get([1], where="c = 1")
+        orders.get([1], where="c = 1")  # type: ignore[call-overload]
     orders.index("c")  # A list beside it is held as it is.
     orders.write([(1, (["a"], 5))], time=0, seal=1).result()
     with indexes_that_always_pay():
