@@ -809,32 +809,6 @@ def test_the_places_of_keys_are_those_of_their_rows_in_small_parts_and_in_parts_
         assert places_of(SortedKeys(pa.table({"k": [-5, -1]})), part, c.schema, reader).tolist() == []
 
 
-def test_what_a_lookup_reads_is_told_by_the_keys_that_descriptors_know(client: persist.Client) -> None:
-    t = client.create_or_load("wide", key={"k": pa.int64()}, value={"v": pa.string()})
-    for time, first in enumerate((0, 10_000)):
-        keys = [*range(first, first + 20_001)]
-        values = [f"{key:032}" for key in keys]
-        t.write(pa.table({"k": keys, "v": values, "_time": [time] * 20_001, "_diff": [1] * 20_001})).result()
-    t.seal(2).result()
-    scan = t.snapshot().scan
-    lookup, [one, two] = persist.engine.read.lookups.lookup.Lookup(scan), scan.parts
-    assert one.keys is not None
-    known = len(one.keys)
-
-    def told(*keys: int) -> tuple[int, int]:
-        return lookup.bytes_of(lookup.wanted(list(keys)))
-
-    assert told() == told(-1) == told(50_000) == (0, 0)
-    [size, parts] = told(1)
-    assert parts == 1
-    assert abs(size * (known - 1) - one.memory) < one.memory / 20
-    assert told(2) == told(1, 2, 3) == (size, 1)
-    assert told(1, 29_999)[1] == 2
-    assert told(*range(0, 30_001, 100)) == (one.memory + two.memory, 2)
-    assert told(-1, 15_000) == told(15_000)
-    assert told(15_000)[1] == 2
-
-
 @pytest.mark.parametrize(
     ("keys", "found"),
     [
