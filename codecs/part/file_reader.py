@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from persist.blob.lru import ByteBoundedLru
-from persist.blob.threads import Clock
+from persist.blob.lru import Cache, Kind
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.part.file_writer import MAGIC, storage_type
 from persist.codecs.part.filters import columns_of, may_compare_with_nan
@@ -27,7 +26,6 @@ from persist.codecs.types.arrow_types import children
 # Of fewer, Arrow's threads take longer to begin than one does to decode them. With more decoded by our own threads, the
 # allocator keeps 90 MiB more of what they freed.
 THREADED_VALUES = 1 << 14
-FOOTER_BYTES_MAX = 16 << 20
 # What Arrow's and our own form of a footer take at most, for each byte of it: 4 to 10.2 were measured.
 PARSED_BYTES = 11
 # Bytes beyond `memory` that levels, headers and padding of pages may unpack to, per part and per column chunk.
@@ -71,9 +69,9 @@ class CheckedFooter:
 class CheckedFooters:
     """Footers that were checked lately, for whoever reads the same files again; for any number of threads."""
 
-    def __init__(self, bytes_max: int = FOOTER_BYTES_MAX, clock: Clock | None = None) -> None:
-        self._kept: ByteBoundedLru[Hashable, CheckedFooter] = ByteBoundedLru(
-            bytes_max, lambda footer: PARSED_BYTES * int(footer.metadata.serialized_size), clock=clock
+    def __init__(self, cache: Cache) -> None:
+        self._kept: Kind[Hashable, CheckedFooter] = cache.kind(
+            lambda footer: PARSED_BYTES * int(footer.metadata.serialized_size)
         )
 
     @property
