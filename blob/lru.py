@@ -1,17 +1,17 @@
 """Values by key within a number of bytes: caches for any number of threads, whose methods never wait for long.
 
-`ByteBoundedLru` drops the value used longest ago. That keeps nothing at all of a set that is a little larger than the
-cache and is read again and again, because each value goes just before it is wanted. `AdmittingCache` therefore lets a
-new value in only if it is asked for more often than what would have to go, so a scan cannot empty it. This is the
-admission of TinyLFU (Einziger, Friedman and Manes, 2017), with exact counts of recent questions in place of a sketch.
+`ByteBoundedLru` drops the value used longest ago. A set slightly larger than the cache that is read in cycles is then
+never cached: each value is dropped just before its next use. `AdmittingCache` therefore admits a new value only if it
+is requested more often than the values that it would evict, so a scan cannot empty the cache. This is the admission of
+TinyLFU (Einziger, Friedman and Manes, 2017), with exact counts of recent questions in place of a sketch.
 
 The count of a key grows whether its value is here or not, up to `COUNT_MAX`. All counts are halved after `AGE_FACTOR`
 questions for each value kept, so that what was wanted long ago makes room.
 
-Room is no reason to keep a value for ever. What is kept of parts that a compaction has replaced is never asked for
-again, and a client that is open all year would fill any room with it. So with the next value that is put, all go that
-nobody has asked for in `idle_s`. Which these are is known without a time for each: whatever was kept when a period
-began, and was not asked for until the period has passed.
+A value does not stay for ever just because there is room. Nothing reads the values of replaced parts again, and a
+client that is open all year would fill any room with them. Therefore the next `put` also drops every value that was not
+requested for `idle_s`. This needs no time for each value: it drops the values that were cached when a period began and
+were not requested during it.
 """
 
 import threading
@@ -27,10 +27,10 @@ V = TypeVar("V")
 COUNT_MAX = 7
 AGE_FACTOR = 16
 QUESTIONS_MIN = 256
-LEAD = 1  # If values are read in turns, the next one has always been asked for once more than the others.
+LEAD = 1  # If values are read in cycles, the next one always has one request more than the others.
 SMALL_SHARE = 1024  # A value below this share of the room is always let in: small ones have a room of their own,
 SMALL_ROOM = 16  # which is this share of the whole.
-IDLE_S = 24 * 3600.0  # So that what is done once a day finds what it has left.
+IDLE_S = 24 * 3600.0  # A daily job still finds its values from the day before.
 
 
 class ByteBoundedLru(Generic[K, V]):
@@ -38,11 +38,10 @@ class ByteBoundedLru(Generic[K, V]):
 
     Args:
         bytes_max: room for all values together.
-        size: about how many bytes a value takes; asked once, when it is put.
+        size: returns about how many bytes a value takes; called once, by `put`.
         value_bytes_max: larger values are not kept; None for all that have room. If it is more than `bytes_max`, a
             value that has no room beside others is kept alone.
-        clock, idle_s: a value that nobody has asked for in so many seconds goes before twice as many have passed, when
-            another one is put.
+        clock, idle_s: `put` drops values that were not requested for `idle_s`, at the latest after twice that time.
 
     Attributes:
         bytes: what all values here take.
@@ -102,7 +101,7 @@ class ByteBoundedLru(Generic[K, V]):
                 self.evictions += 1
 
     def take(self, key: K, only: V | None = None) -> V | None:
-        """Return the value of a key, and keep it no more; if only is given, drop and return that very value alone."""
+        """Remove and return the value of a key; if `only` is set, only if it is that very object."""
         with self._lock:
             entry = self._kept.get(key)
             if entry is None or (only is not None and entry[0] is not only):
@@ -130,7 +129,7 @@ class ByteBoundedLru(Generic[K, V]):
         self._began_s, self._not_asked_for = self._clock.monotonic_s(), {*self._kept}
 
     def _asked(self, key: K) -> None:
-        """Note that somebody asked for a key."""
+        """Count a request for a key."""
 
     def _is_admitted(self, key: K, size: int) -> bool:
         return True
@@ -140,10 +139,9 @@ class ByteBoundedLru(Generic[K, V]):
 
 
 class AdmittingCache(ByteBoundedLru[K, V]):
-    """A `ByteBoundedLru` that lets in only what is wanted more often than what it would have to drop.
+    """A `ByteBoundedLru` that admits only values requested more often than those it would evict.
 
-    Memory besides the values: one count for each key that was asked for lately, at most about
-    `AGE_FACTOR` for each value that is kept.
+    Extra memory: one count for each recently requested key, at most about `AGE_FACTOR` for each cached value.
     """
 
     def __init__(
@@ -161,13 +159,13 @@ class AdmittingCache(ByteBoundedLru[K, V]):
         self._large_room = bytes_max - bytes_max // SMALL_ROOM
 
     def peek(self, key: K) -> V | None:
-        """Return the value of a key, without any effect: for a caller who asks twice for one purpose."""
+        """Return the value of a key without counting the request."""
         with self._lock:
             entry = self._kept.get(key)
             return None if entry is None else entry[0]
 
     def clear(self) -> None:
-        """Keep nothing any more, and forget what was asked for."""
+        """Drop all values and counts."""
         super().clear()
         with self._lock:
             self._counts.clear()
@@ -195,7 +193,7 @@ class AdmittingCache(ByteBoundedLru[K, V]):
         return self.bytes_max if self._is_small(size) else self._large_room
 
     def _is_admitted(self, key: K, size: int) -> bool:
-        """Return whether those that would go are all wanted less often than the key; those are moved to the front."""
+        """Return whether all victims are requested less often than the key; move the others to the front."""
         missing = self.bytes + size - self._large_room
         if self._is_small(size) or missing <= 0 or not self._kept:
             return True

@@ -13,7 +13,7 @@ from persist.blob.errors import InvalidUsage
 def check_fields(options: Any, *, but: tuple[str, ...] = ()) -> None:
     """Check the fields of a dataclass by their types, which msgspec must know: `Annotated[float, msgspec.Meta(ge=0)]`.
 
-    A boolean is no number, a fraction is no count, and what is not finite is refused.
+    A boolean is not accepted as a number, nor a fraction as a count; values must be finite.
 
     Raises:
         InvalidUsage: a value is not allowed; the message names the field, the value (unless the field has
@@ -30,7 +30,7 @@ def check_fields(options: Any, *, but: tuple[str, ...] = ()) -> None:
 def read_options(options: Mapping[str, Any] | None, kinds: Mapping[str, Any], store: str) -> dict[str, Any]:
     """Return options with their values in the types that kinds has by name; text may stand for any, as Spark passes it.
 
-    None values count as not given.
+    Options that are None are ignored.
 
     Raises:
         InvalidUsage: a name is not known, or a value does not fit; values are not shown, because some are secrets.
@@ -60,7 +60,7 @@ def _converted(value: Any, kind: Any, problem: str, *, strict: bool) -> Any:
 
 
 def _allowed(kind: Any, problem: str) -> str:
-    """Return what to give instead, out of what msgspec says: "Expected `int` >= 16", "Expected `float`, got `str`"."""
+    """Return the allowed values, from a message of msgspec: "Expected `int` >= 16", "Expected `float`, got `str`"."""
     for one in (kind, *get_args(kind)):
         if isinstance(one, type) and is_dataclass(one):
             return f"a {one.__name__}"

@@ -1,9 +1,8 @@
-"""A location through a server that has the rights on its store: what both sides say to each other, and the store of
-the side that has none.
+"""A location through a server that holds the credentials: the messages of both sides, and the client's store.
 
-The client asks for the calls of `Blob` and does all the rest itself, as on any store: it reads the log, checks
-checksums, plans, decodes and commits. So nothing of the library is there twice, and what a server could lie about is
-what a store could: which records there are. The server is `persist.services.serve.flight_calls`.
+The client sends calls of `Blob` and does all other work itself, as on any store: it reads the log, verifies checksums,
+plans, decodes and commits. Nothing of the library exists twice, and a lying server can do no more than a lying store:
+hide or invent records. The server is `persist.services.serve.flight_calls`.
 
     action "blob.get"     BlobGet     → a BlobHead, then the value in pieces
     action "blob.list"    BlobListPage → a BlobPage of at most `LIST_PAGE_ENTRIES` entries
@@ -39,11 +38,11 @@ if TYPE_CHECKING:
     import pyarrow.flight as flight
 
 SERVED_PUT_BYTES_MAX = 256 << 20
-SERVED_DELETE_KEYS = 200  # Of one message, which a server takes up to 256 KiB.
+SERVED_DELETE_KEYS = 200  # In one message, which may have up to 256 KiB.
 
 
 class BlobGet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ask for a value, or for a range of it, or for one that has so many bytes at most."""
+    """Requests a value, a range of it, or a value of at most so many bytes."""
 
     key: str
     range: tuple[int, int] | None = None
@@ -88,13 +87,13 @@ class BlobHead(msgspec.Struct, frozen=True):
 
 
 class BlobPage(msgspec.Struct, frozen=True):
-    """Entries of a listing, as (key, bytes, modified_s); more is asked for after the last one."""
+    """Entries of a listing, as (key, bytes, modified_s); the next page starts after the last one."""
 
     entries: list[tuple[str, int, float]]
     failure: WrittenError | None = None
 
 
-# What a server may say; any other error is unavailable, with its text.
+# The errors that a server may send; any other error becomes Unavailable with its text.
 STORE_ERRORS = WrittenErrors(
     (
         InvalidUsage, StoreMisconfigured, ReadOnlyStore, StoreFull, Throttled, Indeterminate, CorruptBlob, MissingBlob
@@ -104,7 +103,7 @@ STORE_ERRORS = WrittenErrors(
 
 
 def error_of(failure: WrittenError) -> PersistError:
-    """Return the error that a server has written; one that is not known here is unavailable."""
+    """Return the error in a server's answer; unknown kinds become Unavailable."""
     try:
         return STORE_ERRORS.read(failure)
     except ValueError:
@@ -116,8 +115,8 @@ class ServedBlob:
 
     Args:
         url: `grpc://host:port`, or `grpc+tls://host:port`.
-        token: what the server was started with: the one that lets read, or the one that lets write, too.
-        certificate: of who vouches for the server, as PEM; None for those that the machine trusts.
+        token: one of the server's two tokens, for reading or for writing.
+        certificate: the authority of the server's certificate, as PEM; None for those that the machine trusts.
         timeout_s: how long a call may take.
     """
 
@@ -245,7 +244,7 @@ class ServedBlob:
         return client
 
     def _unanswered(self, kind: type[PersistError], error: BaseException) -> PersistError:
-        """Return what an error of a call means: a refusal is certain, and says what is wrong."""
+        """Map an error of a call: a refusal is certain and keeps the server's reason."""
         import pyarrow as pa
         import pyarrow.flight as flight
 

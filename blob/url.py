@@ -17,7 +17,7 @@ from persist.blob.stores.s3 import S3Blob
 
 _FOLDER_OPTIONS = {"fsync": bool, "file_mode": int | str, "folder_mode": int | str}
 _SERVED_OPTIONS = {"token": str, "certificate": str | bytes, "timeout_s": float}
-TOKEN_VARIABLE = "PERSIST_TOKEN"  # What a server of a location asks for, if no option says it.
+TOKEN_VARIABLE = "PERSIST_TOKEN"  # The token for a server of a location, unless an option has one.
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*)://")
 _ONE_SLASH = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*):/(?!/)")
 
@@ -25,12 +25,12 @@ _ONE_SLASH = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*):/(?!/)")
 def open_blob(
     url: str | os.PathLike[str], options: Mapping[str, Any] | None = None, *, attempt_s: float = ATTEMPT_S
 ) -> Blob:
-    """Return the store at url; nothing is asked of it yet, and nothing is created.
+    """Return the store at url; sends no request and creates nothing.
 
     Args:
         url: a path (`~` is expanded), `file:///path`, `s3://bucket/prefix` (or s3a://), `memory://name`,
-            `grpc://host:port` of a server that serves a location, any other scheme that fsspec knows, or
-            `fsspec+<scheme>://…` to have fsspec open any of these.
+            `grpc://host:port` of a server of a location, any other scheme that fsspec knows, or `fsspec+<scheme>://…`
+            to use fsspec for any of these.
         options: for the store; names it does not know are refused.
         attempt_s: how long one request to S3 may take; for a connection it waits 3 s at most, for more bytes 20 s.
 

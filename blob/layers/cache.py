@@ -1,7 +1,7 @@
 """Keeps values that never change near the reader: in memory, and in a folder that several processes may share.
 
-Only keys that a predicate names are kept, and only values, never the absence of one: what is not there now may come to
-be there. Which keys those are is the caller's to say: a store knows nothing of what its keys mean.
+Only values whose keys pass a predicate are cached. The absence of a value is never cached, because it may be created
+later. The caller provides the predicate: a store does not know the meaning of its keys.
 
 Every entry carries a checksum, in memory too, and is verified before each use: an entry that is not what it should
 be is dropped, and the value is fetched. Threads that want the same key at the same time share one fetch.
@@ -36,18 +36,18 @@ from persist.blob.protocol import (
 from persist.blob.threads import Clock, SystemClock
 
 T = TypeVar("T")
-SMALL_BYTES = 16 << 20  # So much is read though less belongs there, so that the error can say what it is.
+SMALL_BYTES = 16 << 20  # Such a blob is read even if it should be smaller, so that the error can describe it.
 ENTRY_OVERHEAD_BYTES = 512  # Roughly, of a key, a checksum and what Python adds; so that small values count.
 
 
 @dataclass(frozen=True, slots=True)
 class CacheCount:
-    """What a cache did so far.
+    """Counts of a cache since it was made.
 
     Attributes:
         hits: reads answered from memory or the folder; folder_hits: those from the folder.
         shared: reads that waited for the fetch of another thread.
-        misses: reads of keys that may be cached which asked the store.
+        misses: reads of cacheable keys that went to the store.
         evictions: entries dropped to make room, by this object.
         corrupt: entries that were not what they should be.
         disk_errors: reads and writes of the folder that failed, which costs the caching only.
@@ -73,8 +73,7 @@ class CachedBlob(BlobLayer):
     kept, and otherwise fetched alone and not kept.
 
     Args:
-        is_immutable: whether the value of a key never changes, and no other ever comes to be there: only such values
-            are kept.
+        is_immutable: whether the value of a key never changes once it exists; only such values are cached.
         memory_bytes: room for values in memory; 0 for none.
         folder: where to keep values on disk, for several clients, processes and runs; made if it is not there.
         folder_bytes: room in the folder; see `persist.blob.layers.cache_folder` for how exactly it is kept.
@@ -166,9 +165,9 @@ class CachedBlob(BlobLayer):
             return delete(keys)
 
     def forget(self, key: str) -> None:
-        """Drop what is kept of key: for a caller who found the value itself, intact as it came, to be wrong."""
+        """Drop the cached value of key; for callers that find an intact copy to be wrong."""
         with self._lock:
-            self._fetches.pop(key, None)  # Its result will not be kept, and nobody else waits for it.
+            self._fetches.pop(key, None)  # Its result is not cached, and no other thread waits for it.
             self._memory.take(key)
             if self._folder is not None:
                 self._folder.drop(key)
@@ -181,7 +180,7 @@ class CachedBlob(BlobLayer):
 
     @contextmanager
     def _changing(self, key: str) -> Iterator[None]:
-        """Drop what is kept of key before a write, and what a read found meanwhile after it."""
+        """Drop the cached value of key before a write, and any value read meanwhile after it."""
         if not self._is_cached(key):
             yield
             return
@@ -207,7 +206,7 @@ class CachedBlob(BlobLayer):
                 self._fetches[key] = mine
         if other is not None:
             value = other.result()
-            if value is None:  # It may have come to be there after the other thread had asked.
+            if value is None:  # It may have been created after the other thread's request.
                 return self._from_store(key, bytes_max)
             with self._lock:
                 self._shared += 1
@@ -289,10 +288,9 @@ def _checksum(key: str, value: bytes) -> bytes:
 def get_checked(blob: Blob, key: str, bytes_expected: int, check: Callable[[bytes], T]) -> T | None:
     """Return check of the value at key, or None when there is none.
 
-    A value that is much larger than bytes_expected is CorruptBlob, and not read where its store can tell.
+    A value much larger than bytes_expected raises CorruptBlob, and is not read if its store knows the size first.
 
-    What check refuses as CorruptBlob may be wrong only where it is cached, or on its one way from the store to the
-    cache: then it is fetched once more.
+    If check raises CorruptBlob, the cached copy or its one transfer may be at fault: the value is fetched once more.
     """
     bytes_max = max(bytes_expected, SMALL_BYTES)
     return _believed(blob, key, lambda: get_at_most(blob, key, bytes_max), check)

@@ -1,9 +1,9 @@
-"""Counts what a store is asked for: requests, errors, bytes, and how long they take, for each operation.
+"""Counts the requests to a store: number, errors, bytes and latency of each operation.
 
-Latencies are counted in buckets whose widths grow with the latency, which gives quantiles in bounded memory and O(1)
-per call. Each power of two of seconds is cut into `BUCKETS_PER_OCTAVE` equal buckets (as HdrHistogram does), so a
-quantile has a relative error of at most 1 / (2 * BUCKETS_PER_OCTAVE), about 3%, from 1 µs to about an hour; a latency
-beyond either end counts as if it were at it. The largest value is kept exactly.
+Latencies are counted in buckets whose widths grow with the latency: quantiles need bounded memory and O(1) per call.
+Each power of two of seconds has `BUCKETS_PER_OCTAVE` equal buckets (as HdrHistogram does). From 1 µs to about an hour,
+a quantile has a relative error of at most 1 / (2 * BUCKETS_PER_OCTAVE), about 3%. A latency beyond either end counts as
+that end. The largest value is kept exactly.
 """
 
 import math
@@ -25,7 +25,7 @@ BUCKETS = _OCTAVES * BUCKETS_PER_OCTAVE
 
 
 class LatencyHistogram:
-    """Counts of seconds by size, 512 integers. Not locked: whoever shares one guards it.
+    """Counts of seconds by size, 512 integers. Not locked: callers that share one must lock it.
 
     Attributes:
         total: how many values were recorded.
@@ -84,7 +84,7 @@ def _middle_s(bucket: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What one operation amounts to so far.
+    """Totals of one operation.
 
     Attributes:
         requests: calls; for `list`, pages of up to 1,000 entries that were begun; for `delete`, a page of keys is one.
@@ -106,7 +106,7 @@ class Count:
 
 
 class MeteredBlob(BlobLayer):
-    """Passes everything on to another store and counts it. The clock gives seconds, from anywhere.
+    """Passes everything on to another store and counts it. The clock returns seconds from any start.
 
     Costs about 3 µs per call and 5 kB per operation.
     """

@@ -1,6 +1,6 @@
 """Repeats what a store failed to do, as long as that is safe and worth the time: the one place that retries.
 
-What is repeated, with full jitter (`persist.blob.threads.Backoff`) until a deadline:
+These calls are repeated, with full jitter (`persist.blob.threads.Backoff`) until a deadline:
 
     Unavailable    nothing happened: any operation; not a full store, which waiting does not help
     Throttled      nothing happened, and this client asks too fast: any operation, slower; counts against the longer of
@@ -8,8 +8,8 @@ What is repeated, with full jitter (`persist.blob.threads.Backoff`) until a dead
     Indeterminate  it may have happened: `set` and `delete`, which may happen twice; never `create`, whose second
                    attempt could lose to its own first. `persist.core.log.records` tells by the commit id.
 
-Once an attempt of a `set` or `delete` was doubtful, so is the whole: whatever the last attempt says, a call that is
-given up raises Indeterminate. A listing is repeated page by page, from the last key that was yielded.
+If one attempt of a `set` or `delete` was doubtful, the whole call is: when it gives up, it raises Indeterminate,
+whatever the last attempt raised. A listing is repeated page by page, from the last key that was yielded.
 
 One attempt ends by the store's own timeouts (for S3, `connect_timeout_s` and `read_timeout_s`): then a read is
 repeated, and a write is Indeterminate, because it may still arrive. Requests are paced when the store throttles
@@ -17,7 +17,8 @@ repeated, and a write is Indeterminate, because it may still arrive. Requests ar
 and again every half a minute.
 
 Rejected: a second request for a slow read ("hedged reads"). On a store whose slowest percent takes 20 times the median,
-p99 of a snapshot of 450 parts fell from 1.9 to 1.6 s only: in one snapshot of 22 the second request is slow as well.
+the p99 of a snapshot of 450 parts only fell from 1.9 to 1.6 s: in one snapshot of 22 the second request was slow as
+well.
 """
 
 import logging
@@ -63,7 +64,7 @@ class RetryPolicy:
         throttled_deadline_s: the same for a call that is throttled, all in all.
         attempts_max: of one call, the first included, throttled ones not counted.
         first_s, bound_max_s: the bound of the random waits, which doubles from the first to the second.
-        commit_deadline_s: how long a commit asks a store that gives no clear answer, before it ends in doubt.
+        commit_deadline_s: how long a commit waits for a clear answer of the store before it ends in doubt.
     """
 
     deadline_s: _Positive = 60.0
@@ -81,7 +82,7 @@ class RetryPolicy:
 
     @classmethod
     def within(cls, retry_s: float) -> "RetryPolicy":
-        """Return the policy that gives up a request after this time."""
+        """Return a copy of this policy whose deadlines are at most this long."""
         usual = cls()
         return cls(
             deadline_s=retry_s,
@@ -92,7 +93,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RetryCount:
-    """What one operation needed besides its first attempts.
+    """Retries of one operation.
 
     Attributes:
         retries: further attempts.
@@ -163,7 +164,7 @@ class RetryBlob(BlobLayer):
         self._call("delete", key, lambda: self._inner.delete(key))
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
-        """Delete keys; those that could not be deleted are tried again, and returned when they are given up."""
+        """Delete keys, and retry those that failed; return the keys that failed in the end."""
         failed: dict[str, PersistError] = {}
         left = keys
 
@@ -276,7 +277,7 @@ class RetryBlob(BlobLayer):
 
 @dataclass(slots=True)
 class _Failures:
-    """What happened so far to a call that has failed."""
+    """The failures of one call so far."""
 
     operation: str
     key: str
@@ -289,7 +290,7 @@ class _Failures:
 
 
 class _Pages:
-    """A listing in pages, each of which can be asked for again."""
+    """A listing in pages; each page can be repeated."""
 
     def __init__(self, inner: Blob, prefix: str, start_after: str | None) -> None:
         self._inner = inner
