@@ -32,10 +32,10 @@ from persist.blob.protocol import (
     Blob,
     BlobEntry,
     MemoryBlob,
+    acquire_turn,
     delete_all,
     get_at_most,
     is_remote,
-    turn_at,
 )
 from persist.blob.served import (
     SERVED_DELETE_KEYS,

@@ -67,14 +67,14 @@ class ByteBoundedLru(Generic[K, V]):
         self._not_asked_for: set[K] = set()  # Since then, of what was here then.
         self.bytes = self.evictions = 0
 
-    def has_room_for(self, size: int) -> bool:
+    def fits(self, size: int) -> bool:
         """Whether a value of that many bytes would be kept."""
         return size <= self._value_bytes_max
 
     def get(self, key: K) -> V | None:
         """Return the value of a key, which then counts as just used."""
         with self._lock:
-            self._asked(key)
+            self._count_request(key)
             entry = self._kept.get(key)
             if entry is None:
                 return None
@@ -85,7 +85,7 @@ class ByteBoundedLru(Generic[K, V]):
     def put(self, key: K, value: V) -> None:
         """Keep a value in place of the one before, and drop others that have no room beside it."""
         size = self._size(value)
-        if not self.has_room_for(size):
+        if not self.fits(size):
             return
         with self._lock:
             self._drop(key)
@@ -95,7 +95,7 @@ class ByteBoundedLru(Generic[K, V]):
                 return
             self._kept[key] = value, size
             self.bytes += size
-            room = self._room_for(size)
+            room = self._room_bytes(size)
             while self.bytes > room and len(self._kept) > 1:
                 self._drop(next(iter(self._kept)))
                 self.evictions += 1
@@ -128,13 +128,13 @@ class ByteBoundedLru(Generic[K, V]):
             self._drop(key)
         self._began_s, self._not_asked_for = self._clock.monotonic_s(), {*self._kept}
 
-    def _asked(self, key: K) -> None:
+    def _count_request(self, key: K) -> None:
         """Count a request for a key."""
 
     def _is_admitted(self, key: K, size: int) -> bool:
         return True
 
-    def _room_for(self, size: int) -> int:
+    def _room_bytes(self, size: int) -> int:
         return self.bytes_max
 
 
@@ -170,7 +170,7 @@ class AdmittingCache(ByteBoundedLru[K, V]):
         with self._lock:
             self._counts.clear()
 
-    def _asked(self, key: K) -> None:
+    def _count_request(self, key: K) -> None:
         count = self._counts.get(key, 0)
         if count < COUNT_MAX:
             self._counts[key] = count + 1
@@ -189,7 +189,7 @@ class AdmittingCache(ByteBoundedLru[K, V]):
     def _is_small(self, size: int) -> bool:
         return size * SMALL_SHARE < self.bytes_max
 
-    def _room_for(self, size: int) -> int:
+    def _room_bytes(self, size: int) -> int:
         return self.bytes_max if self._is_small(size) else self._large_room
 
     def _is_admitted(self, key: K, size: int) -> bool:
@@ -197,15 +197,15 @@ class AdmittingCache(ByteBoundedLru[K, V]):
         missing = self.bytes + size - self._large_room
         if self._is_small(size) or missing <= 0 or not self._kept:
             return True
-        wanted, victims = self._counts.get(key, 0), []
-        for other, (_, freed) in self._kept.items():
-            if not self._is_small(freed) and self._counts.get(other, 0) + LEAD < wanted:
-                victims.append(other)
+        requests, victims = self._counts.get(key, 0), []
+        for victim, (_, freed) in self._kept.items():
+            if not self._is_small(freed) and self._counts.get(victim, 0) + LEAD < requests:
+                victims.append(victim)
                 missing -= freed
                 if missing <= 0:
                     break
         if missing > 0:
             return False
-        for other in reversed(victims):
-            self._kept.move_to_end(other, last=False)
+        for victim in reversed(victims):
+            self._kept.move_to_end(victim, last=False)
         return True

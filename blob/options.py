@@ -23,8 +23,8 @@ def check_fields(options: Any, *, but: tuple[str, ...] = ()) -> None:
     for field in fields(options):
         if field.name not in but:
             value = getattr(options, field.name)
-            shown = f"{field.name}={value!r}" if field.repr else field.name
-            _converted(value, kinds[field.name], f"{shown} is not allowed", strict=True)
+            option = f"{field.name}={value!r}" if field.repr else field.name
+            _converted(value, kinds[field.name], f"{option} is not allowed", strict=True)
 
 
 def read_options(options: Mapping[str, Any] | None, kinds: Mapping[str, Any], store: str) -> dict[str, Any]:
@@ -35,14 +35,14 @@ def read_options(options: Mapping[str, Any] | None, kinds: Mapping[str, Any], st
     Raises:
         InvalidUsage: a name is not known, or a value does not fit; values are not shown, because some are secrets.
     """
-    given = options or {}
-    if unknown := [name for name in given if name not in kinds]:
+    values = options or {}
+    if unknown := [name for name in values if name not in kinds]:
         allowed = ", ".join(sorted(kinds)) or "none"
         raise InvalidUsage(f"storage option {unknown[0]!r} is not an option of {store}; it takes: {allowed}")
     problem = "storage option {!r} of {} has a value that does not fit"
     return {
         name: _converted(value, kinds[name], problem.format(name, store), strict=False)
-        for name, value in given.items()
+        for name, value in values.items()
         if value is not None
     }
 
@@ -61,15 +61,15 @@ def _converted(value: Any, kind: Any, problem: str, *, strict: bool) -> Any:
 
 def _allowed(kind: Any, problem: str) -> str:
     """Return the allowed values, from a message of msgspec: "Expected `int` >= 16", "Expected `float`, got `str`"."""
-    for one in (kind, *get_args(kind)):
-        if isinstance(one, type) and is_dataclass(one):
-            return f"a {one.__name__}"
-        if get_origin(one) is Literal:
-            return " or ".join(map(repr, get_args(one)))
+    for alternative in (kind, *get_args(kind)):
+        if isinstance(alternative, type) and is_dataclass(alternative):
+            return f"a {alternative.__name__}"
+        if get_origin(alternative) is Literal:
+            return " or ".join(map(repr, get_args(alternative)))
     if not problem.startswith("Expected "):
         return "a number that 64 bits can hold"
     words = {"int": "an integer", "float": "a number", "bool": "True or False", "str": "text", " | null": " or None"}
-    wanted, comma, got = problem.removeprefix("Expected ").replace("`", "").partition(", got ")
+    allowed, comma, got = problem.removeprefix("Expected ").replace("`", "").partition(", got ")
     for word, meaning in words.items():
-        wanted = wanted.replace(word, meaning)
-    return wanted + (f", not {got.replace('null', 'None')}" if comma else "")
+        allowed = allowed.replace(word, meaning)
+    return allowed + (f", not {got.replace('null', 'None')}" if comma else "")

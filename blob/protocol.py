@@ -127,7 +127,7 @@ def check_bytes(key: str, size: int, bytes_max: int) -> None:
 DeletePage = Callable[[Sequence[str]], Mapping[str, PersistError]]
 
 
-def turn_at(blob: Blob, key: str) -> AbstractContextManager[bool]:
+def acquire_turn(blob: Blob, key: str) -> AbstractContextManager[bool]:
     """Wait for the turn to create the key after `key`, and keep it for the block; yield whether it had to wait.
 
     Turns only reduce contention between racing writers: correctness never depends on them. A store that has turns
@@ -159,8 +159,8 @@ def delete_all(blob: Blob, keys: Iterable[str]) -> int:
         PersistError: the store's error when a whole page failed.
     """
     delete_page = page_deletion(blob) or partial(_delete_one_by_one, blob)
-    rest, total = iter(keys), 0
-    while page := [*islice(rest, DELETE_PAGE_MAX)]:
+    pending, total = iter(keys), 0
+    while page := [*islice(pending, DELETE_PAGE_MAX)]:
         if failed := delete_page(page):
             raise NotDeleted(failed, blob.url) from next(iter(failed.values()))
         total += len(page)
@@ -201,7 +201,7 @@ class BlobLayer:
         return is_remote(self._inner)
 
     def turn(self, key: str) -> AbstractContextManager[bool]:
-        return turn_at(self._inner, key)
+        return acquire_turn(self._inner, key)
 
     @property
     def delete_page(self) -> DeletePage | None:
@@ -219,8 +219,8 @@ def check_key(key: str) -> str:
     """Return key, or raise InvalidUsage when it could escape its prefix or cannot be stored everywhere."""
     problem = _problem(key)
     if problem is not None:
-        shown = repr(key) if len(key) <= 80 else f"{key[:80]!r}…"
-        raise InvalidUsage(f"blob key {shown} is not allowed: {problem}. Use a shorter or plainer key.")
+        shortened = repr(key) if len(key) <= 80 else f"{key[:80]!r}…"
+        raise InvalidUsage(f"blob key {shortened} is not allowed: {problem}. Use a shorter or plainer key.")
     return key
 
 
@@ -292,13 +292,13 @@ class MemoryBlob:
 
     def set(self, key: str, value: bytes) -> None:
         with self._lock:
-            self._put(check_key(key), value)
+            self._store(check_key(key), value)
 
     def create(self, key: str, value: bytes) -> bool:
         with self._lock:
             if check_key(key) in self._values:
                 return False
-            self._put(key, value)
+            self._store(key, value)
             return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
@@ -315,7 +315,7 @@ class MemoryBlob:
     def close(self) -> None:
         """Do nothing: other users of this store keep the values."""
 
-    def _put(self, key: str, value: bytes) -> None:
+    def _store(self, key: str, value: bytes) -> None:
         if key not in self._values:
             bisect.insort(self._keys, (key.encode(), key))
         self._values[key] = (bytes(value), time.time())

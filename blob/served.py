@@ -102,7 +102,7 @@ STORE_ERRORS = WrittenErrors(
 )  # fmt: skip
 
 
-def error_of(failure: WrittenError) -> PersistError:
+def read_error(failure: WrittenError) -> PersistError:
     """Return the error in a server's answer; unknown kinds become Unavailable."""
     try:
         return STORE_ERRORS.read(failure)
@@ -142,16 +142,16 @@ class ServedBlob:
         return self._got(BlobGet(check_key(key), None, bytes_max))
 
     def set(self, key: str, value: bytes) -> None:
-        self._put(key, value, is_new=False)
+        self._send(key, value, is_new=False)
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._put(key, value, is_new=True)
+        return self._send(key, value, is_new=True)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         while True:
-            page = self._asked("blob.list", BlobListPage(prefix, start_after), BlobPage)
+            page = self._request("blob.list", BlobListPage(prefix, start_after), BlobPage)
             if page.failure is not None:
-                raise error_of(page.failure)
+                raise read_error(page.failure)
             for entry in page.entries:
                 yield BlobEntry(*entry)
             if len(page.entries) < LIST_PAGE_ENTRIES:
@@ -165,12 +165,12 @@ class ServedBlob:
     def delete_page(self, keys: Sequence[str]) -> Mapping[str, PersistError]:
         failed: dict[str, PersistError] = {}
         for start in range(0, len(keys), SERVED_DELETE_KEYS):
-            head = self._asked(
+            head = self._request(
                 "blob.delete", BlobDelete([*map(check_key, keys[start : start + SERVED_DELETE_KEYS])]), BlobHead
             )
             if head.failure is not None:
-                raise error_of(head.failure)
-            failed |= {key: error_of(failure) for key, failure in head.failed.items()}
+                raise read_error(head.failure)
+            failed |= {key: read_error(failure) for key, failure in head.failed.items()}
         return failed
 
     def close(self) -> None:
@@ -201,37 +201,37 @@ class ServedBlob:
         except (*wire.CALL_FAILED, StopIteration) as error:
             raise self._unanswered(Unavailable, error) from error
         if head.failure is not None:
-            raise error_of(head.failure)
+            raise read_error(head.failure)
         if not head.found:
             return None
         if len(value) != head.bytes:
             raise Unavailable(f"{self._url} gave {len(value):,} bytes of {wanted.key!r}, and said {head.bytes:,}")
         return value
 
-    def _put(self, key: str, value: bytes, *, is_new: bool) -> bool:
+    def _send(self, key: str, value: bytes, *, is_new: bool) -> bool:
         from persist.blob import wire
 
         if len(value) > SERVED_PUT_BYTES_MAX:
             raise InvalidUsage(f"{key!r} has {len(value):,} bytes, and a server takes {SERVED_PUT_BYTES_MAX:,} at most")
         command = msgspec.json.encode(BlobPut(check_key(key), len(value), is_new))
         try:
-            told = wire.answer_in_pieces(self._connected(), self._token, command, value, self._timeout_s)
-            head = msgspec.json.decode(told, type=BlobHead)
+            answer = wire.answer_in_pieces(self._connected(), self._token, command, value, self._timeout_s)
+            head = msgspec.json.decode(answer, type=BlobHead)
         except wire.CALL_FAILED as error:
             raise self._unanswered(Indeterminate, error) from error
         if head.failure is not None:
-            raise error_of(head.failure)
+            raise read_error(head.failure)
         return head.found
 
-    def _asked(self, what: str, message: msgspec.Struct, kind: type[Any]) -> Any:
+    def _request(self, what: str, message: msgspec.Struct, kind: type[Any]) -> Any:
         from persist.blob import wire
 
         is_read = what == "blob.list"
         try:
-            told = next(
+            answer = next(
                 wire.answers(self._connected(), self._token, what, msgspec.json.encode(message), self._timeout_s), b""
             )
-            return msgspec.json.decode(told, type=kind)
+            return msgspec.json.decode(answer, type=kind)
         except wire.CALL_FAILED as error:
             raise self._unanswered(Unavailable if is_read else Indeterminate, error) from error
 

@@ -1,23 +1,24 @@
 """Schemas that change: columns with ids, numbered versions, and parts that are read as another version than theirs.
 
-A collection begins with version 1 of its schema. Each change makes the next version, and a part says which one it was
-written with. Parts are never rewritten for a change: whoever reads one under another version gets its columns by id,
-whatever they are called, wider where they were widened, and with the default of a column that is younger than the part.
+A collection begins with version 1 of its schema. Each change creates the next version, and each part names the version
+that it was written with. A change never rewrites parts. A reader of a part under another version gets its columns by
+id, under their present names, widened where the type was widened, and with the default for columns younger than the
+part.
 
 Invariants:
 - a column has its id for ever; a name that is used again is another column with another id, and no id comes back;
-- key columns are the same in all versions, in the same order: they may get other names, and become wider only as far
-  as their values are written in descriptors as before, so that samples and bounds of keys stay what they are;
+- key columns are the same in all versions, in the same order: they may be renamed, and widened only if descriptors
+  still write their values alike, so that samples and bounds of keys stay valid;
 - a value column keeps its id and its side, and its type becomes wider or stays;
 - a default belongs to a column from its first version on, as long as it exists. It only becomes wider with it;
 - lifting never makes a value up: what a part lost, because it was written or merged after a column was dropped, is an
   error and never NULL.
 
-A read with an older version works with the newest types, and makes narrower at the end what it gives out
-(`newest_types`, `narrowed`): a part holds updates of many times, and what is not wanted of these need not fit.
+A read with an older version works with the newest types, and narrows its results at the end (`newest_types`,
+`narrowed`): a part holds updates of many times, and values outside the result need not fit.
 
-Lifting does not change which records are equal, but where a column is left out: then records may become equal that the
-part tells apart (`Lift.is_exact` is False).
+Lifting preserves which records are equal, unless a column is left out: then records may become equal that differ in the
+part (`Lift.is_exact` is False).
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -38,7 +39,7 @@ from persist.codecs.types.casts import cast_column
 from persist.codecs.types.schema import TIME_UNITS, CollectionSchema, Side, check_field, check_width
 from persist.codecs.types.values import to_field
 
-DEFAULT_BYTES_MAX = 64 << 10  # Of all columns, as JSON. Checked when they are given, not when they are read.
+DEFAULT_BYTES_MAX = 64 << 10  # The limit for all columns, as JSON. Checked for new defaults, not for stored ones.
 _FLOAT_BITS = {16: 11, 32: 24, 64: 53}  # How wide an integer may be that a float of so many bits holds exactly.
 
 
@@ -48,8 +49,8 @@ class Lift:
 
     Attributes:
         stored: the schema of the parts.
-        wanted: the schema of whoever reads.
-        is_exact: whether records that the part tells apart stay apart.
+        wanted: the reader's schema.
+        is_exact: whether different records of the part stay different.
         sources: what the columns that the part has are called there.
     """
 
@@ -79,12 +80,13 @@ class Lift:
         return name_in_part
 
     def names(self, columns: Sequence[str]) -> list[str]:
-        """Return the columns of the part that some columns are made of; raises as `source`."""
+        """Return the part's columns that some result columns depend on; raises as `source`."""
         sources = (self.source(name) for name in columns)
         return list(dict.fromkeys(name for name in sources if name is not None))
 
     def table(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """Return columns, given those of the part that `names` tells. Cost: a pass over those whose types differ.
+        """Return columns, computed from the part's columns that `names` returns. Cost: a pass over those whose types
+        differ.
 
         Raises:
             SchemaMismatch: a value does not fit the narrower type that a column had in an earlier version.
@@ -112,7 +114,7 @@ def lift(schema: CollectionSchema, version: int) -> Lift | None:
     """Return how parts of a version are read under a schema; None if they are of that very version.
 
     Raises:
-        ValueError: there is no such version.
+        ValueError: the version does not exist.
     """
     if version == schema.version and not schema.is_widened:
         return None
@@ -209,7 +211,7 @@ def widened_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArra
 def is_wider(narrow: pa.DataType, wide: pa.DataType) -> bool:
     """Return whether a type holds every value of another one, so that a column of it can be widened.
 
-    Of times in finer units, it does as long as they are not centuries away: `may_overflow`.
+    Times in finer units must lie within some centuries of 1970: `may_overflow`.
     """
     if pt.is_integer(narrow) and pt.is_integer(wide):
         is_signed = pt.is_signed_integer(wide)
@@ -255,7 +257,7 @@ def check_next(before: CollectionSchema, after: CollectionSchema, used: Set[int]
     """Check that a schema may follow another one.
 
     Args:
-        used: the ids that columns of before and of the versions before it have; those of its `known` by default.
+        used: the ids of all columns of earlier versions; by default those of `known`.
 
     Raises:
         SchemaMismatch: an invariant of the module's docstring would break.
@@ -523,7 +525,7 @@ def versions(written: Sequence[bytes]) -> CollectionSchema:
     return replace(known[-1], known=tuple(known)) if len(known) > 1 else known[-1]
 
 
-_read: WeakValueDictionary[bytes, CollectionSchema] = WeakValueDictionary()  # Which is safe to use from many threads.
+_read: WeakValueDictionary[bytes, CollectionSchema] = WeakValueDictionary()  # Safe to use from many threads.
 
 
 def _version(written: bytes) -> CollectionSchema:

@@ -141,7 +141,7 @@ class CachedBlob(BlobLayer):
                 return entry.value if range is None else entry.value[slice(*check_range(range))]
             self._forget_corrupt(key, entry)
         check_key(key)
-        return self._fetched(key, bytes_max) if range is None else self._cut(key, check_range(range))
+        return self._fetch(key, bytes_max) if range is None else self._read_range(key, check_range(range))
 
     def set(self, key: str, value: bytes) -> None:
         with self._changing(key):
@@ -190,38 +190,38 @@ class CachedBlob(BlobLayer):
         finally:
             self.forget(key)
 
-    def _cut(self, key: str, range: tuple[int, int]) -> bytes | None:
+    def _read_range(self, key: str, range: tuple[int, int]) -> bytes | None:
         value = self._folder.get(key) if self._folder is not None else None
         with self._lock:
             self._folder_hits += value is not None
             self._misses += value is None
         return self._inner.get(key, range) if value is None else value[slice(*range)]
 
-    def _fetched(self, key: str, bytes_max: int | None) -> bytes | None:
+    def _fetch(self, key: str, bytes_max: int | None) -> bytes | None:
         """Return the value from the folder or the store, by one read for all threads that ask at the time."""
         with self._lock:
-            other = self._fetches.get(key)
-            if other is None:
-                mine: Future[bytes | None] = Future()
-                self._fetches[key] = mine
-        if other is not None:
-            value = other.result()
+            running = self._fetches.get(key)
+            if running is None:
+                fetch: Future[bytes | None] = Future()
+                self._fetches[key] = fetch
+        if running is not None:
+            value = running.result()
             if value is None:  # It may have been created after the other thread's request.
                 return self._from_store(key, bytes_max)
             with self._lock:
                 self._shared += 1
             return value
         try:
-            value = self._read(key, mine, bytes_max)
+            value = self._read(key, fetch, bytes_max)
         except BaseException as error:
-            self._end(key, mine)
+            self._end(key, fetch)
             if isinstance(error, Exception):
-                mine.set_exception(error)
+                fetch.set_exception(error)
             else:
-                mine.set_result(None)  # An interrupt is for this thread only; the others ask for themselves.
+                fetch.set_result(None)  # An interrupt is for this thread only; the others ask for themselves.
             raise
-        self._end(key, mine)
-        mine.set_result(value)
+        self._end(key, fetch)
+        fetch.set_result(value)
         return value
 
     def _from_store(self, key: str, bytes_max: int | None) -> bytes | None:
@@ -245,7 +245,7 @@ class CachedBlob(BlobLayer):
         def is_current() -> bool:
             return self._fetches.get(key) is mine
 
-        if self._memory.has_room_for(len(value) + ENTRY_OVERHEAD_BYTES):
+        if self._memory.fits(len(value) + ENTRY_OVERHEAD_BYTES):
             entry = _CachedValue.of(key, value)
             with self._lock:
                 if is_current():
@@ -293,15 +293,15 @@ def get_checked(blob: Blob, key: str, bytes_expected: int, check: Callable[[byte
     If check raises CorruptBlob, the cached copy or its one transfer may be at fault: the value is fetched once more.
     """
     bytes_max = max(bytes_expected, SMALL_BYTES)
-    return _believed(blob, key, lambda: get_at_most(blob, key, bytes_max), check)
+    return _check_or_refetch(blob, key, lambda: get_at_most(blob, key, bytes_max), check)
 
 
 def get_range_checked(blob: Blob, key: str, range: tuple[int, int], check: Callable[[bytes], T]) -> T | None:
     """Return check of some bytes of the value at key, or None when there is none; otherwise as `get_checked`."""
-    return _believed(blob, key, lambda: blob.get(key, range), check)
+    return _check_or_refetch(blob, key, lambda: blob.get(key, range), check)
 
 
-def _believed(blob: Blob, key: str, get: Callable[[], bytes | None], check: Callable[[bytes], T]) -> T | None:
+def _check_or_refetch(blob: Blob, key: str, get: Callable[[], bytes | None], check: Callable[[bytes], T]) -> T | None:
     data = get()
     if data is None:
         return None

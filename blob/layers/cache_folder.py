@@ -155,7 +155,7 @@ class BoundedFolder:
     def _make_room(self) -> None:
         """Count the files of all writers, and remove the least recently used if they take too much."""
         with self._lock:
-            before = self.bytes
+            bytes_before = self.bytes
             self._until_scan = self.bytes_max // 16
         entries = self._entries()
         total, evictions = sum(size for _, size, _ in entries), 0
@@ -168,7 +168,7 @@ class BoundedFolder:
                     os.unlink(path)
                     evictions += 1
         with self._lock:
-            self.bytes += total - before  # Files written since the scan may be missing from the entries.
+            self.bytes += total - bytes_before  # Files written since the scan may be missing from the entries.
             self.evictions += evictions
 
     def _entries(self) -> list[tuple[int, int, str]]:

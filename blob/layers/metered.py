@@ -48,7 +48,7 @@ class LatencyHistogram:
 
     def merge(self, other: "LatencyHistogram") -> None:
         """Add what other has counted, for example in another process."""
-        self._buckets = [mine + theirs for mine, theirs in zip(self._buckets, other._buckets, strict=True)]
+        self._buckets = [ours + added for ours, added in zip(self._buckets, other._buckets, strict=True)]
         self.total += other.total
         self.max_s = max(self.max_s, other.max_s)
 
@@ -63,10 +63,10 @@ class LatencyHistogram:
         if not self.total:
             return 0.0
         rank = max(1, math.ceil(share * self.total))
-        seen = 0
+        passed = 0
         for bucket, count in enumerate(self._buckets):
-            seen += count
-            if seen >= rank:
+            passed += count
+            if passed >= rank:
                 return min(_middle_s(bucket), self.max_s)
         raise AssertionError("the buckets hold fewer values than were recorded")
 
@@ -121,35 +121,35 @@ class MeteredBlob(BlobLayer):
         return {name: tally.count() for name, tally in self._tallies.items()}
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        return self._counted("get", lambda: self._inner.get(key, range), lambda value: len(value or b""))
+        return self._measure("get", lambda: self._inner.get(key, range), lambda value: len(value or b""))
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
-        return self._counted("get", lambda: get_at_most(self._inner, key, bytes_max), lambda value: len(value or b""))
+        return self._measure("get", lambda: get_at_most(self._inner, key, bytes_max), lambda value: len(value or b""))
 
     def set(self, key: str, value: bytes) -> None:
-        self._counted("set", lambda: self._inner.set(key, value), lambda _: len(value))
+        self._measure("set", lambda: self._inner.set(key, value), lambda _: len(value))
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._counted("create", lambda: self._inner.create(key, value), lambda _: len(value))
+        return self._measure("create", lambda: self._inner.create(key, value), lambda _: len(value))
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         entries = self._entries(prefix, start_after)
-        while page := self._counted("list", lambda: [*islice(entries, LIST_PAGE_ENTRIES)], _no_bytes):
+        while page := self._measure("list", lambda: [*islice(entries, LIST_PAGE_ENTRIES)], _no_bytes):
             yield from page
             if len(page) < LIST_PAGE_ENTRIES:
                 return
 
     def delete(self, key: str) -> None:
-        self._counted("delete", lambda: self._inner.delete(key), _no_bytes)
+        self._measure("delete", lambda: self._inner.delete(key), _no_bytes)
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
-        return self._counted("delete", lambda: delete(keys), _no_bytes)
+        return self._measure("delete", lambda: delete(keys), _no_bytes)
 
     def _entries(self, prefix: str, start_after: str | None) -> Iterator[BlobEntry]:
         """List as a generator, so that a store which fails at the call itself does so where it is counted."""
         yield from self._inner.list(prefix, start_after)
 
-    def _counted(self, name: str, call: Callable[[], T], size: Callable[[T], int]) -> T:
+    def _measure(self, name: str, call: Callable[[], T], size: Callable[[T], int]) -> T:
         began_s = self._clock()
         try:
             result = call()
@@ -180,9 +180,11 @@ class _Tally:
 
     def count(self) -> Count:
         with self._lock:
-            seen = self._histogram
-            p50_s, p90_s, p99_s = map(seen.quantile_s, (0.5, 0.9, 0.99))
-            return Count(seen.total, self._errors, self._bytes, self._seconds, p50_s, p90_s, p99_s, seen.max_s)
+            histogram = self._histogram
+            p50_s, p90_s, p99_s = map(histogram.quantile_s, (0.5, 0.9, 0.99))
+            return Count(
+                histogram.total, self._errors, self._bytes, self._seconds, p50_s, p90_s, p99_s, histogram.max_s
+            )
 
 
 def _no_bytes(result: object) -> int:

@@ -166,12 +166,12 @@ class RetryBlob(BlobLayer):
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
         """Delete keys, and retry those that failed; return the keys that failed in the end."""
         failed: dict[str, PersistError] = {}
-        left = keys
+        pending = keys
 
         def attempt() -> None:
-            nonlocal failed, left
-            failed = dict(delete(left))
-            left = [*failed]
+            nonlocal failed, pending
+            failed = dict(delete(pending))
+            pending = [*failed]
             again = [error for error in failed.values() if isinstance(error, (Unavailable, Indeterminate))]
             if again:  # One that was throttled is the reason to slow down.
                 raise next((error for error in again if isinstance(error, Throttled)), again[0])
@@ -190,15 +190,15 @@ class RetryBlob(BlobLayer):
         while True:
             sent_s = self._rate.take_turn(ready_s, last_s)
             if sent_s is None:
-                failures = failures or self._no_turn(operation, key, began_s)
-                raise self._gave_up(failures) from failures.last
+                failures = failures or self._describe_no_turn(operation, key, began_s)
+                raise self._final_error(failures) from failures.last
             try:
                 result = attempt()
             except PersistError as error:
                 failures = failures or _Failures(operation, key, began_s, self._backoff(began_s))
                 failures.throttled_s += sent_s - ready_s
                 if not self._wait(failures, error, sent_s):
-                    raise self._gave_up(failures) from error
+                    raise self._final_error(failures) from error
                 ready_s = self._clock.monotonic_s()
             else:
                 self._rate.succeeded()
@@ -210,7 +210,7 @@ class RetryBlob(BlobLayer):
         failures.last = error
         if not isinstance(error, (Unavailable, Indeterminate)) or isinstance(error, StoreFull):
             if failures.is_doubtful:
-                raise self._gave_up(failures) from error
+                raise self._final_error(failures) from error
             raise error
         if error.timed_out:
             self._counts.add(operation, "timeouts")
@@ -233,7 +233,7 @@ class RetryBlob(BlobLayer):
         self._counts.add(operation, "retries")
         return True
 
-    def _gave_up(self, failures: "_Failures") -> PersistError:
+    def _final_error(self, failures: "_Failures") -> PersistError:
         """Return the error that a call fails with in the end, and count it."""
         last = failures.last
         self._counts.add(failures.operation, "gave_up")
@@ -257,7 +257,7 @@ class RetryBlob(BlobLayer):
             # The text alone: a handler that keeps records must not keep what the error refers to.
             logger.warning("%s is tried for up to %g s: %s", what, deadline_s, str(last))
 
-    def _no_turn(self, operation: str, key: str, began_s: float) -> "_Failures":
+    def _describe_no_turn(self, operation: str, key: str, began_s: float) -> "_Failures":
         text = (
             f"the store refuses more than {self._rate.limit or 0:.1f} requests of this client per second, and more "
             "wait than can be sent until the deadline. Ask for less at a time."

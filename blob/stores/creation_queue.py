@@ -31,7 +31,7 @@ class Turns:
         self._given_up: list[threading.Thread] = []  # Threads that still wait for a stuck process.
 
     @contextmanager
-    def taken(self, folder: str) -> Iterator[bool]:
+    def acquire(self, folder: str) -> Iterator[bool]:
         """Have the turn at folder for the block, which gets whether it had to wait; do without if none is to be had.
 
         A thread that already holds the turn gets it again inside the block.
@@ -67,7 +67,7 @@ class Turns:
 
     def _wait_in_thread(self, descriptor: int) -> int | None:
         """Return descriptor with the turn, or None after WAIT_MAX_S; `flock` itself knows no such limit."""
-        taken: Future[int] = Future()
+        acquired: Future[int] = Future()
 
         def take() -> None:
             error = None
@@ -75,12 +75,12 @@ class Turns:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             except OSError as failed:
                 error = failed
-            if not taken.set_running_or_notify_cancel():
+            if not acquired.set_running_or_notify_cancel():
                 _give_back(descriptor)
             elif error is not None:
-                taken.set_exception(error)
+                acquired.set_exception(error)
             else:
-                taken.set_result(descriptor)
+                acquired.set_result(descriptor)
 
         thread = threading.Thread(target=take, name="persist-turn", daemon=True)
         thread.start()
@@ -88,9 +88,9 @@ class Turns:
         try:
             while time.monotonic() < ends_s and changed_ns != (changed_ns := os.stat(descriptor).st_mtime_ns):
                 with suppress(TimeoutError):
-                    return taken.result(WAIT_MAX_S)
-            if not taken.cancel():
-                return taken.result()
+                    return acquired.result(WAIT_MAX_S)
+            if not acquired.cancel():
+                return acquired.result()
             self._given_up.append(thread)
             return None
         except OSError:

@@ -154,7 +154,7 @@ class FileBlob:
         """Store value at key if there is none; return whether this call stored it."""
         path = self._path(key)
         if not os.path.isfile(path):
-            with self._turns.taken(os.path.dirname(path)):
+            with self._turns.acquire(os.path.dirname(path)):
                 # Checking again saves the losers of a race the work; the link decides anyway.
                 if not os.path.isfile(path) and self._write(key, value, _link):
                     return True
@@ -162,15 +162,15 @@ class FileBlob:
         return False
 
     def turn(self, key: str) -> AbstractContextManager[bool]:
-        """Have the turn to create files in the folder of key for the block; see `protocol.turn_at`."""
-        return self._turns.taken(os.path.dirname(self._path(key)))
+        """Have the turn to create files in the folder of key for the block; see `protocol.acquire_turn`."""
+        return self._turns.acquire(os.path.dirname(self._path(key)))
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         """Yield entries whose key starts with prefix, in key order; a folder is read when reached."""
         base = prefix.rpartition("/")[0]
         if base and not is_key(base):
             return  # No key can start so, and '..' must not be followed.
-        top = self._folder_of(f"{base}/") if base else self._root
+        top = self._folder_path(f"{base}/") if base else self._root
         try:
             yield from self._walk(f"{base}/" if base else "", prefix, start_after or "")
         except NotADirectoryError:
@@ -382,12 +382,12 @@ class FileBlob:
     # Paths and errors.
 
     def _path(self, key: str) -> str:
-        path = os.path.join(self._folder_of(check_key(key)), key.rpartition("/")[2])
+        path = os.path.join(self._folder_path(check_key(key)), key.rpartition("/")[2])
         if os.path.islink(path):
             raise _special(key, path, S_IFLNK)
         return path
 
-    def _folder_of(self, key: str) -> str:
+    def _folder_path(self, key: str) -> str:
         """Return the path of the folder that key is in."""
         path = self._root
         for segment in key.split("/")[:-1]:

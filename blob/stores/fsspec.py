@@ -45,7 +45,7 @@ _SOUNDS_SECRET = re.compile(r"key|secret|token|pass|credential|connection|sas|au
 _CONTAINER_BEFORE_AT = ("abfs", "abfss")
 
 
-def known_protocols() -> set[str]:
+def list_protocols() -> set[str]:
     """Return the schemes that always go to fsspec."""
     from fsspec.registry import available_protocols
 
@@ -66,8 +66,8 @@ class FsspecBlob:
     is_remote = True
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        scheme, _, rest = url.partition("://")
-        if "@" in rest.partition("/")[0] and scheme not in _CONTAINER_BEFORE_AT:
+        scheme, _, path = url.partition("://")
+        if "@" in path.partition("/")[0] and scheme not in _CONTAINER_BEFORE_AT:
             raise InvalidUsage(
                 f"the {scheme} URL has a user name or password in it. Pass them as storage options, so that "
                 "they are not logged with the URL."
@@ -85,7 +85,7 @@ class FsspecBlob:
         self._secrets = tuple(_secrets(options or {}))
         self._fs = _open_file_system(url, scheme, dict(options or {}), self._secrets)
         self._root = str(self._fs._strip_protocol(url)).rstrip("/")
-        self._if_absent = _atomic_create_of(self._fs)
+        self._if_absent = _find_atomic_create(self._fs)
         package = type(self._fs).__module__.partition(".")[0]
         self._is_s3fs, self._is_adlfs = package == "s3fs", package == "adlfs"
 
@@ -286,15 +286,15 @@ def _whole_values_only(kind: Any) -> Any:
     return kind
 
 
-def _atomic_create_of(fs: Any) -> dict[str, Any] | None:
+def _find_atomic_create(fs: Any) -> dict[str, Any] | None:
     """Return the argument that makes `pipe_file` of fs a create which the server decides, None if it has none.
 
     An old release would swallow the argument and overwrite, so its signature must name it.
     """
     protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
-    known, argument = ATOMIC.get(type(fs).__module__.partition(".")[0], ((), {}))
+    supported, argument = ATOMIC.get(type(fs).__module__.partition(".")[0], ((), {}))
     write = getattr(fs, "_pipe_file", None)
-    if write is None or set(protocols).isdisjoint(known):
+    if write is None or set(protocols).isdisjoint(supported):
         return None
     return argument if argument.keys() <= inspect.signature(write).parameters.keys() else None
 

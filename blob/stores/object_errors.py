@@ -133,12 +133,12 @@ class ObjectErrorMap:
 
     def answer(self, error: Exception) -> Answer:
         """Return what the server answered."""
-        shown, _, _ = str(error).partition("\n\nDebug source")
-        status = _STATUS.search(shown)
+        printed, _, _ = str(error).partition("\n\nDebug source")
+        status = _STATUS.search(printed)
         if status is None:
             return Answer(0, "", "")
-        code, message = _CODE.search(shown), _MESSAGE.search(shown)
-        body = shown[status.end() :].strip(" :")[:BODY_SHOWN_CHARACTERS]
+        code, message = _CODE.search(printed), _MESSAGE.search(printed)
+        body = printed[status.end() :].strip(" :")[:BODY_SHOWN_CHARACTERS]
         text = f"{code[1]}: {message[1] if message else ''}" if code else f"HTTP {status[1]} {body}"
         return Answer(int(status[1]), code[1] if code else "", text)
 
@@ -151,18 +151,18 @@ class ObjectErrorMap:
         """Return whether the server reported success, although obstore misses something in the answer."""
         return "MissingEtag" in (text := str(error)) or ("InvalidDeleteObjectsResponse" in text and "`$value`" in text)
 
-    def of_setup(self, error: Exception) -> PersistError:
+    def setup_error(self, error: Exception) -> PersistError:
         """Return the error to raise when no client can be made."""
         return StoreMisconfigured(f"cannot use {self.url}: {self._text(error)}. Correct the storage options.")
 
-    def of_read(self, action: str, key: str, error: Exception) -> PersistError:
+    def read_error(self, action: str, key: str, error: Exception) -> PersistError:
         """Return the error to raise for a get or list that failed."""
         what = f"cannot {action} {key!r} at {self.url}"
         return self._misconfigured(what, error) or self._unavailable(
             what, error, "Check that the store is up and reachable, then try again."
         )
 
-    def of_write(self, action: str, key: str, error: Exception) -> PersistError:
+    def write_error(self, action: str, key: str, error: Exception) -> PersistError:
         """Return the error to raise for a set, create or delete that failed, and was sent once."""
         what = f"cannot {action} {key!r} at {self.url}"
         if self._did_nothing(error):
@@ -185,15 +185,17 @@ class ObjectErrorMap:
         Args:
             names: the objects' names, and what a message calls each.
         """
-        shown = str(error).partition("\n\nDebug source")[0]
-        _, is_whole, answer = shown.partition("Server returned error response: ")
+        printed = str(error).partition("\n\nDebug source")[0]
+        _, is_whole, answer = printed.partition("Server returned error response: ")
         if is_whole:
-            entries = [[_text_of(tag, entry) for tag in ("Key", "Code", "Message")] for entry in _ENTRY.findall(answer)]
+            entries = [
+                [_element_text(tag, entry) for tag in ("Key", "Code", "Message")] for entry in _ENTRY.findall(answer)
+            ]
         else:
-            rest = shown.partition("DeleteObjects request failed for key ")[2]
-            code = _DELETION_CODE.search(rest)
-            named = [name for name in names if code and rest.startswith(f"{name}: ")]
-            entries = [[name, code[1], rest[len(name) + 2 : code.start()]] for name in named if code]
+            details = printed.partition("DeleteObjects request failed for key ")[2]
+            code = _DELETION_CODE.search(details)
+            named = [name for name in names if code and details.startswith(f"{name}: ")]
+            entries = [[name, code[1], details[len(name) + 2 : code.start()]] for name in named if code]
         refused = {
             name: self._of_deletion(names[name], code, message)
             for name, code, message in entries
@@ -271,9 +273,9 @@ class ObjectErrorMap:
             return self._redacted(answer).rstrip(".")
         if no_token := _NO_TOKEN.search(str(error)):
             return self._redacted(no_token[1]).rstrip(".")
-        shown, _, structure = str(error).partition("\n\nDebug source")
+        message, _, structure = str(error).partition("\n\nDebug source")
         reasons = [named or plain for named, plain in _REASON.findall(structure)]
-        text = f"{shown.strip()} ({'; '.join(reasons)})" if reasons else f"{type(error).__name__}: {shown.strip()}"
+        text = f"{message.strip()} ({'; '.join(reasons)})" if reasons else f"{type(error).__name__}: {message.strip()}"
         return self._redacted(text).rstrip(".")
 
     def _redacted(self, text: str) -> str:
@@ -286,7 +288,7 @@ def _has_timed_out(error: Exception) -> bool:
     return "TimedOut" in str(error)
 
 
-def _text_of(tag: str, entry: str) -> str:
+def _element_text(tag: str, entry: str) -> str:
     match = re.search(f"<{tag}>([^<]*)</{tag}>", entry)
     return unescape(match[1]) if match else ""
 

@@ -107,9 +107,9 @@ class ObjectBlob:
         """Store value at key, replacing what was there."""
         check_key(key)
         try:
-            has_tag = self._put(key, value, "overwrite")
+            has_tag = self._upload(key, value, "overwrite")
         except Exception as error:
-            raise self._errors.of_write("set", key, error) from self._errors.cause(error)
+            raise self._errors.write_error("set", key, error) from self._errors.cause(error)
         if not has_tag:
             self._confirm("set", key, value)
 
@@ -117,7 +117,7 @@ class ObjectBlob:
         """Store value at key if there is none; return whether this call stored it."""
         check_key(key)
         try:
-            has_tag = self._put(key, value, "create")
+            has_tag = self._upload(key, value, "create")
         except Exception as error:
             # Some servers answer 304 or with a code of their own, and 409 even for an old object.
             answer = self._errors.answer(error)
@@ -125,7 +125,7 @@ class ObjectBlob:
                 return False
             if answer.status == 409 and self._is_there(key):
                 return False
-            raise self._errors.of_write("create", key, error) from self._errors.cause(error)
+            raise self._errors.write_error("create", key, error) from self._errors.cause(error)
         if not has_tag:
             self._confirm("create", key, value)
         return True
@@ -136,7 +136,7 @@ class ObjectBlob:
         folder = first.rpartition("/")[0]
         if folder and not is_key(folder):
             return
-        offset = _before(first)
+        offset = _predecessor(first)
         if start_after is not None:
             offset = max(offset, self._base + start_after)
         try:
@@ -144,7 +144,7 @@ class ObjectBlob:
             pages = self._obstore.list(client, folder or None, offset=offset or None, chunk_size=size)
             page = next(pages, None)
         except Exception as error:
-            raise self._errors.of_read("list", prefix, error) from self._errors.cause(error)
+            raise self._errors.read_error("list", prefix, error) from self._errors.cause(error)
         count = 0
         while page is not None:
             count += len(page)
@@ -164,7 +164,7 @@ class ObjectBlob:
             try:
                 page = next(pages, None)
             except Exception as error:
-                raise self._errors.of_read("list", prefix, error) from self._errors.cause(error)
+                raise self._errors.read_error("list", prefix, error) from self._errors.cause(error)
         if count % LIST_PAGE_ENTRIES == 0:
             self._get(NO_KEY, None)  # obstore takes a page of HTML for the end of a listing, and a get sees it.
 
@@ -175,7 +175,7 @@ class ObjectBlob:
             self._obstore.delete(self._client(), self._base + key)
         except Exception as error:
             if not self._errors.is_absent(error):
-                raise self._errors.of_write("delete", key, error) from self._errors.cause(error)
+                raise self._errors.write_error("delete", key, error) from self._errors.cause(error)
         self._confirm_deletion(key)
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ class ObjectBlob:
                 return b""  # The range begins at or beyond the end.
             if options is not None and "NotPartial" in str(error):
                 self._get(key, None)  # An error page is not a range either, and raises here.
-            raise self._errors.of_read("get", key, error) from self._errors.cause(error)
+            raise self._errors.read_error("get", key, error) from self._errors.cause(error)
         if kind.startswith("text/html"):
             raise StoreMisconfigured(
                 f"the answer to get {key!r} at {self.url} is no object but a page of type {kind}, which begins "
@@ -235,7 +235,7 @@ class ObjectBlob:
         except PersistError:
             pass  # This does not concern the deletion, which had its answer.
 
-    def _put(self, key: str, value: bytes, mode: str) -> bool:
+    def _upload(self, key: str, value: bytes, mode: str) -> bool:
         """Send a value; return whether the answer has an ETag, as a store's answer does."""
         client = self._client(len(value))
         try:
@@ -275,7 +275,7 @@ class ObjectBlob:
         return client
 
 
-def _before(name: str) -> str:
+def _predecessor(name: str) -> str:
     """Return a name that sorts just before all that start with this one."""
     if not name or name.endswith("/"):
         return name  # No object has this name, as persist has it.

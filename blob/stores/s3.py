@@ -67,8 +67,8 @@ class S3Options:
             _check_customer_key(self.sse_customer_key, self.server_side_encryption)
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise InvalidUsage("access_key_id and secret_access_key belong together. Give both or none.")
-        scheme, separator, rest = (self.endpoint_url or "http://host").partition("://")
-        if scheme not in ("http", "https") or not separator or not rest or "@" in rest:
+        scheme, separator, host = (self.endpoint_url or "http://host").partition("://")
+        if scheme not in ("http", "https") or not separator or not host or "@" in host:
             raise InvalidUsage(
                 "storage option endpoint_url is not allowed: give http://host:port or https://host:port, "
                 "without a user name or password"
@@ -118,7 +118,7 @@ class S3Blob(ObjectBlob):
         except ImportError as error:
             raise packages_missing(self.url) from error
         except Exception as error:
-            raise self._errors.of_setup(error) from self._errors.cause(error)
+            raise self._errors.setup_error(error) from self._errors.cause(error)
 
     def __repr__(self) -> str:
         return f"S3Blob({self.url!r}, {self._options!r})"
@@ -146,7 +146,7 @@ class S3Blob(ObjectBlob):
                     return failed
                 refused, is_all = self._errors.refusals(error, names)
                 if not refused and not is_all:
-                    raise self._errors.of_write("delete", keys[0], error) from self._errors.cause(error)
+                    raise self._errors.write_error("delete", keys[0], error) from self._errors.cause(error)
                 failed |= {names.pop(name): refusal for name, refusal in refused.items()}
                 if is_all:
                     return failed
@@ -255,5 +255,5 @@ def _check_customer_key(key: str, encryption: str | None) -> None:
 
 def _secrets(options: S3Options) -> tuple[str, ...]:
     """Return the texts that must not appear in messages, plain and quoted for URLs."""
-    given = (options.access_key_id, options.secret_access_key, options.session_token, options.sse_customer_key)
-    return tuple(sorted({form for secret in given if secret for form in (secret, quote(secret, safe=""))}))
+    secrets = (options.access_key_id, options.secret_access_key, options.session_token, options.sse_customer_key)
+    return tuple(sorted({form for secret in secrets if secret for form in (secret, quote(secret, safe=""))}))

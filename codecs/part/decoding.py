@@ -1,6 +1,6 @@
-"""The bytes of a part, read: checked against its descriptor, decoded, and lifted to the schema of whoever reads.
+"""Reads the bytes of a part: checks them against the descriptor, decodes, and lifts rows to the reader's schema.
 
-What must be checked before a row is believed is in `persist.codecs.part.part`.
+`persist.codecs.part.part` lists the checks before a row is returned.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from persist.codecs.part.part import Part, checksum_of, from_batch
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 
 T = TypeVar("T")
-# What pyarrow raises on bad bytes. RuntimeError is any C++ exception that it does not know.
+# The exceptions of pyarrow for bad bytes. RuntimeError is any C++ exception that it does not know.
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, RuntimeError)
 
 
@@ -55,7 +55,7 @@ def decode_part(
         coded: columns of strings or bytes that may come as dictionaries; a hint, they may also come as they are.
 
     Raises:
-        CorruptBlob: data is not what the descriptor says, or not a part of this collection.
+        CorruptBlob: data disagrees with the descriptor, or is not a part of this collection.
         InvalidUsage: an unknown column, or a filter that does not fit the schema.
     """
     columns = schema.arrow.names if columns is None else list(columns)
@@ -135,11 +135,11 @@ def read_lifted(
 
     Args:
         read: reads columns of the part, as they are called there.
-        columns, filter: in the schema of whoever reads.
+        columns, filter: in the reader's schema.
     """
     arrow = lifted.wanted.arrow
     names = [*columns, *(columns_of(filter, arrow, columns) if filter is not None else ())]
-    # Where all of them are younger than the part, its times say how many rows it has.
+    # If all of them are younger than the part, its times still provide the number of rows.
     return filtered(lifted.table(read(lifted.names(names) or [TIME]), names), filter, columns, arrow)
 
 
@@ -176,7 +176,7 @@ def filtered(table: pa.Table, filter: pc.Expression | None, columns: Sequence[st
 
 
 def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> pa.Table:
-    """Read all of a part whose bytes are those of its descriptor, however little they agree in what they say.
+    """Read all of a part whose bytes match its descriptor, even if their contents contradict each other.
 
     Raises:
         CorruptBlob: it does not hold the columns of this collection, or not as many rows.
@@ -220,7 +220,7 @@ def decoded(part: Part, read: Callable[[], T]) -> T:
 
 
 def check_updates(table: pa.Table, part: Part) -> None:
-    """Check times and diffs, as far as they were read, against what the descriptor says of all of them."""
+    """Check the times and diffs that were read against the bounds in the descriptor."""
     if not table.num_rows:
         return
     if TIME in table.column_names:

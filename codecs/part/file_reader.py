@@ -1,8 +1,8 @@
 """Reads the Parquet file of a part: the footer is held against the descriptor first, then values are decoded.
 
-The checksum in the log vouches for the bytes, so nothing here defends against a file that was made to do harm: whoever
-may write the log may do anything. What is checked guards against accidents, such as a file of another collection under
-the key: the columns, the rows, how many row groups there are, and that they unpack to what the descriptor says.
+The checksum in the log covers the bytes, so this module does not defend against malicious files: whoever may write the
+log may do anything. Its checks detect accidents, such as a file of another collection under the key: columns, rows,
+number of row groups, and unpacked size must match the descriptor.
 """
 
 from collections.abc import Hashable, Sequence
@@ -22,11 +22,11 @@ from persist.codecs.part.filters import columns_of, may_compare_with_nan
 from persist.codecs.part.part import groups_max
 from persist.codecs.types.arrow_types import children
 
-# Of fewer, Arrow's threads take longer to begin than one does to decode them. With more decoded by our own threads, the
-# allocator keeps 90 MiB more of what they freed.
+# For fewer values, starting Arrow's threads takes longer than decoding in one. With more decoded by our own threads,
+# the allocator keeps 90 MiB more of what they freed.
 THREADED_VALUES = 1 << 14
 FOOTER_BYTES_MAX = 16 << 20
-# What Arrow's and our own form of a footer take at most, for each byte of it: 4 to 10.2 were measured.
+# The most that Arrow's and our own form of a footer take, for each byte of it: 4 to 10.2 were measured.
 PARSED_BYTES = 11
 # Bytes beyond `memory` that levels, headers and padding of pages may unpack to, per part and per column chunk.
 _SLACK, _CHUNK_SLACK = 64 << 10, 4 << 10
@@ -67,7 +67,7 @@ class CheckedFooter:
 
 
 class CheckedFooters:
-    """Footers that were checked lately, for whoever reads the same files again; for any number of threads."""
+    """Recently checked footers, for repeated reads of a file; thread-safe."""
 
     def __init__(self, bytes_max: int = FOOTER_BYTES_MAX, clock: Clock | None = None) -> None:
         self._kept: ByteBoundedLru[Hashable, CheckedFooter] = ByteBoundedLru(
@@ -90,14 +90,14 @@ class CheckedFooters:
 
 
 def read_footer(tail: pa.Buffer, schema: pa.Schema, *, rows: int, memory: int) -> CheckedFooter:
-    """Read the end of a file that must hold exactly schema and that many rows, and unpack to what memory says.
+    """Read and check the footer of a file: exactly this schema, row count and unpacked size.
 
     Raises:
-        ValueError: it says otherwise about itself.
+        ValueError: the footer disagrees.
         pa.ArrowException, OSError: it cannot be decoded.
     """
     stored, _ = _stored(schema)
-    # Arrow looks for a footer at the end of what it is given, wherever that begins.
+    # Arrow finds the footer from the end of its input, wherever that begins.
     with _open(pa.BufferReader(tail)) as file:
         schema_found, metadata = file.schema_arrow, file.metadata
     if schema_found.names != stored.names or schema_found.types != stored.types:
@@ -125,7 +125,7 @@ def read_groups(
 ) -> pa.Table:
     """Read columns of some row groups, ascending, of a file, or of what has these groups where the file has them.
 
-    Of the columns that coded names, those of strings or bytes come as dictionaries. All others come as the schema says.
+    Columns in coded that hold strings or bytes come as dictionaries. All others have their types in the schema.
 
     Raises:
         ValueError, pa.ArrowException, OSError: as `read_footer`.
@@ -142,7 +142,7 @@ def read_groups(
 
 
 def _has_codes(field: pa.Field) -> bool:
-    # Arrow gives a dictionary of short texts for long ones, and takes "a.b" for a field of a struct, too.
+    # Arrow returns dictionaries of short texts for long ones, and also matches "a.b" with a field of a struct.
     return (pt.is_string(field.type) or pt.is_binary(field.type)) and "." not in field.name
 
 
@@ -163,10 +163,10 @@ def from_parquet(
     Args:
         coded: as for `read_groups`.
         within: an interval `[start, end)` of rows; the row groups that hold some of them are read whole, others not.
-        footer: that of this file, from `CheckedFooters`; None to read it.
+        footer: this file's footer, from `CheckedFooters`; None to read it.
 
     Raises:
-        ValueError: the file says otherwise about itself.
+        ValueError: the file disagrees with its footer or schema.
         pa.ArrowException, OSError: it cannot be decoded.
     """
     footer = _whole_footer(data, schema, rows, memory) if footer is None else footer
@@ -189,8 +189,8 @@ def scan_parquet(
 ) -> pa.Table:
     """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it.
 
-    A filter that may compare with NaN is not held against statistics: Arrow takes such comparisons for more than they
-    say. Raises what `from_parquet` raises, or what the filter does.
+    A filter that may compare with NaN ignores statistics: Arrow would conclude too much from them. Raises the errors of
+    `from_parquet` and of the filter.
     """
     footer = _whole_footer(data, schema, rows, memory)
     if may_compare_with_nan(filter):

@@ -1,20 +1,19 @@
-"""Filters as callers write them: made to mean what they say of stored values, what they look at, what they leave out.
+"""Filters: adapted to how values are stored, the columns that they read, and the parts that they exclude.
 
 Zero is stored as 0.0 (see `persist.codecs.order.ordering`), and -0.0 is the same value. Arrow's comparisons know that.
 Its look-ups in a set of values (`isin`) go by bits instead, and so does what it concludes from statistics. So each set
-that holds the one zero is given the other one, too.
+that contains one zero gets the other as well.
 
-An expression cannot be taken apart in Python. What Arrow makes of it for pickling is a record batch, in which the set
-of each `isin` is a column: that is where the zeros are added.
+An expression cannot be taken apart in Python. Arrow pickles an expression as a record batch, in which the set of each
+`isin` is a column: zeros are added there.
 
-Which parts a filter leaves out follows from the minimum and maximum of their columns. Arrow can tell whether an
-expression may be true under a guarantee, and offers that for the fragments of a dataset: so a part becomes a fragment
-without a file, guaranteed to lie within its statistics.
+The minimum and maximum of their columns decide which parts a filter excludes. Arrow can decide whether an expression
+may be true under a guarantee, and offers that for fragments of a dataset. So a part becomes a fragment without a file
+whose guarantee is its statistics.
 
-To make a fragment takes longer than to ask it, and each plan asks thousands of parts. So parts are asked in groups:
-first whether any part of a group may match, by the least and greatest values of all of them, which are made once and
-kept; and then the parts of the groups that may. Ranges of keys are asked in the same way: what lies between two keys is
-guaranteed, too.
+Making a fragment takes longer than testing it, and each plan tests thousands of parts. So parts are tested in groups:
+first whether any part of a group may match, by the cached bounds of the whole group; then the parts of matching groups.
+Ranges of keys are tested in the same way: the bounds of a range are a guarantee as well.
 """
 
 import re
@@ -40,12 +39,12 @@ _FUNCTION = re.compile(r"(\w+)\(")
 _PLAIN_FUNCTIONS = {"invert", "is_null", "is_valid", "is_nan", "is_in", "if_else"}
 _PLAIN_FUNCTIONS |= {"starts_with", "ends_with", "match_substring"}
 _CHECKSUM, _SCHEMA = attrgetter("checksum"), attrgetter("schema")
-_Group = tuple[str, tuple[int, ...]]  # What its parts are, and by which versions of the schema.
+_Group = tuple[str, tuple[int, ...]]  # The contents of its parts, and the versions of the schema that wrote them.
 GROUP_MAX = 128
 GROUPS_KNOWN_MAX, SCHEMAS_MAX = 8192, 16
-# What groups of parts guarantee, by what they hold, for the schemas that were asked for lately.
+# Guarantees of groups of parts, by contents, for recently used schemas.
 _KNOWN_GROUPS: dict[CollectionSchema, dict[_Group, pc.Expression]] = {}
-_SET = "value_set"  # What Arrow calls the set in the options of a function that looks values up.
+_SET = "value_set"  # Arrow's name for the set in the options of set look-ups.
 
 
 def with_both_zeros(filter: pc.Expression) -> pc.Expression:
@@ -94,7 +93,7 @@ def _with_both(options: pa.Array) -> pa.Array:
 
 
 def columns_of(filter: pc.Expression, schema: pa.Schema, besides: Sequence[str] = ()) -> list[str]:
-    """Names of the columns, besides some, over which filter can be computed; more than these if that is hard to say."""
+    """Return the columns that filter reads, besides `others`; a superset if that is hard to determine."""
     text = str(filter)
     others = [name for name in schema.names if name not in besides]
     named = others if "..." in text else [name for name in others if name in text]
@@ -207,7 +206,7 @@ def _known_groups(schema: CollectionSchema) -> dict[_Group, pc.Expression]:
 def _groups(parts: Sequence[Part]) -> list[Sequence[Part]]:
     """Cut parts into groups of `GROUP_MAX` at most, and of 50 or so on the average.
 
-    What a part holds says whether a group ends with it, so groups stay the same when other parts come and go.
+    A part's content decides whether a group ends with it, so groups stay the same when other parts come and go.
     """
     groups: list[Sequence[Part]] = []
     ends, start = [at for at, part in enumerate(parts, 1) if part.checksum < "05"], 0
@@ -240,7 +239,7 @@ def _guarantee(part: Part, schema: CollectionSchema, names: Sequence[str]) -> pc
 
 
 def _group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc.Expression:
-    """Return what all of some parts guarantee: of the columns that each of them says something of."""
+    """Return the guarantee that holds for all parts, on the columns for which each has one."""
     rows, stats = sum(part.rows for part in parts), [_stats(part, schema) for part in parts]
     guarantees = []
     for name in stats[0]:
@@ -253,7 +252,7 @@ def _group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc.Expr
             if least is not None and greatest is not None:
                 bounds.append((least, greatest))
             elif nulls != part.rows:
-                break  # It says nothing of this column.
+                break  # It has no bound for this column.
         else:
             try:
                 least = min((low for low, _ in bounds), key=lambda value: order([value]), default=None)
@@ -272,9 +271,8 @@ def _all_of(guarantees: Iterable[pc.Expression | None]) -> pc.Expression:
 def _stats(part: Part, schema: CollectionSchema) -> Mapping[str, tuple[Scalar, Scalar, int]]:
     """Return the least and greatest value and the number of NULLs of columns of a schema, as far as they are known.
 
-    Of another version of the schema, they are of columns that are there under any name. What a column that is younger
-    than the part has is known, too. Of one that was widened nothing is said, but for integers and text, whose values
-    are written alike.
+    The statistics of another version are matched by column id. A column younger than the part has a constant, its
+    default. A widened column has no statistics, except integers and text, whose values are written alike.
     """
     lifted, stats = part.lift(schema), part.stats
     if lifted is None:

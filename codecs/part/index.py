@@ -6,7 +6,7 @@
     decode_groups   verifies row groups by the index, and decodes them
 
 So nothing is believed that a checksum does not vouch for: the descriptor's for the footer, the footer's for the groups.
-What is between the last row group and the footer (Parquet's page index) is not used.
+The bytes between the last row group and the footer (Parquet's page index) are not used.
 
 The index is the entry `persist.groups` of the footer's key-value metadata, in JSON:
 
@@ -107,7 +107,7 @@ class PartIndex:
         return limits_by_group
 
     def coded(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those of some columns that the file has as dictionaries, judged by its first row group."""
+        """Return the columns that the first row group stores as dictionaries."""
         group = self._footer.metadata.row_group(0)
         chunks = (group.column(at) for at in range(group.num_columns))
         there = {chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page}
@@ -115,7 +115,7 @@ class PartIndex:
 
 
 def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema) -> PartIndex:
-    """Verify the footer of a part, and return what it says of the row groups.
+    """Verify the footer of a part, and return its index of row groups.
 
     Cost: 0.2 ms, and 10 to 15 µs for each column of each row group; 4 ms for 64 MiB of six columns.
 
@@ -125,7 +125,7 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
         schema: the collection's.
 
     Raises:
-        CorruptBlob: footer is not what the descriptor says, or not that of a part of this collection.
+        CorruptBlob: footer disagrees with the descriptor, or belongs to another collection's part.
         IncompatibleVersion: the index has a form that this version does not know.
     """
     start, _ = part.footer_range
@@ -186,16 +186,16 @@ def decode_groups(
     """Verify some row groups of a part, then read their updates.
 
     Args:
-        pieces: the number of each row group, ascending, and its bytes, those of `[Group.start, Group.end)`.
+        pieces: the number of each row group, ascending, and its bytes `[Group.start, Group.end)`.
         index: the part's.
         part, schema, columns, filter, use_threads, coded: as for `decode_part`; statistics are not looked at.
 
     Cost, beyond what Arrow takes to decode them: 0.2 ms, and the checksum, 0.1 ms a MB.
 
     Raises:
-        CorruptBlob: pieces are not what the index says, or not of a part of this collection.
+        CorruptBlob: pieces disagree with the index, or belong to another collection.
         InvalidUsage: an unknown column, or a filter that does not fit the schema.
-        ValueError: the numbers of pieces do not ascend, or there are no such row groups.
+        ValueError: the numbers of pieces do not ascend, or are out of range.
     """
     columns = schema.arrow.names if columns is None else list(columns)
     check_request(schema.arrow, columns, filter)
@@ -262,8 +262,8 @@ def _verify(data: bytes | memoryview, number: int, index: PartIndex, part: Part)
 def check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> None:
     """Raise what reading a part in pieces would, as far as nothing must be decoded to know it.
 
-    data is all of it, and what its descriptor says. Cost: the checksums, 0.2 ms, and 10 to 15 µs for each column of
-    each row group.
+    data: the whole blob, already verified by its descriptor. Cost: the checksums, 0.2 ms, and 10 to 15 µs for each
+    column of each row group.
     """
     start, end = part.footer_range
     view = memoryview(data)
@@ -273,13 +273,13 @@ def check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) 
 
 
 def check_accepted(data: bytes, part: Part, schema: CollectionSchema) -> None:
-    """Check that readers accept a part that was just encoded, before anybody may name it (rule 16).
+    """Check that readers accept a newly encoded part, before a record names it (rule 16).
 
     A part goes through the code that readers use: its descriptor is written and read back, its footer is held against
     the descriptor, and row groups against the index. Nothing is decoded, but for a batch: that is read as readers do.
 
     Raises:
-        InvalidUpdate: they would not, and say why.
+        InvalidUpdate: a reader would reject it; the message has the reason.
     """
     try:
         if _descriptor.decode(msgspec.json.encode(part)) != part:

@@ -1,10 +1,9 @@
 """Slices of the key space: which parts, and which rows of a sorted part, hold the keys of an interval.
 
-A *bound* is a whole key in the JSON form in which part descriptors carry keys (`Part.keys`). Bounds are compared in
-the order of rows (see `persist.codecs.order.ordering`): NULL after everything, NaN after every number, strings by
-code point, which is the order of their UTF-8 bytes. `key_ranges` cuts where the sampled keys of the parts say that
-there are about equally many rows on both sides; since all rows of one key fall into one slice, slices can be
-consolidated independently.
+A *bound* is a whole key in the JSON form in which part descriptors carry keys (`Part.keys`). Bounds are compared in the
+order of rows (see `persist.codecs.order.ordering`): NULL after everything, NaN after every number, strings by code
+point, which is the order of their UTF-8 bytes. `key_ranges` cuts where the sampled keys of the parts predict about
+equally many rows on both sides. All rows of one key are in one slice, so slices can be consolidated independently.
 """
 
 import bisect
@@ -23,9 +22,9 @@ from persist.codecs.part.part import Part, sample_row
 from persist.codecs.types.arrow_types import Bound, Orderable, key_order, keys_order, scalar_to_json
 from persist.codecs.types.schema import CollectionSchema
 
-KEY_BYTES = 64  # Of a key of one field in comparable form, roughly.
-# What was parsed lately: planning asks for the keys of the same parts again and again. What nobody has asked for in a
-# minute goes, because parts are replaced all the time, and to parse keys once more costs little.
+KEY_BYTES = 64  # Roughly, for a key of one field in comparable form.
+# Recently parsed keys: planning needs those of the same parts repeatedly. Entries unused for a minute are dropped:
+# parts are replaced all the time, and parsing keys again is cheap.
 _KNOWN: ByteBoundedLru[tuple[bytes, tuple[pa.DataType, ...]], list[Orderable]] = ByteBoundedLru(
     16 << 20, lambda keys: KEY_BYTES * (1 + len(keys)), idle_s=60.0
 )
@@ -43,7 +42,7 @@ class KeyRange:
 
     lower: Bound | None = None
     upper: Bound | None = None
-    # What is known of keys of the types that were asked for first.
+    # Cached bounds in comparable form, for the types first requested.
     _ordered: tuple[Types, Orderable | None, Orderable | None] | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -59,7 +58,7 @@ class KeyRange:
         return self._ordered[1:]
 
     def know(self, types: Types, lower: Orderable | None, upper: Orderable | None) -> None:
-        """Take note of what `ordered` gives."""
+        """Cache the result of `ordered`."""
         if self._ordered is None:
             object.__setattr__(self, "_ordered", (types, lower, upper))
 
@@ -89,7 +88,7 @@ class KeyRange:
         return KeyRange(None, self.upper).rows(keys, schema)[1]
 
     def rows(self, keys: pa.Table, schema: CollectionSchema) -> tuple[int, int]:
-        """Return the interval `[start, end)` of rows that are inside, given the sorted key columns of a part.
+        """Return the interval `[start, end)` of rows inside the range, for a part's sorted key columns.
 
         Cost: O(log rows) comparisons.
         """
@@ -118,7 +117,7 @@ class KeyRange:
         return known
 
     def note(self, part: Part, types: Types, sampled: list[Orderable] | None) -> Within:
-        """Return what `within` gives from now on, of a part whose sampled keys are these."""
+        """Cache the result of `within` for a part with these sampled keys."""
         lower, upper = self.ordered(types)
         start, end, samples = 0, part.rows, len(sampled or ())
         if sampled is not None and lower is not None and lower > sampled[0]:
@@ -152,7 +151,7 @@ class KeyRange:
         return table.slice(start, end - start).select(list(columns))
 
 
-Sampled = Sequence[list[Orderable] | None]  # What `ordered_keys` gives of several parts.
+Sampled = Sequence[list[Orderable] | None]  # The results of `ordered_keys` for several parts.
 
 
 def key_ranges(
@@ -179,7 +178,7 @@ def key_ranges(
             return [within]
         keys += known
         samples.append(len(known))
-    # Numbers of keys, because the one that is cut at must be found again in its part.
+    # Sort indices, because the key at the cut must be found again in its part.
     order = sorted(range(len(keys)), key=keys.__getitem__)
     key_of, written = keys.__getitem__, key_order(schema.key_types)
     first = 0 if within.lower is None else bisect.bisect_left(order, written(within.lower), key=key_of)
@@ -223,7 +222,8 @@ def parts_within(
     lower, upper = ranges[0].ordered(types)[0], ranges[-1].ordered(types)[1]
     for key_range, start, stop in zip(ranges, [lower, *cuts], [*cuts, upper], strict=True):
         key_range.know(types, start, stop)
-    within: dict[int, list[Part]] = {}  # Of ranges with parts: those of a short history may be few of very many.
+    # Only for ranges that contain parts: a short history may touch few of very many.
+    within: dict[int, list[Part]] = {}
     for part, keys in zip(parts, sampled, strict=True):
         first, end = 0, len(ranges)
         if keys is not None:
@@ -232,7 +232,7 @@ def parts_within(
             first, end = bisect.bisect_right(cuts, keys[0]), bisect.bisect_right(cuts, keys[-1]) + 1
         for n in range(first, end):
             within.setdefault(n, []).append(part)
-            ranges[n].note(part, types, keys)  # While the keys are at hand: they are asked for again.
+            ranges[n].note(part, types, keys)  # The keys are parsed here, and are needed again.
     return [within.get(n, ()) for n in range(len(ranges))]
 
 

@@ -6,20 +6,20 @@
     + the encoded bytes of the part in progress
     + the key columns of that part's rows (see `describing.Summary`)
 
-but never a decoded part, however large. A part comes out only if readers accept it (see `index.check_accepted`). What
-is written depends on the rows alone, not on how they were cut into tables (but for rows so large that
-`row_group_bytes_max` decides, which Arrow counts a little differently).
+but never a decoded part, however large. A part comes out only if readers accept it (see `index.check_accepted`). The
+output depends on the rows alone, not on how they were split into tables (except for rows so large that
+`row_group_bytes_max` decides, which Arrow counts slightly differently).
 
-A row group ends at `row_group_rows` rows or `row_group_bytes_max` decoded bytes, whichever comes first; later where
-a part would have too many of them (`part.groups_max`). A part ends where the key changes, as soon as it has about
-`part_bytes_target` encoded bytes, or `GROUPS_MAX` times `row_group_bytes_max` decoded ones, so that few bytes never
-stand for very many. How many rows these are is estimated from the rows already encoded.
+A row group ends at `row_group_rows` rows or `row_group_bytes_max` decoded bytes, whichever is first, or later if a part
+would have too many groups (`part.groups_max`). A part ends at the next change of the key after about
+`part_bytes_target` encoded bytes, or after `GROUPS_MAX` times `row_group_bytes_max` decoded ones: this limits how far
+few bytes can expand. How many rows these are is estimated from the rows already encoded.
 
 `RunStream` takes updates in any order and makes as few runs of them as the order allows. It sorts and consolidates each
 table, and appends it to the run in progress as long as keys do not go back; where they do, a new run begins. So updates
 that come sorted by key become one run, whose parts do not overlap, and others become a run for each table. Within a key
-the order does not matter: the updates of the last key are held back until another key comes, or until they are
-`HELD_BYTES_MAX`; those of a larger key go on in a new run. Memory: four times a table, and what `PartStream` holds.
+the order is free: the updates of the last key are held back until the next key, up to `HELD_BYTES_MAX`; beyond that,
+the key continues in a new run. Memory: four times a table, and what `PartStream` holds.
 
 Row groups of 64k rows, because they are what a point read decodes (5 ms for six columns, 0.5 ms for one of int64), and
 smaller ones cost more elsewhere. CPU time of writing and of reading all, against 128k, on a million rows with
@@ -54,7 +54,7 @@ ROW_GROUP_ROWS = 64 * 1024
 ROW_GROUP_BYTES_MAX = 16 << 20
 # A part that would end this little after a row group ends with it, rather than with a small one.
 _SHORT = 0.25
-_PROBE_ROWS = 16 * 1024  # What is encoded once more than needed, to learn how many bytes a row takes.
+_PROBE_ROWS = 16 * 1024  # Rows that are encoded once more, to measure the bytes of a row.
 
 Encoded = tuple[bytes, Part]
 
@@ -80,7 +80,7 @@ def encode_parts(
         batch_bytes_max: what takes no more than this is one batch (see `part.part`), to be inline.
 
     Returns:
-        The parts in key order; none when there is no row or all cancel.
+        the parts in key order; none if there are no rows or all cancel.
 
     Raises:
         DiffOverflow: the diffs of one update sum to outside int64.
@@ -129,7 +129,7 @@ class PartStream:
             part_bytes_target: encoded bytes at which the next key starts a new part.
             row_group_rows: the most rows in one row group; more if readers would refuse that many groups.
             row_group_bytes_max: decoded bytes at which a row group ends.
-            sources: the parts that the rows come from, if any; a hint. What they say of NaN saves encoding a part
+            sources: the parts that the rows come from, if any; a hint. Their statistics on NaN save encoding a part
                 twice (see `FileWriter.write`).
         """
         self._schema = schema
@@ -139,7 +139,7 @@ class PartStream:
         self._without_statistics = frozenset(_with_nan(sources, schema))
         self._pending: list[pa.Table] = []
         self._pending_rows = self._pending_bytes = 0
-        self._last_key: pa.Table | None = None  # Of the row before those pending.
+        self._last_key: pa.Table | None = None  # The last key before the pending rows.
         self._writer: FileWriter | None = None
         self._summary = Summary(schema)
         self._row_bytes = 0.0  # Encoded, in the part before or a probe; 0 if not known.
@@ -178,7 +178,9 @@ class PartStream:
         return done
 
     def _write(self, *, is_last: bool) -> list[Encoded]:
-        """Write all full row groups, and if it is_last the rest. A group is full when the row after it is there too."""
+        """Write all full row groups, and the remaining rows if is_last. A group is full once the row after it has
+        arrived.
+        """
         done: list[Encoded] = []
         if not self._pending:
             return done
@@ -290,7 +292,7 @@ class PartStream:
 
 
 def _with_nan(sources: Sequence[Part], schema: CollectionSchema) -> Iterator[str]:
-    """Names of the columns in which some part says that it holds NaN."""
+    """Return the names of the columns in which some part has NaN."""
     for name in schema.names:
         if pt.is_floating(schema.arrow.field(name).type):
             ends = (part.stats.get(name) for part in sources)
@@ -305,7 +307,7 @@ class RunStream:
         self._schema = schema
         self._group_bytes = row_group_bytes_max
         self._held: pa.Table | None = None
-        self._last_key: pa.Table | None = None  # Of the run in progress.
+        self._last_key: pa.Table | None = None  # The last key of the run in progress.
         self._stream: PartStream | None = None
 
     def add(self, table: pa.Table) -> list[Encoded]:

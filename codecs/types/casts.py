@@ -1,4 +1,4 @@
-"""Which Arrow columns fit a field of another type, and their conversion; nothing is ever lost on the way.
+"""Casts from Arrow columns to another field's type; a cast never loses information.
 
 A conversion stays within a family, and every value must survive it exactly:
 
@@ -66,7 +66,7 @@ def _without_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def first_failing(column: pa.ChunkedArray, attempt: Callable[[pa.ChunkedArray], object]) -> int:
-    """Return the first row that makes `attempt` raise an Arrow error, given that the whole column does."""
+    """Return the first row for which `attempt` raises an Arrow error; the whole column is expected to raise."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
@@ -139,7 +139,7 @@ def _decoded(array: pa.Array) -> pa.Array:
         fields = [_decoded(array.field(at)) for at in range(kind.num_fields)]
         return pa.StructArray.from_arrays(fields, fields=[*plain], mask=array.is_null())
     own = array.buffers()[: 1 if pat.is_fixed_size_list(kind) else 2]
-    if pat.is_map(kind):  # Keys and items are those of the whole array, as values of a list are.
+    if pat.is_map(kind):  # Keys and items are arrays of the whole column, like the values of a list.
         pairs = [_decoded(array.keys), _decoded(array.items)]
         inner = pa.StructArray.from_arrays(pairs, fields=[plain.key_field, plain.item_field])
     else:
@@ -163,7 +163,7 @@ def _may_round(source: pa.DataType, target: pa.DataType) -> bool:
     return bool(pat.is_floating(source) and source.bit_width > target.bit_width)
 
 
-INTEGER_DIGITS = 20  # Of the greatest uint64: a decimal with so many before its point holds every integer.
+INTEGER_DIGITS = 20  # The digits of the greatest uint64: a decimal with so many before its point holds every integer.
 
 
 def _fits(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
@@ -255,6 +255,6 @@ def _check_leaf(leaf: pa.Array) -> None:
         if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] < _TICKS_PER_DAY[t.unit]:
             raise pa.ArrowInvalid("it is not a time of a day")
     elif pat.is_decimal(t):
-        leaf.validate(full=True)  # DuckDB gives a HUGEINT of 39 digits as a decimal of 38.
+        leaf.validate(full=True)  # DuckDB returns a HUGEINT of 39 digits as a decimal of 38.
     elif pat.is_timestamp(t) and t.unit == "s":
         leaf.cast(pa.timestamp("ms", t.tz))

@@ -9,11 +9,12 @@
                        a pa.Field, which may be not null
 
 Python's types: bool, int (int64), float (float64), str, bytes, date, datetime (timestamp[us, tz=UTC]), time
-(time64[us]), timedelta (duration[us]), UUID (fixed_size_binary[16]), `list[T]`, `dict[K, V]` (a map), dataclasses and
-TypedDicts (structs), `T | None`, string and integer enums, and `Annotated[T, pa_type]` for any other type.
+(time64[us]), timedelta (duration[us]), UUID (fixed_size_binary[16]), `list[T]`, `dict[K, V]` (a map). Dataclasses and
+TypedDicts become structs; `T | None`, string and integer enums are supported, and `Annotated[T, pa_type]` names any
+other type.
 
-An encoding is no type: a dictionary-encoded type is stored as that of its values, a view as the type without "view",
-a UUID as its 16 bytes and Arrow's JSON as text.
+Encodings are not types: a dictionary-encoded type is stored as the type of its values, a view as the type without
+"view", a UUID as its 16 bytes and Arrow's JSON as text.
 """
 
 import dataclasses
@@ -51,19 +52,19 @@ _NESTED = ("large_list", "list", "map", "struct")
 
 
 class _Unknown(ValueError):
-    """This is no type; the message says why."""
+    """Raised for an unsupported type; the message has the reason."""
 
 
 def field_types(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
     """Return names and plain types of the fields that a caller describes, in order, and whether they are nullable.
 
-    Fields are, unless they are given as a field of Arrow that says otherwise.
+    Fields are nullable, unless an Arrow field declares otherwise.
 
     Args:
-        side: "key" or "value", or "schema" for those of both, for messages.
+        side: "key" or "value", or "schema" for both, for messages.
 
     Raises:
-        SchemaMismatch: spec describes no fields, or a field has what is no type.
+        SchemaMismatch: spec does not describe fields, or a field's type is not supported.
     """
     pairs = _described(spec)
     if pairs is None:
@@ -87,10 +88,10 @@ def _field(name: Any, given: Any, where: str) -> tuple[Any, pa.DataType, bool]:
 
 
 def arrow_type(given: Any, where: str) -> pa.DataType:
-    """Return the type that a value of what is given is stored as; where names the field in errors.
+    """Return the Arrow type for storing values of a Python or library type; where names the field in errors.
 
     Raises:
-        SchemaMismatch: it is no type; whether the type is supported is for `check_type` to say.
+        SchemaMismatch: it is not a type; `check_type` decides whether an Arrow type is supported.
     """
     try:
         return stored_type(_converted(given))
@@ -125,7 +126,7 @@ def _described(spec: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(spec, type):
         is_one = dataclasses.is_dataclass(spec) or is_typeddict(spec)
         return [*_annotations(spec).items()] if is_one else None
-    if hasattr(spec, "columns") and hasattr(spec, "iloc"):  # A frame of pandas: an empty one tells the types alone.
+    if hasattr(spec, "columns") and hasattr(spec, "iloc"):  # A pandas frame: an empty one only provides the types.
         return [(f.name, f.type) for f in pa.Schema.from_pandas(spec, preserve_index=False)]
     if hasattr(spec, "__arrow_c_schema__"):
         return [(f.name, f) for f in pa.schema(spec)]
@@ -192,7 +193,7 @@ def _of_frames(given: Any, package: str) -> pa.DataType:
         if package == "polars":
             return pa.schema(library.Schema({"it": given})).field(0).type
         arrow_type = pa.Schema.from_pandas(library.DataFrame({"it": library.Series([], dtype=given)})).field(0).type
-    except Exception as error:  # What a library raises at something else is its own choice.
+    except Exception as error:  # Libraries may raise anything for other objects.
         raise _Unknown(f", of which Arrow has none ({error})") from error
     return arrow_type
 
@@ -224,7 +225,7 @@ def _nested(kind: str, inner: list[str]) -> pa.DataType:
 
 
 def _split(text: str) -> list[str]:
-    """Return what stands between the commas of a text that are in no brackets."""
+    """Return the pieces between the commas of a text, ignoring commas in brackets."""
     pieces, depth = [""], 0
     for letter in text:
         depth += (letter in "<([") - (letter in ">)]")

@@ -1,14 +1,14 @@
 """A collection's schema: the Arrow fields of its key and of its value, and the codecs that made them.
 
 Invariants:
-- every field has a plain supported type (see `arrow_types`) and carries no metadata; it is nullable unless it was given
-  as not null, and what is inside of it always is;
+- every field has a plain supported type (see `arrow_types`) and carries no metadata; it is nullable unless it was
+  declared not null, and its inner fields are always nullable;
 - names are unique over key and value, and none of them is `_time` or `_diff`;
 - a codec side is one field, named "key" or "value", of the codec's Arrow type; a unit side has no field;
 - two schemas are equal exactly when their written forms are: codec objects are not compared, names and
 versions are;
-- the first version of a schema has the ids 0, 1, 2 … and no defaults, and its written form says nothing of them; what
-  later versions are is in `persist.codecs.evolution`.
+- the first version of a schema has the ids 0, 1, 2 … and no defaults, and omits both in its written form;
+  `persist.codecs.evolution` defines later versions.
 
 Written form, part of the storage format:
 
@@ -36,14 +36,14 @@ from persist.codecs.types.codec import BUILT_IN, Codec, Unit, check_codec
 from persist.codecs.types.python_types import field_types
 
 NAME_CHARS_MAX = 128
-# Each leaf column costs 0.2 KB in the footer of each part and 0.2 ms for each part that is written or read, so that
-# one update of so many takes 6 MB and seconds. Checked when a schema is given, not when a stored one is read.
+# Each leaf column costs 0.2 KB in the footer of each part and 0.2 ms for each part that is written or read: one update
+# of so many columns takes 6 MB and seconds. Checked for new schemas, not for stored ones.
 LEAVES_MAX = 20_000
 TIME = "_time"
 DIFF = "_diff"
 TIME_MAX = 2**63 - 2  # The greatest time: one more is the first that no update may have.
 NOT_NULL = "not null"
-SHARED_BYTES_MAX = 4096  # Of a written form: longer ones are of wide schemas, which take memory and are few.
+SHARED_BYTES_MAX = 4096  # Longer written forms belong to wide schemas, which take memory and are few.
 TIME_UNITS = ("s", "ms", "us", "ns")
 
 T = TypeVar("T")
@@ -121,7 +121,9 @@ class Side:
 
 
 class _Derived(dict[Callable[["CollectionSchema"], Any], Any]):
-    """What was made of a schema, by what made it. It does not travel with the schema: it can be made again."""
+    """Cached values derived from a schema, by the function that computed them. It does not travel with the schema: it
+    can be made again.
+    """
 
     def __reduce__(self) -> tuple[type["_Derived"], tuple[()]]:
         return _Derived, ()
@@ -137,16 +139,16 @@ class CollectionSchema:
         ids: of the columns, key and value; a name that is used again has another one. By default they are 0, 1, 2 ….
         defaults: what records older than a column read as, as JSON, by id.
         known: all versions of the collection's schema, this one too; none if there was never another one.
-        is_widened: whether types are not those of this version, but those that its columns have in the newest one; only
-            for reading, as `persist.codecs.evolution.newest_types` makes it.
-        order: the names of the columns as a table has them, if that is not the key and then the value: a view's query
-            may compute a column before what it groups by.
+        is_widened: whether columns have their newest types instead of those of this version; only for reading, made by
+            `persist.codecs.evolution.newest_types`.
+        order: the names of the columns in the order of tables, if this is not the key and then the value: a view's
+            query may compute a column before its group columns.
         key_names, value_names: column names per side, in order; `names` is both.
         columns: the names in `order`; faces that show the collection as a table take these.
-        required: the names of those columns that were given as not null: NULL is refused there when it is written.
-        declared: the fields of key and value, as they were given.
-        arrow: the key's fields, the value's, then `_time` and `_diff` (int64, not nullable). What is required is
-            nullable there, as it is in parts: who reads need not know.
+        required: the names of the columns that were declared not null: writes of NULL are refused there.
+        declared: the fields of key and value, as the user declared them.
+        arrow: the key's fields, the value's, then `_time` and `_diff` (int64, not nullable). Required columns are
+            nullable there, as in parts: readers need not know.
         types: the types of these.
     """
 
@@ -233,9 +235,10 @@ class CollectionSchema:
 
     @property
     def reading(self) -> str:
-        """What is read from the same bytes of the same version is the same where this is: a name for caches.
+        """The part of a cache key that identifies how bytes are read: equal for equal bytes, version and reading.
 
-        Bytes alone do not tell: a batch names no columns, and a name may stand for another column in another version.
+        The bytes alone are not enough: a batch does not name its columns, and a name may belong to another column in
+        another version.
         """
         return self.derived(_reading)
 
@@ -243,7 +246,7 @@ class CollectionSchema:
         """Return names of some columns, key and value, which a caller gave as the argument called what.
 
         Raises:
-            SchemaMismatch: it is no list of names, or one is unknown or there twice.
+            SchemaMismatch: it is not a list of names, or a name is unknown or repeated.
         """
         if isinstance(names, str):
             raise SchemaMismatch(f"{what}={names!r} is one string; give a list of names, such as [{names!r}]")
@@ -277,7 +280,7 @@ class CollectionSchema:
     def from_json(cls, j: Json) -> "CollectionSchema":
         """Read the written form, codecs unknown here as None; raises ValueError on anything else.
 
-        Many collections have one schema, and a schema never changes: those of equal written forms are one object.
+        Many collections share one schema, and a schema never changes: equal written forms return one object.
         """
         try:
             written = msgspec.json.encode(j)
@@ -286,9 +289,9 @@ class CollectionSchema:
         return _shared(written) if len(written) <= SHARED_BYTES_MAX else _schema_of(j)
 
     def reconcile(self, stored: "CollectionSchema", collection: str) -> "CollectionSchema":
-        """Return the stored schema with the codec objects given here, if both say the same.
+        """Return the stored schema with the caller's codec objects, if both agree.
 
-        A field that is stored as not null may be given as nullable, because a type alone says no more.
+        A field stored as not null matches a nullable declaration, because a bare type does not state nullability.
 
         Args:
             stored: what the collection was created with.
@@ -347,7 +350,7 @@ def _order_of(written: Any, sides: Sequence[Side]) -> tuple[str, ...]:
 
 
 def _later(rest: Any, columns: int) -> tuple[int, tuple[int, ...], tuple[tuple[int, str], ...]]:
-    """Return version, ids and defaults, which the written form of a later version of a schema says besides."""
+    """Return version, ids and defaults, which only later versions have in their written form."""
     match rest:
         case {"version": int(version), "ids": [*ids], **more} if version > 1 and more.keys() <= {"defaults"}:
             if len(ids) == columns == len({*ids}) and all(type(id_) is int and 0 <= id_ < 2**31 for id_ in ids):

@@ -1,4 +1,4 @@
-"""Names as SQL compares them: without the case of ASCII letters, and with that of all others, as DuckDB does it."""
+"""Names as SQL compares them, like DuckDB: without the case of ASCII letters, and with that of all others."""
 
 import string
 from collections.abc import Iterable

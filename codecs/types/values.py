@@ -38,7 +38,7 @@ from persist.codecs.errors import InvalidUpdate
 from persist.codecs.types.arrow_types import children, is_flat, is_number, is_text, with_children
 
 REPR_CHARS_MAX = 80
-_DIGITS_MAX = 20  # Of an integer of 64 bits.
+_DIGITS_MAX = 20  # For an integer of 64 bits.
 
 _Values = Sequence[Any]
 
@@ -48,7 +48,7 @@ class _Refused(ValueError):
 
 
 class _Rule(NamedTuple):
-    """What one type takes.
+    """The Python values that one type accepts.
 
     `exact` decides nearly always; `kinds` and `not_kinds` decide for subclasses; `check` sees the values that
     are not None.
@@ -75,7 +75,7 @@ def to_array(values: _Values, t: pa.DataType, where: str) -> pa.Array:
     try:
         check_values(values, t)
         return pa.array(values, t, from_pandas=False)
-    except Exception as error:  # What values raise when they are looked at is theirs to choose.
+    except Exception as error:  # A value's own methods may raise anything.
         _refuse(values, t, where, error)
 
 
@@ -240,7 +240,7 @@ def _map_check(key: _Rule, value: _Rule) -> Callable[[_Values], None]:
 def _no_overflow(t: pa.DataType) -> Callable[[_Values], None]:
     def check(values: _Values) -> None:
         wide = pa.array(values, pa.float64(), from_pandas=False)
-        if pat.is_float16(t):  # Of other floats, Arrow refuses integers that are not exact.
+        if pat.is_float16(t):  # For other floats, Arrow refuses integers that are not exact.
             numbers = (int(value) for value in values if isinstance(value, int | np.integer))
             if any(
                 abs(number) > 2048 and abs(number) < 65520 and int(np.float16(number)) != number for number in numbers

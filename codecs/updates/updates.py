@@ -1,14 +1,14 @@
 """Updates in whatever form the caller has them, to one checked Arrow table; and plain rows, made into updates.
 
-The table that comes out has exactly the columns of `CollectionSchema.arrow`, in its order and types; no NULL
-in `_time` or `_diff`; every time in [0, TIME_MAX]; no diff of zero; floats in canonical form (see
-`ordering`). A table that is like this already is passed through without a copy, for the price of the minimum
-and maximum of two columns and one pass over its floats.
+The resulting table has exactly the columns of `CollectionSchema.arrow`, in its order and types; no NULL in `_time` or
+`_diff`; every time in [0, TIME_MAX]; no diff of zero; floats in canonical form (see `ordering`). A table that is like
+this already is passed through without a copy, for the price of the minimum and maximum of two columns and one pass over
+its floats.
 
-Columns of a codec side hold what the codec stores, under the name "key" or "value". pandas gives its NaN as
-NULL, which is what NaN means there; everywhere else NaN is a number.
+Columns of a codec side hold what the codec stores, under the name "key" or "value". pandas exports its NaN as NULL,
+which is the meaning of NaN there; everywhere else NaN is a number.
 
-Plain rows have neither `_time` nor `_diff`: `stamped` gives all of them one time, or each that in a column.
+Plain rows have neither `_time` nor `_diff`: `stamped` adds one time for all, or a column with a time for each.
 """
 
 import re
@@ -64,8 +64,8 @@ def to_updates(
         data: an iterable of `((key, value), time, diff)`; or tables in any form that `persist.codecs.updates.inputs`
             takes (Arrow, frames, streams, dicts), whose columns are found by name, in any order.
         schema: the collection's.
-        default_time: the time of every update if there is no `_time` column.
-        default_diff: the diff of every update if there is no `_diff` column.
+        default_time: the time of every update without a `_time` column.
+        default_diff: the diff of every update without a `_diff` column.
         moments: of the collection's timeline; None if times are only numbers.
 
     Raises:
@@ -261,14 +261,14 @@ def _columns_do_not_fit(names_given: list[str], wanted: list[str], schema: Colle
 
 
 def _some(told: list[str], between: str) -> str:
-    """Join what a message tells, cut where there is so much that nobody reads it."""
+    """Join names for a message, truncated to a readable number."""
     more = [f"and {len(told) - _TOLD_MAX} more"] if len(told) > _TOLD_MAX else []
     return between.join([*told[:_TOLD_MAX], *more])
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What plain rows lack.
+    """The columns that plain rows lack.
 
     Attributes:
         time: of all rows, or the name of the column with the time of each. That column is kept where the collection has
@@ -317,8 +317,8 @@ def stamped(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
 def plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
     """Return data of any form that `to_updates` or `stamped` takes, and whether it is plain rows, without times.
 
-    Of a stream, or an iterator, that is decided by the first of it, which is then in its place again. What is empty
-    may be either, and is taken for rows.
+    For a stream or an iterator, the first element decides, and is then put back. Empty data may be either, and counts
+    as rows.
     """
     if type(data) is list and data and type(data[0]) is tuple:
         return data, len(data[0]) == 2
