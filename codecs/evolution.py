@@ -85,8 +85,7 @@ class Lift:
         return list(dict.fromkeys(name for name in sources if name is not None))
 
     def table(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """Return columns, computed from the part's columns that `names` returns. Cost: a pass over those whose types
-        differ.
+        """Return columns, computed from the part's columns that `names` returns; cost: one pass if types differ.
 
         Raises:
             SchemaMismatch: a value does not fit the narrower type that a column had in an earlier version.
@@ -98,7 +97,7 @@ class Lift:
 
     def default(self, name: str) -> pa.Scalar:
         """Return what records of the part have in a column that is younger than the part."""
-        return default_of(self.wanted, name)
+        return read_default(self.wanted, name)
 
     def _column(self, table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
         source = self.source(field.name)
@@ -151,7 +150,7 @@ def _newest_types(schema: CollectionSchema) -> CollectionSchema:
     keys = len(schema.key_names)
     has_default = dict(schema.defaults)
     defaults = [
-        (column.id, scalar_to_json(_widened_default(column.name, default_of(schema, column.name), column.kind)))
+        (column.id, scalar_to_json(_widened_default(column.name, read_default(schema, column.name), column.kind)))
         for column in columns
         if column.id in has_default
     ]
@@ -171,9 +170,9 @@ def narrowed(table: pa.Table, columns: Sequence[str], schema: CollectionSchema) 
         SchemaMismatch: a value does not fit; the message names the column.
     """
     for name in columns:
-        at, wanted = table.schema.get_field_index(name), schema.arrow.field(name)
-        if table.schema.types[at] != wanted.type:
-            table = table.set_column(at, wanted, _in_type(table.column(at), wanted, schema.version))
+        at, target = table.schema.get_field_index(name), schema.arrow.field(name)
+        if table.schema.types[at] != target.type:
+            table = table.set_column(at, target, _in_type(table.column(at), target, schema.version))
     return table
 
 
@@ -187,7 +186,7 @@ def _in_type(column: pa.ChunkedArray, field: pa.Field, version: int) -> pa.Chunk
         ) from error
 
 
-def default_of(schema: CollectionSchema, name: str) -> pa.Scalar:
+def read_default(schema: CollectionSchema, name: str) -> pa.Scalar:
     """Return what records that are older than a column have in it."""
     kind = schema.arrow.field(name).type
     written = dict(schema.defaults).get(schema.ids[schema.names.index(name)])
@@ -286,7 +285,7 @@ def check_next(before: CollectionSchema, after: CollectionSchema, used: Set[int]
             _check_default_kept(before, after, id_)
         elif id_ in used or id_ < 0:
             raise SchemaMismatch(f"column {name!r} has the id {id_}, which is that of another column")
-        default_of(after, name)
+        read_default(after, name)
     check_width([*after.key.fields, *after.value.fields])
 
 
@@ -296,8 +295,8 @@ def _check_default_kept(before: CollectionSchema, after: CollectionSchema, id_: 
     is_kept = has == (id_ in dict(after.defaults))
     name = after.names[after.ids.index(id_)]
     if has and is_kept:
-        now = default_of(after, name)
-        then = _widened_default(name, default_of(before, before.names[before.ids.index(id_)]), now.type)
+        now = read_default(after, name)
+        then = _widened_default(name, read_default(before, before.names[before.ids.index(id_)]), now.type)
         is_kept = scalar_to_json(then) == scalar_to_json(now)
     if not is_kept:
         raise SchemaMismatch(f"column {name!r} keeps the default that it has")
@@ -338,8 +337,8 @@ def _codecs(schema: CollectionSchema) -> list[tuple[Any, ...]]:
 
 def only_adds(before: CollectionSchema, after: CollectionSchema) -> bool:
     """Return whether all columns of a version are in a later one as they were, so that its updates mean the same."""
-    kept = dict(zip(after.ids, zip(after.names, after.types, strict=False), strict=True))
-    same = all(kept.get(i) == (n, t) for i, n, t in zip(before.ids, before.names, before.types, strict=False))
+    remaining = dict(zip(after.ids, zip(after.names, after.types, strict=False), strict=True))
+    same = all(remaining.get(i) == (n, t) for i, n, t in zip(before.ids, before.names, before.types, strict=False))
     return same and [i for i in after.ids if i in set(before.ids)] == list(before.ids)
 
 
@@ -349,9 +348,9 @@ def changes_between(before: CollectionSchema, after: CollectionSchema) -> list[s
     new = dict(zip(after.ids, zip(after.names, after.types, strict=False), strict=True))
     changes = [f"{n!r} ({t}) was added" for i, (n, t) in new.items() if i not in old]
     changes += [f"{n!r} ({t}) was dropped" for i, (n, t) in old.items() if i not in new]
-    both = [(old[i], new[i]) for i in new if i in old]
-    changes += [f"{a!r} was renamed to {b!r}" for (a, _), (b, _) in both if a != b]
-    changes += [f"{b!r} was widened from {s} to {t}" for (_, s), (b, t) in both if s != t]
+    shared = [(old[i], new[i]) for i in new if i in old]
+    changes += [f"{a!r} was renamed to {b!r}" for (a, _), (b, _) in shared if a != b]
+    changes += [f"{b!r} was widened from {s} to {t}" for (_, s), (b, t) in shared if s != t]
     if [i for i in before.ids if i in new] != [i for i in after.ids if i in old]:
         changes.append(f"the columns are in the order {list(after.names)}")
     return changes or ["nothing"]
@@ -389,8 +388,8 @@ def evolved(
             f"drop={list(drop)} names the key column {key[0]!r}, and records would become one that are none. Drop "
             "value columns, or write into another collection with another key."
         )
-    if both := set(drop) & {*rename, *widen}:
-        raise SchemaMismatch(f"column {sorted(both)[0]!r} is dropped, and renamed or widened besides: do one of these")
+    if twice := set(drop) & {*rename, *widen}:
+        raise SchemaMismatch(f"column {sorted(twice)[0]!r} is dropped, and renamed or widened besides: do one of these")
     columns = [
         Column(id_, rename.get(f.name, f.name), widen.get(f.name, f.type), f.nullable)
         for id_, f in zip(schema.ids, schema.declared, strict=True)
@@ -434,14 +433,14 @@ def _check_names(names: list[str]) -> None:
 
 def _reordered(values: list[Column], reorder: Sequence[str]) -> list[Column]:
     named = {column.name: column for column in values}
-    given = None if isinstance(reorder, str) or not isinstance(reorder, Iterable) else [*reorder]
-    if given is None or not all(isinstance(name, str) for name in given) or sorted(given) != sorted(named):
-        hint = "".join(did_you_mean(name, named) for name in given or () if name not in [*named])
+    new_order = None if isinstance(reorder, str) or not isinstance(reorder, Iterable) else [*reorder]
+    if new_order is None or not all(isinstance(name, str) for name in new_order) or sorted(new_order) != sorted(named):
+        hint = "".join(did_you_mean(name, named) for name in new_order or () if name not in [*named])
         raise SchemaMismatch(
             f"reorder={reorder!r} is not the value columns in another order{hint}: name each of {list(named)} once, "
             "after renames. The order of key columns stays."
         )
-    return [named[name] for name in given]
+    return [named[name] for name in new_order]
 
 
 def _side(before: Side, columns: list[Column]) -> Side:
@@ -459,10 +458,10 @@ def _defaults(
             "than a column"
         )
     defaults: dict[int, pa.Scalar] = {}
-    before = dict(schema.defaults)
+    old_defaults = dict(schema.defaults)
     for id_, name, kind, _ in columns:
-        if id_ in before:
-            defaults[id_] = _widened_default(name, default_of(schema, schema.names[schema.ids.index(id_)]), kind)
+        if id_ in old_defaults:
+            defaults[id_] = _widened_default(name, read_default(schema, schema.names[schema.ids.index(id_)]), kind)
         elif id_ in added and given.get(name) is not None:
             defaults[id_] = _default(name, given[name], kind)
     written = tuple(
@@ -497,9 +496,9 @@ def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
         return scalar_from_json(scalar_to_json(scalar), kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         # Python cannot show every value that Arrow holds.
-        shown = f"of type {value.type}" if isinstance(value, pa.Scalar) else f"{value!r:.100}"
+        text = f"of type {value.type}" if isinstance(value, pa.Scalar) else f"{value!r:.100}"
         reason = str(error).rpartition(": ")[2] if isinstance(error, InvalidUpdate) else str(error)
-        raise SchemaMismatch(f"the default {shown} does not fit column {name!r} of type {kind}: {reason}") from error
+        raise SchemaMismatch(f"the default {text} does not fit column {name!r} of type {kind}: {reason}") from error
 
 
 def _widened_default(name: str, old: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
@@ -521,8 +520,8 @@ def versions(written: Sequence[bytes]) -> CollectionSchema:
     A version that is in use is read once, in whatever list it comes: each state lists all, and a state follows each
     change.
     """
-    known = [_version(one_version) for one_version in written]
-    return replace(known[-1], known=tuple(known)) if len(known) > 1 else known[-1]
+    versions = [_version(one_version) for one_version in written]
+    return replace(versions[-1], known=tuple(versions)) if len(versions) > 1 else versions[-1]
 
 
 _read: WeakValueDictionary[bytes, CollectionSchema] = WeakValueDictionary()  # Safe to use from many threads.

@@ -70,7 +70,7 @@ class Digest:
         return "".join(f"{lane:016x}" for lane in self._lanes)
 
 
-def digest_of(table: pa.Table, columns: Sequence[str]) -> int:
+def compute_digest(table: pa.Table, columns: Sequence[str]) -> int:
     """Return the first lane of the digest of updates by some of their columns, and `_diff`."""
     return _sums(table, columns, _LANES[:1])[0]
 
@@ -87,7 +87,7 @@ def row_hashes(table: pa.Table, columns: Sequence[str]) -> Words:
     return hashes
 
 
-def digest_of_text(text: str) -> int:
+def digest_text(text: str) -> int:
     """Return the digest of another request than data: xxh3_64 of its UTF-8."""
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
 
@@ -181,9 +181,9 @@ def _eights(data: npt.NDArray[np.uint8], starts: Ints, lengths: Ints, counts: In
     padded = np.zeros(high - low + 8, np.uint8)
     padded[: high - low] = data[low:high]
     every = np.ndarray((high - low + 1,), np.dtype("<u8"), padded.data, strides=(1,))
-    left = np.minimum(np.repeat(lengths, counts) - at, np.int64(8)).astype(np.uint64)
-    kept = ~np.uint64(0) >> (np.uint64(64) - left * np.uint64(8))
-    words: Words = every[np.repeat(starts - low, counts) + at] & kept
+    remaining = np.minimum(np.repeat(lengths, counts) - at, np.int64(8)).astype(np.uint64)
+    mask = ~np.uint64(0) >> (np.uint64(64) - remaining * np.uint64(8))
+    words: Words = every[np.repeat(starts - low, counts) + at] & mask
     return words
 
 

@@ -87,7 +87,7 @@ class RowSorter:
             if self._rows > 1:
                 if self._rows >= RANKED_ROWS_MIN and repeats(self._columns[0]):
                     self._columns = [ranked(column) if repeats(column) else column for column in self._columns]
-                self._digits = _digits_of(self._columns)
+                self._digits = _make_digits(self._columns)
                 packed = _pack(self._digits, None, packed)
             self._packed = packed
         return self._packed
@@ -125,8 +125,8 @@ class RowSorter:
             return
         while digits:
             # A column without a digit left is equal in all rows that tie.
-            left = sorted({digit.column for digit in digits})
-            positions, varying = _unequal_runs(self._columns, left, order, starts, positions)
+            columns = sorted({digit.column for digit in digits})
+            positions, varying = _unequal_runs(self._columns, columns, order, starts, positions)
             if positions.size == 0:
                 return
             digits = [digit for digit in digits if digit.column in varying]
@@ -220,8 +220,8 @@ def _unequal_runs(
     unequal = np.zeros(int(runs[-1]) + 1, dtype=np.bool_)
     for inside_runs in differs.values():
         unequal[runs[1:][inside_runs]] = True
-    kept: Rows = positions[unequal[runs]]
-    return kept, [*differs]
+    tied: Rows = positions[unequal[runs]]
+    return tied, [*differs]
 
 
 def _differs(columns: Sequence[pa.Array], rows: Rows) -> list[Flags]:
@@ -262,10 +262,10 @@ def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
     used, bits = int(packed.max()).bit_length(), _DIGIT_BITS - len(packed).bit_length()
     packs_any = False
     while digits and used < bits and not (packs_any and digits[0].costly):
-        if (values_of := digits[0].values) is None:
+        if (compute := digits[0].values) is None:
             break
         digit = digits.pop(0)
-        values = values_of(rows)
+        values = compute(rows)
         packs_any = True
         least = values.min()
         values = values - least
@@ -273,7 +273,7 @@ def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
         room = bits - used
         if width > room:
             mask = np.uint64((1 << (width - room)) - 1)
-            digits.insert(0, replace(digit, values=_low_bits(values_of, least, mask), costly=False))
+            digits.insert(0, replace(digit, values=_low_bits(compute, least, mask), costly=False))
             values >>= np.uint64(width - room)
             width = room
         packed = values if used == 0 else (packed << np.uint64(width)) | values
@@ -282,12 +282,12 @@ def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
 
 
 def _low_bits(
-    values_of: Callable[[Rows | None], Bits], base: np.uint64, mask: np.uint64
+    compute: Callable[[Rows | None], Bits], base: np.uint64, mask: np.uint64
 ) -> Callable[[Rows | None], Bits]:
-    return lambda rows: (values_of(rows) - base) & mask
+    return lambda rows: (compute(rows) - base) & mask
 
 
-def _digits_of(columns: Sequence[pa.Array]) -> list[Digit]:
+def _make_digits(columns: Sequence[pa.Array]) -> list[Digit]:
     """The digits of all columns: rows that tie on all of them are equal."""
     digits: list[Digit] = []
     for i, column in enumerate(columns):
@@ -323,7 +323,7 @@ def _fixed_width_digit(column: pa.Array) -> Digit:
     dtype = "u" if pt.is_unsigned_integer(kind) else "i"
     raw = _without_nulls(column, stored_values(column, f"{dtype}{kind.bit_width // 8}"))
 
-    def values_of(rows: Rows | None) -> Bits:
+    def compute(rows: Rows | None) -> Bits:
         chosen = raw if rows is None else raw[rows]
         if pt.is_unsigned_integer(kind):
             return chosen.astype(np.uint64, copy=False)
@@ -333,7 +333,7 @@ def _fixed_width_digit(column: pa.Array) -> Digit:
         digit: Bits = values.view(np.uint64) ^ _SIGN
         return digit
 
-    return Digit(values_of)
+    return Digit(compute)
 
 
 def _without_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -371,16 +371,16 @@ def _word_digit(begin: Rows, length: Rows, data: npt.NDArray[np.uint8], word: in
     windows: npt.NDArray[Any] = np.ndarray((data.size - 7,), dtype=">u8", buffer=data, strides=(1,))
     skipped = 8 * word
 
-    def values_of(rows: Rows | None) -> Bits:
-        start, left = (begin, length) if rows is None else (begin[rows], length[rows])
-        start, left = start + skipped, left - skipped
-        if left.min() >= 8:  # Every value has all eight bytes: twice as fast.
+    def compute(rows: Rows | None) -> Bits:
+        start, remaining = (begin, length) if rows is None else (begin[rows], length[rows])
+        start, remaining = start + skipped, remaining - skipped
+        if remaining.min() >= 8:  # Every value has all eight bytes: twice as fast.
             return windows[start].astype(np.uint64)
         # The last window may begin before the word; shift the bytes that precede it out.
         window = np.minimum(start, np.int64(data.size - 8))
         shift = np.minimum(start - window, np.int64(7)).astype(np.uint64) * np.uint64(8)
-        kept = _KEEP[np.clip(left, np.int64(0), np.int64(8))]
-        values: Bits = (windows[window].astype(np.uint64) << shift) & kept
+        mask = _KEEP[np.clip(remaining, np.int64(0), np.int64(8))]
+        values: Bits = (windows[window].astype(np.uint64) << shift) & mask
         return values
 
-    return Digit(values_of)
+    return Digit(compute)

@@ -57,7 +57,7 @@ class Layout(NamedTuple):
         return self.widths[0] if self.is_number else sum(self.widths) + 2 * len(self.widths)
 
 
-def layout_of(columns: Sequence[pa.Array]) -> Layout | None:
+def choose_layout(columns: Sequence[pa.Array]) -> Layout | None:
     """Return the layout that distinguishes all keys of these columns, or None if none does."""
     if not columns or not all(is_flat(column.type) for column in columns):
         return None
@@ -102,7 +102,7 @@ class SortedKeys:
             batches = keys.combine_chunks().to_batches()
         self.batch: pa.RecordBatch = batches[0] if batches else empty_batch(keys.schema)
         self._arrays = self.batch.columns
-        self._layout = layout_of(self._arrays)
+        self._layout = choose_layout(self._arrays)
         self._packed: dict[Layout, Packed] = {}
         self._first: SortedKeys | None = None
         # Integers and times are packed as they are stored.
@@ -165,13 +165,13 @@ class SortedKeys:
             self._first = SortedKeys(pa.Table.from_batches([self.batch.select([0])]))
         return self._first
 
-    def bounds_of(self, others: "SortedKeys") -> tuple[Rows, Rows] | None:
+    def find_bounds(self, others: "SortedKeys") -> tuple[Rows, Rows] | None:
         """Return, for each of some keys, how many of these are less, and how many are not greater; None if unknown."""
         layout = others._layout
         if layout is None:
             return None
-        here, there = self.packed(layout), others.packed(layout)
-        return here.searchsorted(there), here.searchsorted(there, "right")
+        ours, theirs_packed = self.packed(layout), others.packed(layout)
+        return ours.searchsorted(theirs_packed), ours.searchsorted(theirs_packed, "right")
 
     def less_than(self, others: "SortedKeys") -> Rows | None:
         """Return, for each of some keys in whatever order, how many of these are less; None if unknown."""
@@ -183,7 +183,7 @@ class SortedKeys:
         if not len(self) or not len(wanted):
             return NO_ROWS
         if self._layout is not None:
-            return _rows_of(self.packed(self._layout), wanted.packed(self._layout))
+            return _find_rows(self.packed(self._layout), wanted.packed(self._layout))
         is_flat_key = all(is_flat(column.type) for column in self._arrays)
         return self._find_few(wanted) if is_flat_key and len(wanted) <= FEW_KEYS else self._find_many(wanted)
 
@@ -205,9 +205,9 @@ class SortedKeys:
     def _find_many(self, wanted: "SortedKeys") -> Rows:
         """Rank all keys of both in one order: one pass over all rows."""
         names = self.batch.schema.names
-        both = pa.concat_tables([pa.Table.from_batches([keys.batch]) for keys in (self, wanted)]).combine_chunks()
-        ranks = dense_ranks(order_keys(both, names))
-        is_wanted = np.zeros(len(both), np.bool_)
+        joined = pa.concat_tables([pa.Table.from_batches([keys.batch]) for keys in (self, wanted)]).combine_chunks()
+        ranks = dense_ranks(order_keys(joined, names))
+        is_wanted = np.zeros(len(joined), np.bool_)
         is_wanted[ranks[len(self) :]] = True
         rows: Rows = np.flatnonzero(is_wanted[ranks[: len(self)]])
         return rows
@@ -220,7 +220,7 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _rows_of(keys: Packed, wanted: Packed) -> Rows:
+def _find_rows(keys: Packed, wanted: Packed) -> Rows:
     """Return the ascending positions in sorted `keys` of all that are in sorted `wanted`."""
     if len(wanted) == 1:
         start = keys.searchsorted(wanted)[0]

@@ -17,9 +17,9 @@ from persist.codecs.evolution import Lift
 from persist.codecs.order.arrays import int64_array, int_ends, stored_values
 from persist.codecs.order.sums import exact_sum
 from persist.codecs.part.file_reader import CheckedFooters, from_parquet, scan_parquet
-from persist.codecs.part.filters import columns_of
+from persist.codecs.part.filters import referenced_columns
 from persist.codecs.part.lending import lent_buffer
-from persist.codecs.part.part import Part, checksum_of, from_batch
+from persist.codecs.part.part import Part, compute_checksum, from_batch
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 
 T = TypeVar("T")
@@ -91,9 +91,9 @@ def decode_part(
     buffer = lent_buffer(data) if use_threads else pa.py_buffer(data)
 
     def read(names: Sequence[str], within: tuple[int, int] | None = None, coded: Sequence[str] = ()) -> pa.Table:
-        kept = None
+        footer = None
         if footers is not None:
-            kept = footers.read(buffer, part.checksum, schema.arrow, part.rows, part.memory)
+            footer = footers.read(buffer, part.checksum, schema.arrow, part.rows, part.memory)
         return from_parquet(
             buffer,
             schema.arrow,
@@ -102,7 +102,7 @@ def decode_part(
             memory=part.memory,
             use_threads=use_threads,
             within=within,
-            footer=kept,
+            footer=footer,
             coded=coded,
         )
 
@@ -138,7 +138,7 @@ def read_lifted(
         columns, filter: in the reader's schema.
     """
     arrow = lifted.wanted.arrow
-    names = [*columns, *(columns_of(filter, arrow, columns) if filter is not None else ())]
+    names = [*columns, *(referenced_columns(filter, arrow, columns) if filter is not None else ())]
     # If all of them are younger than the part, its times still provide the number of rows.
     return filtered(lifted.table(read(lifted.names(names) or [TIME]), names), filter, columns, arrow)
 
@@ -155,7 +155,7 @@ def read_stamped(
     Args:
         read: reads columns of the rows that pass a filter, as the file holds them.
     """
-    of_filter = columns_of(filter, arrow, ()) if filter is not None else ()
+    of_filter = referenced_columns(filter, arrow, ()) if filter is not None else ()
     by_time = TIME in of_filter
     names = [name for name in dict.fromkeys([*columns, *(of_filter if by_time else ())]) if name != TIME]
     table = read(names or [DIFF], None if by_time else filter)
@@ -206,7 +206,7 @@ def _decoded_batch(
 def _verify(data: bytes | memoryview, part: Part) -> None:
     if len(data) != part.bytes:
         raise CorruptBlob(part.name, f"it has {len(data)} bytes, and its descriptor says {part.bytes}")
-    if (checksum := checksum_of(data)) != part.checksum:
+    if (checksum := compute_checksum(data)) != part.checksum:
         raise CorruptBlob(part.name, f"its checksum is {checksum}, and its descriptor says {part.checksum}")
 
 
@@ -257,10 +257,10 @@ def _int64_chunks(table: pa.Table, name: str, part: Part) -> list[npt.NDArray[np
 
 
 def check_request(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expression | None) -> None:
-    known = frozenset(arrow.names)
+    names = frozenset(arrow.names)
     for name, times in Counter(columns).items():
-        if name not in known or times > 1:
-            problem = "is asked for twice" if name in known else "does not exist"
+        if name not in names or times > 1:
+            problem = "is asked for twice" if name in names else "does not exist"
             raise InvalidUsage(f"column {name!r} {problem}: choose from {arrow.names}, each once")
     if filter is None:
         return

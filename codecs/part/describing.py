@@ -34,7 +34,7 @@ from persist.codecs.part.part import (
     Footer,
     Part,
     body_bytes,
-    checksum_of,
+    compute_checksum,
     sample_rows,
 )
 from persist.codecs.types.arrow_types import Json, is_flat, leaf_arrays, scalar_from_json, scalar_to_json
@@ -94,8 +94,8 @@ class Summary:
             bytes=len(data),
             rows=self.rows,
             memory=self.memory + level_bytes(data, self._schema.arrow),
-            checksum=checksum_of(data),
-            footer=footer_of(data),
+            checksum=compute_checksum(data),
+            footer=describe_footer(data),
             time_min=self._time_min,
             time_max=self._time_max,
             negatives=self._negatives,
@@ -107,7 +107,7 @@ class Summary:
 
     def _stats(self) -> msgspec.Raw:
         stats_by_name: dict[str, list[Json]] = {}
-        left = STATS_BYTES_MAX - 2
+        room = STATS_BYTES_MAX - 2
         for name, extremes in self._extremes.items():
             least, greatest = extremes[0]
             if len(extremes) > 1:
@@ -116,8 +116,8 @@ class Summary:
             if max(_value_bytes(least), _value_bytes(greatest)) > STATS_VALUE_BYTES_MAX:
                 continue
             stats = [scalar_to_json(least), scalar_to_json(greatest), self._nulls[name]]
-            left -= len(msgspec.json.encode({name: stats})) - 1
-            if left < 0:
+            room -= len(msgspec.json.encode({name: stats})) - 1
+            if room < 0:
                 break
             stats_by_name[name] = stats
         return msgspec.Raw(msgspec.json.encode(stats_by_name)) if stats_by_name else NO_STATS
@@ -145,7 +145,7 @@ def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Pa
         bytes=len(data),
         rows=len(table),
         memory=body_bytes(data),
-        checksum=checksum_of(data),
+        checksum=compute_checksum(data),
         time_min=int(times.min()),
         time_max=int(times.max()),
         negatives=int(np.count_nonzero(diffs < 0)),
@@ -176,10 +176,10 @@ def describe_held(keys: pa.Table, memory: int, schema: CollectionSchema) -> Part
     )
 
 
-def footer_of(data: bytes | memoryview) -> Footer:
+def describe_footer(data: bytes | memoryview) -> Footer:
     """Return the descriptor's entries for the footer of a Parquet file."""
     size = footer_bytes(data)
-    return Footer(size, checksum_of(memoryview(data)[-size:]))
+    return Footer(size, compute_checksum(memoryview(data)[-size:]))
 
 
 def _key_samples(
@@ -214,8 +214,8 @@ def _extremes(column: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
         values = stored_values(array)
         ends = np.array([values.min(), values.max()])
         if ends[0] == ends[0]:  # Or else one is NaN.
-            both = pa.array(ends).view(kind)
-            return both[0], both[1]
+            bounds = pa.array(ends).view(kind)
+            return bounds[0], bounds[1]
     array = widened(array)
     if pt.is_duration(kind):  # Arrow has no minimum of durations.
         array = array.view(pa.int64())
@@ -313,7 +313,7 @@ def overlaps(bounds: Sequence[pa.Table], schema: CollectionSchema) -> Iterator[t
     if len(bounds) < 2:
         return
     if not schema.key_names:  # All rows have the same key.
-        yield from ((0, other) for other in range(1, len(bounds)))
+        yield from ((0, later) for later in range(1, len(bounds)))
         return
     table = canonical(pa.concat_tables(bounds).combine_chunks())
     ranks = dense_ranks(order_keys(table, schema.key_names)).reshape(-1, 2).tolist()
@@ -369,7 +369,7 @@ def _descriptor_findings(said: Part, is_: Part) -> Iterator[Finding]:
 
 
 def _index_findings(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> Iterator[Finding]:
-    if part.footer != footer_of(data):
+    if part.footer != describe_footer(data):
         return  # This is already a finding.
     try:
         check_index(data, part, schema)

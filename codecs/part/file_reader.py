@@ -18,7 +18,7 @@ import pyarrow.types as pt
 from persist.blob.lru import ByteBoundedLru
 from persist.blob.threads import Clock
 from persist.codecs.part.file_writer import MAGIC, storage_type
-from persist.codecs.part.filters import columns_of, may_compare_with_nan
+from persist.codecs.part.filters import may_compare_with_nan, referenced_columns
 from persist.codecs.part.part import groups_max
 from persist.codecs.types.arrow_types import children
 
@@ -194,7 +194,7 @@ def scan_parquet(
     """
     footer = _whole_footer(data, schema, rows, memory)
     if may_compare_with_nan(filter):
-        read = [*columns, *columns_of(filter, schema, columns)]
+        read = [*columns, *referenced_columns(filter, schema, columns)]
         groups = range(len(footer.group_rows))
         whole = read_groups(pa.BufferReader(data), footer, schema, groups, columns=read, use_threads=use_threads)
         return whole.filter(filter).select(list(columns))
@@ -247,22 +247,22 @@ def _listed(schema: pa.Schema) -> str:
 def from_storage(
     table: pa.Table, schema: pa.Schema, checked: frozenset[str], columns: Sequence[str], coded: Sequence[str] = ()
 ) -> pa.Table:
-    wanted = pa.schema([schema.field(name) for name in columns])
-    for at, field in enumerate(wanted):
+    selected = pa.schema([schema.field(name) for name in columns])
+    for at, field in enumerate(selected):
         if field.name in coded:
-            wanted = wanted.set(at, field.with_type(pa.dictionary(pa.int32(), field.type)))
+            selected = selected.set(at, field.with_type(pa.dictionary(pa.int32(), field.type)))
     table = table.select(list(columns))
     if not columns:
         return table  # A cast would lose the number of rows.
     for name in checked.intersection(columns):
         for chunk in table.column(name).chunks:
             _check_values(chunk.dictionary if pt.is_dictionary(chunk.type) else chunk)
-    if any(pt.is_nested(kind) for kind in wanted.types) or table.schema.types != wanted.types:
-        return table if table.schema.equals(wanted, check_metadata=True) else table.cast(wanted)
-    for field, column in zip(wanted, table.columns, strict=True):
+    if any(pt.is_nested(kind) for kind in selected.types) or table.schema.types != selected.types:
+        return table if table.schema.equals(selected, check_metadata=True) else table.cast(selected)
+    for field, column in zip(selected, table.columns, strict=True):
         if not field.nullable and column.null_count:
             raise ValueError(f"its column {field.name!r} is not null by the schema, and has {column.null_count} NULLs")
-    return pa.Table.from_arrays(table.columns, schema=wanted)  # A cast takes several times as long.
+    return pa.Table.from_arrays(table.columns, schema=selected)  # A cast takes several times as long.
 
 
 def _check_values(array: pa.Array) -> None:
@@ -276,8 +276,8 @@ def _check_values(array: pa.Array) -> None:
 
 def _is_ascii(text: pa.Buffer) -> bool:
     whole = text.size // 8
-    words, rest = np.frombuffer(text, np.uint64, whole), np.frombuffer(text, np.uint8, offset=8 * whole)
-    return not (int(np.bitwise_or.reduce(words)) & 0x8080808080808080 or int(np.bitwise_or.reduce(rest)) & 0x80)
+    words, tail = np.frombuffer(text, np.uint64, whole), np.frombuffer(text, np.uint8, offset=8 * whole)
+    return not (int(np.bitwise_or.reduce(words)) & 0x8080808080808080 or int(np.bitwise_or.reduce(tail)) & 0x80)
 
 
 def has_checked(kind: pa.DataType) -> bool:

@@ -374,8 +374,8 @@ def _all_same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> bool:
     """Whether two columns are equal, NaN inside nested values being equal to itself."""
     if not pt.is_nested(left.type):
         return bool(left.equals(right))
-    both = pa.table({"both": pa.chunked_array([*left.chunks, *right.chunks], type=left.type)})
-    (ranks,) = order_keys(both, ["both"])
+    joined = pa.table({"both": pa.chunked_array([*left.chunks, *right.chunks], type=left.type)})
+    (ranks,) = order_keys(joined, ["both"])
     return bool(ranks[: len(left)].equals(ranks[len(left) :]))
 
 

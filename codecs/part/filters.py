@@ -51,7 +51,7 @@ def with_both_zeros(filter: pc.Expression) -> pc.Expression:
     """Return a filter in which each set of values that holds 0.0 or -0.0 holds both; itself if there is none."""
     if "is_in(" not in str(filter):
         return filter
-    rebuild, (serialised, *others) = filter.__reduce__()
+    rebuild, (serialised, *arguments) = filter.__reduce__()
     batch = _literals(serialised)
     columns = [_with_both(column) for column in batch.columns]
     if all(new is old for new, old in zip(columns, batch.columns, strict=True)):
@@ -59,7 +59,7 @@ def with_both_zeros(filter: pc.Expression) -> pc.Expression:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as file:
         file.write_batch(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
-    return rebuild(sink.getvalue(), *others)
+    return rebuild(sink.getvalue(), *arguments)
 
 
 def _literals(serialised: pa.Buffer) -> pa.RecordBatch:
@@ -67,7 +67,7 @@ def _literals(serialised: pa.Buffer) -> pa.RecordBatch:
     return pa.ipc.open_file(serialised).read_all().combine_chunks().to_batches()[0]
 
 
-def _set_of(options: pa.Array) -> int:
+def _find_set(options: pa.Array) -> int:
     """Return where the options of a function have a set of floats; -1 if they have none."""
     kind = options.type
     at = kind.get_field_index(_SET) if pt.is_struct(kind) else -1
@@ -77,7 +77,7 @@ def _set_of(options: pa.Array) -> int:
 
 def _with_both(options: pa.Array) -> pa.Array:
     """Return the options of a function, one row, with both zeros in their set if it has one of them."""
-    kind, at = options.type, _set_of(options)
+    kind, at = options.type, _find_set(options)
     if at < 0:
         return options
     item = kind.field(at).type.value_type
@@ -86,21 +86,21 @@ def _with_both(options: pa.Array) -> pa.Array:
     zeros = np.signbit(numbers[numbers == 0.0])
     if not len(zeros) or (zeros.any() and not zeros.all()):
         return options
-    both = pa.concat_arrays([values, pa.array([0.0, -0.0], pa.float64()).cast(item)])
+    extended = pa.concat_arrays([values, pa.array([0.0, -0.0], pa.float64()).cast(item)])
     fields = [options.field(field) for field in range(kind.num_fields)]
-    fields[at] = pa.ListArray.from_arrays(pa.array([0, len(both)], pa.int32()), both, type=kind.field(at).type)
+    fields[at] = pa.ListArray.from_arrays(pa.array([0, len(extended)], pa.int32()), extended, type=kind.field(at).type)
     return pa.StructArray.from_arrays(fields, fields=[kind.field(field) for field in range(kind.num_fields)])
 
 
-def columns_of(filter: pc.Expression, schema: pa.Schema, besides: Sequence[str] = ()) -> list[str]:
+def referenced_columns(filter: pc.Expression, schema: pa.Schema, besides: Sequence[str] = ()) -> list[str]:
     """Return the columns that filter reads, besides `others`; a superset if that is hard to determine."""
     text = str(filter)
-    others = [name for name in schema.names if name not in besides]
-    named = others if "..." in text else [name for name in others if name in text]
+    candidates = [name for name in schema.names if name not in besides]
+    named = candidates if "..." in text else [name for name in candidates if name in text]
     try:
         schema.empty_table().select([*besides, *named]).filter(filter)
     except (pa.ArrowException, TypeError, ValueError):
-        return others
+        return candidates
     return named
 
 
@@ -113,7 +113,7 @@ def may_compare_with_nan(filter: pc.Expression) -> bool:
 
 
 def _has_nan(options: pa.Array) -> bool:
-    at = _set_of(options)
+    at = _find_set(options)
     return at >= 0 and bool(pc.any(pc.is_nan(options.field(at).flatten())).as_py())
 
 
@@ -124,23 +124,23 @@ def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: C
     """
     if may_compare_with_nan(filter):
         return list(parts)
-    asked: Sequence[Part] = parts
+    candidates: Sequence[Part] = parts
     if len(parts) > GROUP_MAX:
         groups = _groups(parts)
-        known = _known_groups(schema)
+        guarantees_by_group = _load_groups(schema)
         guarantees = []
         for group in groups:
             key = "".join(map(_CHECKSUM, group)), tuple(map(_SCHEMA, group))
-            guarantee = known.get(key)
+            guarantee = guarantees_by_group.get(key)
             if guarantee is None:
-                if len(known) >= GROUPS_KNOWN_MAX:
-                    known.clear()
-                guarantee = known[key] = _group_guarantee(group, schema)
+                if len(guarantees_by_group) >= GROUPS_KNOWN_MAX:
+                    guarantees_by_group.clear()
+                guarantee = guarantees_by_group[key] = _group_guarantee(group, schema)
             guarantees.append(guarantee)
-        asked = [part for at in _that_may_match(guarantees, filter, schema) for part in groups[at]]
-    named = columns_of(filter, schema.arrow)
-    matching = _that_may_match([_guarantee(part, schema, named) for part in asked], filter, schema)
-    return [asked[at] for at in matching]
+        candidates = [part for at in _that_may_match(guarantees, filter, schema) for part in groups[at]]
+    named = referenced_columns(filter, schema.arrow)
+    matching = _that_may_match([_guarantee(part, schema, named) for part in candidates], filter, schema)
+    return [candidates[at] for at in matching]
 
 
 def ranges_that_may_match(
@@ -186,7 +186,7 @@ def _between(
             guarantees.append(field <= scalar_from_json(high, kind))
         if least is None or greatest is None or low != high:
             break
-    return _all_of(guarantees)
+    return _conjunction(guarantees)
 
 
 def _is_compared(kind: pa.DataType) -> bool:
@@ -194,13 +194,13 @@ def _is_compared(kind: pa.DataType) -> bool:
     return not (pt.is_float16(kind) or pt.is_duration(kind) or pt.is_fixed_size_binary(kind))
 
 
-def _known_groups(schema: CollectionSchema) -> dict[_Group, pc.Expression]:
-    known = _KNOWN_GROUPS.get(schema)
-    if known is None:
+def _load_groups(schema: CollectionSchema) -> dict[_Group, pc.Expression]:
+    groups = _KNOWN_GROUPS.get(schema)
+    if groups is None:
         if len(_KNOWN_GROUPS) >= SCHEMAS_MAX:
             _KNOWN_GROUPS.clear()
-        known = _KNOWN_GROUPS[schema] = {}
-    return known
+        groups = _KNOWN_GROUPS[schema] = {}
+    return groups
 
 
 def _groups(parts: Sequence[Part]) -> list[Sequence[Part]]:
@@ -233,7 +233,7 @@ def _that_may_match(guarantees: Sequence[pc.Expression], filter: pc.Expression, 
 def _guarantee(part: Part, schema: CollectionSchema, names: Sequence[str]) -> pc.Expression:
     """Return what a part guarantees of some columns of its rows."""
     stats = _stats(part, schema)
-    return _all_of(
+    return _conjunction(
         _stats_guarantee(part.name, schema, name, part.rows, *stats[name]) for name in names if name in stats
     )
 
@@ -261,10 +261,10 @@ def _group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc.Expr
                 raise CorruptBlob(parts[0].name, f"descriptors have wrong statistics of {name!r}: {error}") from error
             nulls = sum(of_part[name][2] for of_part in stats)
             guarantees.append(_stats_guarantee(parts[0].name, schema, name, rows, least, greatest, nulls))
-    return _all_of(guarantees)
+    return _conjunction(guarantees)
 
 
-def _all_of(guarantees: Iterable[pc.Expression | None]) -> pc.Expression:
+def _conjunction(guarantees: Iterable[pc.Expression | None]) -> pc.Expression:
     return reduce(and_, (guarantee for guarantee in guarantees if guarantee is not None), pc.scalar(True))
 
 
@@ -277,17 +277,17 @@ def _stats(part: Part, schema: CollectionSchema) -> Mapping[str, tuple[Scalar, S
     lifted, stats = part.lift(schema), part.stats
     if lifted is None:
         return {name: stats[name] for name in schema.names if name in stats}
-    known: dict[str, tuple[Scalar, Scalar, int]] = {}
+    bounds: dict[str, tuple[Scalar, Scalar, int]] = {}
     for name in lifted.wanted.names:
         source, kind = lifted.sources.get(name), lifted.wanted.arrow.field(name).type
         if source is None:
             if lifted.is_younger and is_flat(kind):
                 default = lifted.default(name)
                 written: Any = scalar_to_json(default)
-                known[name] = written, written, 0 if default.is_valid else part.rows
+                bounds[name] = written, written, 0 if default.is_valid else part.rows
         elif source in stats and is_written_alike(lifted.stored.arrow.field(source).type, kind):
-            known[name] = stats[source]
-    return known
+            bounds[name] = stats[source]
+    return bounds
 
 
 def _stats_guarantee(

@@ -43,9 +43,9 @@ from persist.codecs.part.decoding import (
 from persist.codecs.part.file_reader import PARSED_BYTES, CheckedFooter, groups_within, read_footer
 from persist.codecs.part.file_reader import read_groups as _read_groups
 from persist.codecs.part.file_writer import GROUPS_KEY, GROUPS_VERSION, MAGIC
-from persist.codecs.part.filters import columns_of
+from persist.codecs.part.filters import referenced_columns
 from persist.codecs.part.lending import lend, lent_buffer
-from persist.codecs.part.part import Part, checksum_of
+from persist.codecs.part.part import Part, compute_checksum
 from persist.codecs.types.arrow_types import is_text
 from persist.codecs.types.schema import CollectionSchema
 
@@ -110,8 +110,8 @@ class PartIndex:
         """Return the columns that the first row group stores as dictionaries."""
         group = self._footer.metadata.row_group(0)
         chunks = (group.column(at) for at in range(group.num_columns))
-        there = {chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page}
-        return tuple(name for name in names if name in there)
+        coded = {chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page}
+        return tuple(name for name in names if name in coded)
 
 
 def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema) -> PartIndex:
@@ -134,13 +134,13 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
     schema = schema if lifted is None else lifted.stored
     if len(footer) != part.footer.bytes:
         raise CorruptBlob(part.name, f"its footer has {len(footer)} bytes, and its descriptor says {part.footer.bytes}")
-    if (checksum := checksum_of(footer)) != part.footer.checksum:
+    if (checksum := compute_checksum(footer)) != part.footer.checksum:
         raise CorruptBlob(
             part.name, f"the checksum of its footer is {checksum}, and its descriptor says {part.footer.checksum}"
         )
     tail = pa.py_buffer(footer)
     read = decoded(part, lambda: read_footer(tail, schema.arrow, rows=part.rows, memory=part.memory))
-    lengths, checksums = _index_of(read, part)
+    lengths, checksums = _build_index(read, part)
     ends = list(accumulate(lengths, initial=len(MAGIC)))
     if ends[-1] > start:
         raise CorruptBlob(
@@ -152,7 +152,7 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
     return PartIndex(groups, PARSED_BYTES * len(footer), checksums, read)
 
 
-def _index_of(footer: CheckedFooter, part: Part) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def _build_index(footer: CheckedFooter, part: Part) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the lengths and the checksums of the row groups."""
     written = (footer.metadata.metadata or {}).get(GROUPS_KEY.encode())
     if written is None:
@@ -228,7 +228,7 @@ def decode_groups(
         _verify(data, number, index, part)
     if not pieces:
         return pa.schema([schema.arrow.field(name) for name in columns]).empty_table()
-    read = [*columns, *(columns_of(filter, schema.arrow, columns) if filter is not None else ())]
+    read = [*columns, *(referenced_columns(filter, schema.arrow, columns) if filter is not None else ())]
     views = [(index.groups[number].start, memoryview(data)) for number, data in pieces]
     table = decoded(
         part,

@@ -69,7 +69,7 @@ class KeyRange:
 
     def may_overlap(self, part: Part, schema: CollectionSchema) -> bool:
         """Return False only if no key of part is inside."""
-        keys = None if self.is_all else ordered_keys(part, schema)
+        keys = None if self.is_all else comparable_keys(part, schema)
         if keys is None:
             return True
         lower, upper = self.ordered(schema.key_types)
@@ -77,7 +77,7 @@ class KeyRange:
 
     def covers(self, part: Part, schema: CollectionSchema) -> bool:
         """Return True only if every key of part is inside."""
-        keys = None if self.is_all else ordered_keys(part, schema)
+        keys = None if self.is_all else comparable_keys(part, schema)
         if keys is None:
             return self.is_all
         lower, upper = self.ordered(schema.key_types)
@@ -95,12 +95,12 @@ class KeyRange:
         order = key_order(schema.key_types)
         columns = [keys[name] for name in schema.key_names]
 
-        def key_at(row: int) -> Orderable:
+        def key_of_row(row: int) -> Orderable:
             return order([scalar_to_json(column[row]) for column in columns])
 
         rows = range(len(keys))
-        start = 0 if self.lower is None else bisect.bisect_left(rows, order(self.lower), key=key_at)
-        end = len(keys) if self.upper is None else bisect.bisect_left(rows, order(self.upper), key=key_at)
+        start = 0 if self.lower is None else bisect.bisect_left(rows, order(self.lower), key=key_of_row)
+        end = len(keys) if self.upper is None else bisect.bisect_left(rows, order(self.upper), key=key_of_row)
         return start, max(start, end)
 
     def bracket(self, part: Part, schema: CollectionSchema) -> tuple[int, int]:
@@ -111,10 +111,10 @@ class KeyRange:
         """Return the same, and how many keys are sampled."""
         if self.is_all:
             return 0, part.rows, 0
-        known = self._within.get(part.checksum)
-        if known is None or self._ordered is None or self._ordered[0] != schema.key_types:
-            return self.note(part, schema.key_types, ordered_keys(part, schema))
-        return known
+        cached = self._within.get(part.checksum)
+        if cached is None or self._ordered is None or self._ordered[0] != schema.key_types:
+            return self.note(part, schema.key_types, comparable_keys(part, schema))
+        return cached
 
     def note(self, part: Part, types: Types, sampled: list[Orderable] | None) -> Within:
         """Cache the result of `within` for a part with these sampled keys."""
@@ -151,7 +151,7 @@ class KeyRange:
         return table.slice(start, end - start).select(list(columns))
 
 
-Sampled = Sequence[list[Orderable] | None]  # The results of `ordered_keys` for several parts.
+Sampled = Sequence[list[Orderable] | None]  # The results of `comparable_keys` for several parts.
 
 
 def key_ranges(
@@ -173,11 +173,11 @@ def key_ranges(
         return [within]
     keys: list[Orderable] = []
     samples: list[int] = []  # How many of the keys are of each part.
-    for known in (ordered_keys(part, schema) for part in parts) if sampled is None else sampled:
-        if known is None:
+    for keys_of_part in (comparable_keys(part, schema) for part in parts) if sampled is None else sampled:
+        if keys_of_part is None:
             return [within]
-        keys += known
-        samples.append(len(known))
+        keys += keys_of_part
+        samples.append(len(keys_of_part))
     # Sort indices, because the key at the cut must be found again in its part.
     order = sorted(range(len(keys)), key=keys.__getitem__)
     key_of, written = keys.__getitem__, key_order(schema.key_types)
@@ -186,7 +186,7 @@ def key_ranges(
     order = order[first:end]
     if not order:
         return [within]
-    shares = np.array([part.rows / known for part, known in zip(parts, samples, strict=True)], np.float64)
+    shares = np.array([part.rows / n_keys for part, n_keys in zip(parts, samples, strict=True)], np.float64)
     weights = np.repeat(shares, samples)[order]
     step, before = float(weights.sum()) / count, (np.cumsum(weights) - weights).tolist()
     ends = [*accumulate(samples)]
@@ -236,7 +236,7 @@ def parts_within(
     return [within.get(n, ()) for n in range(len(ranges))]
 
 
-def ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:
+def comparable_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:
     """Return the sampled keys of part in comparable form, or None if it has none.
 
     Raises:
@@ -246,12 +246,12 @@ def ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None
     types = schema.key_types
     keys = _KNOWN.get((written, types))
     if keys is None:
-        keys = _ordered_keys(part, schema)
+        keys = _parse_keys(part, schema)
         _KNOWN.put((written, types), keys)
     return keys or None
 
 
-def _ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable]:
+def _parse_keys(part: Part, schema: CollectionSchema) -> list[Orderable]:
     bounds = part.keys
     if bounds is None:
         return []

@@ -172,9 +172,9 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     def nulls(self, column: str, schema: CollectionSchema) -> int | None:
         """Return how many NULLs a column has; None if that is not known. Raises as `keys` does."""
-        if self.schema != schema.version or schema.is_widened or (known := self.stats.get(column)) is None:
+        if self.schema != schema.version or schema.is_widened or (stats := self.stats.get(column)) is None:
             return None
-        return known[2]
+        return stats[2]
 
     def _parsed(self, raw: msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
         try:
@@ -209,7 +209,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raise CorruptBlob(self.name, f"its descriptor says {size} bytes of {self.bytes} are its footer")
         return self.bytes - size, self.bytes
 
-    def stamped_at(self, time: int) -> "Part":
+    def with_time(self, time: int) -> "Part":
         """Return the descriptor of the same bytes whose rows all have a time, which their file does not know."""
         return msgspec.structs.replace(self, time_min=time, time_max=time, stamped=True)
 
@@ -234,7 +234,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return self.blob or "inline part"
 
 
-def checksum_of(data: bytes | memoryview) -> str:
+def compute_checksum(data: bytes | memoryview) -> str:
     """The checksum of a part's bytes as its descriptor holds it."""
     return xxhash.xxh3_128_hexdigest(data)
 

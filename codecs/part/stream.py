@@ -68,8 +68,7 @@ def encode_parts(
     row_group_bytes_max: int = ROW_GROUP_BYTES_MAX,
     batch_bytes_max: int = 0,
 ) -> list[Encoded]:
-    """Sort and consolidate updates, and write them as parts with their descriptors; blob and inline are left
-    empty.
+    """Sort, consolidate and encode updates as parts; blob and inline are left empty in the descriptors.
 
     Cost: one sort, one copy of the table, and the encoded bytes.
 
@@ -178,8 +177,9 @@ class PartStream:
         return done
 
     def _write(self, *, is_last: bool) -> list[Encoded]:
-        """Write all full row groups, and the remaining rows if is_last. A group is full once the row after it has
-        arrived.
+        """Write all full row groups, and the remaining rows if is_last.
+
+        A group is full once the row after it has arrived.
         """
         done: list[Encoded] = []
         if not self._pending:
@@ -191,10 +191,10 @@ class PartStream:
             if at + full >= count and not is_last:
                 break
             end = min(at + full, count)
-            left = self._rows_left(rows.slice(at, end - at))
+            remaining = self._rows_left(rows.slice(at, end - at))
             is_done = False
-            if left is not None:
-                cut = self._next_key(rows, at + left)
+            if remaining is not None:
+                cut = self._next_key(rows, at + remaining)
                 if is_done := cut <= end and cut < count:
                     end = cut
             if end > at:
@@ -238,12 +238,12 @@ class PartStream:
             row_bytes = encoded / self._summary.rows
         if not row_bytes:
             return None
-        left = math.ceil((self._part_bytes_target - encoded) / row_bytes)
-        if left > len(group) * (1 + _SHORT):
+        rows = math.ceil((self._part_bytes_target - encoded) / row_bytes)
+        if rows > len(group) * (1 + _SHORT):
             return None
-        if self._writer is not None and left < len(group) * _SHORT:
+        if self._writer is not None and rows < len(group) * _SHORT:
             return 0
-        return min(max(left, 1), len(group))
+        return min(max(rows, 1), len(group))
 
     def _probed(self, group: pa.Table) -> float:
         """Bytes that a row takes when it is encoded, from the middle of a row group."""
@@ -255,13 +255,13 @@ class PartStream:
     def _next_key(self, rows: pa.Table, position: int) -> int:
         """The first row from position on whose key differs from the row before it; how many there are if none does."""
         keys, window = rows.select(self._schema.key_names), 1024
-        before = 1
+        preceding = 1
         if position == 0:
             assert self._last_key is not None, "a part has ended before its first row"
-            keys, before = pa.concat_tables([self._last_key, keys]), 0
+            keys, preceding = pa.concat_tables([self._last_key, keys]), 0
         while position < len(rows):
             differs = np.zeros(min(window, len(rows) - position), dtype=np.bool_)
-            for key in order_keys(keys.slice(position - before, len(differs) + 1), self._schema.key_names):
+            for key in order_keys(keys.slice(position - preceding, len(differs) + 1), self._schema.key_names):
                 differs |= neighbours_differ(key)
             if differs.any():
                 return position + int(np.argmax(differs))
@@ -325,11 +325,11 @@ class RunStream:
                 done = self._write(self._held)
             self._held = None
         last = _first_of_last_key(rows, self._schema)
-        held = rows.slice(last)
-        if held.nbytes > HELD_BYTES_MAX:
+        pending = rows.slice(last)
+        if pending.nbytes > HELD_BYTES_MAX:
             return done + self._write(rows)
-        if len(held):  # As a copy, which does not hold on to the rest.
-            self._held = held.take(pa.array(np.arange(len(held))))
+        if len(pending):  # As a copy, which does not hold on to the rest.
+            self._held = pending.take(pa.array(np.arange(len(pending))))
         return done + self._write(rows.slice(0, last))
 
     def finish(self) -> list[Encoded]:
@@ -366,10 +366,10 @@ class RunStream:
         if not names:
             return 0
         keys = [before.select(names).slice(len(before) - 1), after.select(names).slice(0, 1)]
-        both = pa.concat_tables(keys).combine_chunks()
-        if not any(neighbours_differ(key).any() for key in order_keys(both, names)):
+        joined = pa.concat_tables(keys).combine_chunks()
+        if not any(neighbours_differ(key).any() for key in order_keys(joined, names)):
             return 0
-        return 1 if sort_indices(both, names).to_pylist() == [0, 1] else -1
+        return 1 if sort_indices(joined, names).to_pylist() == [0, 1] else -1
 
 
 def _first_of_last_key(rows: pa.Table, schema: CollectionSchema) -> int:

@@ -236,8 +236,8 @@ def _struct_from_json(fields: list[Any], depth: int) -> pa.DataType:
 
 
 def _flat_from_json(name: str) -> pa.DataType:
-    if (known := _NAMES.get(name)) is not None:
-        return known
+    if (named := _NAMES.get(name)) is not None:
+        return named
     if match := _ZONED.fullmatch(name):
         return pa.timestamp(match[1], tz=match[2])
     if match := _FIXED_BINARY.fullmatch(name):
@@ -370,7 +370,7 @@ def keys_order(types: tuple[pa.DataType, ...]) -> Callable[[Sequence[Bound]], li
         if not keys or not fields:
             return [()] * len(keys)
         columns = [
-            _ordered(values, kind, value_order)
+            _comparable(values, kind, value_order)
             for (kind, value_order), values in zip(fields, zip(*keys, strict=True), strict=True)
         ]
         return [*columns[0]] if len(columns) == 1 else [*zip(*columns, strict=True)]
@@ -378,7 +378,7 @@ def keys_order(types: tuple[pa.DataType, ...]) -> Callable[[Sequence[Bound]], li
     return orders
 
 
-def _ordered(values: Sequence[Any], kind: type, value_order: Callable[[Any], Any] | None) -> Sequence[Any]:
+def _comparable(values: Sequence[Any], kind: type, value_order: Callable[[Any], Any] | None) -> Sequence[Any]:
     """Return values of a field as they are to be compared."""
     kinds = {*map(type, values)}
     if not kinds <= {kind, type(None)}:

@@ -53,8 +53,8 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.C
     except pa.ArrowException as error:
         row = first_failing(column, lambda part: _cast(part, target))
         raise InvalidUpdate(
-            f"update {row} has {_shown(column, row)} in column {name!r} of type {source}, and the collection stores "
-            f"{target}, which cannot hold it: {error}. Change the value, or use a collection with a wider type."
+            f"update {row} has {_format_value(column, row)} in column {name!r} of type {source}, and the collection "
+            f"stores {target}, which cannot hold it: {error}. Change the value, or use a collection with a wider type."
         ) from error
 
 
@@ -78,7 +78,7 @@ def first_failing(column: pa.ChunkedArray, attempt: Callable[[pa.ChunkedArray], 
     return low
 
 
-def _shown(column: pa.ChunkedArray, row: int) -> str:
+def _format_value(column: pa.ChunkedArray, row: int) -> str:
     try:
         return cut(column[row].as_py())
     except (ValueError, OverflowError):
@@ -112,8 +112,8 @@ def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     result = column.cast(target)
     if _may_round(source, target):
         wide = column.cast(pa.float64())
-        kept = pc.or_kleene(pc.equal(result.cast(pa.float64()), wide), pc.is_nan(wide))
-        if not pc.all(kept, min_count=0).as_py():
+        is_exact = pc.or_kleene(pc.equal(result.cast(pa.float64()), wide), pc.is_nan(wide))
+        if not pc.all(is_exact, min_count=0).as_py():
             raise pa.ArrowInvalid(f"not every value is exact as {target}")
     return result
 
@@ -138,13 +138,13 @@ def _decoded(array: pa.Array) -> pa.Array:
     if pat.is_struct(kind):
         fields = [_decoded(array.field(at)) for at in range(kind.num_fields)]
         return pa.StructArray.from_arrays(fields, fields=[*plain], mask=array.is_null())
-    own = array.buffers()[: 1 if pat.is_fixed_size_list(kind) else 2]
+    buffers = array.buffers()[: 1 if pat.is_fixed_size_list(kind) else 2]
     if pat.is_map(kind):  # Keys and items are arrays of the whole column, like the values of a list.
         pairs = [_decoded(array.keys), _decoded(array.items)]
         inner = pa.StructArray.from_arrays(pairs, fields=[plain.key_field, plain.item_field])
     else:
         inner = _decoded(array.values)
-    return pa.Array.from_buffers(plain, len(array), own, offset=array.offset, children=[inner])
+    return pa.Array.from_buffers(plain, len(array), buffers, offset=array.offset, children=[inner])
 
 
 def _check_bounds(column: pa.ChunkedArray, target: pa.DataType) -> None:
@@ -187,9 +187,9 @@ def _fits(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
 def _nested_fits(source: pa.DataType, target: pa.DataType) -> bool:
     if pat.is_struct(source) and pat.is_struct(target):
         ours = {f.name: f.type for f in children(source)}
-        theirs = {f.name: f.type for f in children(target)}
-        same_names = ours.keys() == theirs.keys() and source.num_fields == len(ours)
-        return same_names and all(_fits(ours[n], theirs[n], False) for n in theirs)
+        target_types = {f.name: f.type for f in children(target)}
+        same_names = ours.keys() == target_types.keys() and source.num_fields == len(ours)
+        return same_names and all(_fits(ours[n], target_types[n], False) for n in target_types)
     alike = (pat.is_map(source) and pat.is_map(target)) or (_is_list(source) and _is_list(target))
     pairs = zip(children(source), children(target), strict=True) if alike else ()
     return alike and all(_fits(s.type, t.type, False) for s, t in pairs)
@@ -226,8 +226,8 @@ def _checked(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         except pa.ArrowException as error:
             row = first_failing(column, _check_leaves)
             raise InvalidUpdate(
-                f"update {row} has {_shown(column, row)} in column {name!r} of type {column.type}, which cannot be "
-                f"stored: {error}. Change the value."
+                f"update {row} has {_format_value(column, row)} in column {name!r} of type {column.type}, which "
+                f"cannot be stored: {error}. Change the value."
             ) from error
     return column
 

@@ -183,12 +183,12 @@ BUILT_IN: dict[str, type[Codec[Any]]] = {c.name: c for c in (Utf8, Binary, Int64
 
 def _first_of_each(values: Sequence[Any]) -> Iterator[tuple[int, Any]]:
     """Yield each value that is not None with its row number, and values that compare as the same object only once."""
-    seen = set()
+    yielded = set()
     for row, value in enumerate(values):
-        if value is None or (isinstance(value, Hashable) and value in seen):
+        if value is None or (isinstance(value, Hashable) and value in yielded):
             continue
         if isinstance(value, Hashable):
-            seen.add(value)
+            yielded.add(value)
         yield row, value
 
 

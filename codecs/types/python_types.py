@@ -68,13 +68,14 @@ def field_types(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
     """
     pairs = _described(spec)
     if pairs is None:
-        others = " or a dataclass" if side == "schema" else ", a dataclass, a Codec, or None for no column at all"
+        alternatives = " or a dataclass" if side == "schema" else ", a dataclass, a Codec, or None for no column at all"
         raise SchemaMismatch(
-            f"the {side} is {spec!r:.80}: give a dict of names and types, a schema of pyarrow, Polars or pandas{others}"
+            f"the {side} is {spec!r:.80}: give a dict of names and types, a schema of pyarrow, Polars or "
+            f"pandas{alternatives}"
         )
     if not pairs:
         raise SchemaMismatch(f"the {side} has no fields: give at least one, or None for no column at all")
-    return [_field(name, given, f"{side} field {name!r:.80}") for name, given in pairs]
+    return [_field(name, declared, f"{side} field {name!r:.80}") for name, declared in pairs]
 
 
 def _field(name: Any, given: Any, where: str) -> tuple[Any, pa.DataType, bool]:
@@ -146,7 +147,7 @@ def _converted(given: Any) -> pa.DataType:
     if isinstance(given, pa.DataType):
         return given
     if isinstance(given, str):
-        return _named(given)
+        return _parse_name(given)
     if get_origin(given) is not None:
         return _generic(get_origin(given), get_args(given))
     if isinstance(given, np.dtype) or (isinstance(given, type) and issubclass(given, np.generic)):
@@ -198,14 +199,14 @@ def _of_frames(given: Any, package: str) -> pa.DataType:
     return arrow_type
 
 
-def _named(name: str) -> pa.DataType:
+def _parse_name(name: str) -> pa.DataType:
     try:
         return type_from_json(name)
     except ValueError:
         pass
-    kind, _, rest = name.strip().partition("<")
-    if kind in _NESTED and rest.endswith(">"):
-        return _nested(kind, _split(rest[:-1]))
+    kind, _, arguments = name.strip().partition("<")
+    if kind in _NESTED and arguments.endswith(">"):
+        return _nested(kind, _split(arguments[:-1]))
     try:
         return pa.type_for_alias(name)
     except ValueError:
@@ -215,11 +216,11 @@ def _named(name: str) -> pa.DataType:
 def _nested(kind: str, inner: list[str]) -> pa.DataType:
     if kind == "struct":
         fields = [text.partition(":") for text in inner]
-        return pa.struct([(name.strip(), _named(of.strip())) for name, _, of in fields])
+        return pa.struct([(name.strip(), _parse_name(of.strip())) for name, _, of in fields])
     if kind == "map" and len(inner) == 2:
-        return pa.map_(*[_named(text) for text in inner])
+        return pa.map_(*[_parse_name(text) for text in inner])
     if kind in ("list", "large_list") and len(inner) == 1:
-        item = _named(inner[0].removeprefix("item:").strip())
+        item = _parse_name(inner[0].removeprefix("item:").strip())
         return pa.large_list(item) if kind == "large_list" else pa.list_(item)
     return _no_type()
 

@@ -111,8 +111,8 @@ class Side:
             case {"fields": [_, *_] as pairs, **rest} if not rest:
                 return cls(tuple(_field_from_json(pair) for pair in pairs))
             case {"codec": str(name), "version": int(version), "type": written, **rest} if not rest:
-                known = BUILT_IN.get(name)
-                codec = known() if known is not None and known.version == version else None
+                built_in = BUILT_IN.get(name)
+                codec = built_in() if built_in is not None and built_in.version == version else None
                 stored = type_from_json(written)
                 if codec is not None and codec.arrow_type != stored:
                     raise ValueError(f"codec {name!r} stores {codec.arrow_type}, and not {stored}")
@@ -121,9 +121,7 @@ class Side:
 
 
 class _Derived(dict[Callable[["CollectionSchema"], Any], Any]):
-    """Cached values derived from a schema, by the function that computed them. It does not travel with the schema: it
-    can be made again.
-    """
+    """Cached values derived from a schema, by the function that computes them; not pickled."""
 
     def __reduce__(self) -> tuple[type["_Derived"], tuple[()]]:
         return _Derived, ()
@@ -223,10 +221,10 @@ class CollectionSchema:
 
     def derived(self, make: Callable[["CollectionSchema"], T]) -> T:
         """Return a function's result for this schema, computed once: a look-up by the schema hashes all of it."""
-        made = self._derived.get(make, _Derived)
-        if made is _Derived:
-            made = self._derived[make] = make(self)
-        return cast(T, made)
+        derived = self._derived.get(make, _Derived)
+        if derived is _Derived:
+            derived = self._derived[make] = make(self)
+        return cast(T, derived)
 
     @property
     def key_types(self) -> tuple[pa.DataType, ...]:
@@ -286,7 +284,7 @@ class CollectionSchema:
             written = msgspec.json.encode(j)
         except RecursionError:
             raise ValueError("the schema is nested too deep") from None
-        return _shared(written) if len(written) <= SHARED_BYTES_MAX else _schema_of(j)
+        return _shared(written) if len(written) <= SHARED_BYTES_MAX else _decode_schema(j)
 
     def reconcile(self, stored: "CollectionSchema", collection: str) -> "CollectionSchema":
         """Return the stored schema with the caller's codec objects, if both agree.
@@ -324,15 +322,15 @@ def _reading(schema: CollectionSchema) -> str:
 
 @lru_cache(maxsize=256)
 def _shared(written: bytes) -> CollectionSchema:
-    return _schema_of(msgspec.json.decode(written))
+    return _decode_schema(msgspec.json.decode(written))
 
 
-def _schema_of(j: Json) -> CollectionSchema:
+def _decode_schema(j: Json) -> CollectionSchema:
     match j:
         case {"key": key, "value": value, **rest}:
             sides = Side.from_json(key, "key"), Side.from_json(value, "value")
             unit = rest.pop("timeline", None)
-            order = _order_of(rest.pop("order", ()), sides)
+            order = _decode_order(rest.pop("order", ()), sides)
             count = sum(len(side.fields) for side in sides)
             later = _later(rest, count) if rest else ()
             if unit is None or unit in TIME_UNITS:
@@ -340,7 +338,7 @@ def _schema_of(j: Json) -> CollectionSchema:
     raise ValueError(f"{j!r:.80} is not the written form of a schema")
 
 
-def _order_of(written: Any, sides: Sequence[Side]) -> tuple[str, ...]:
+def _decode_order(written: Any, sides: Sequence[Side]) -> tuple[str, ...]:
     names = [name for side in sides for name in side.names]
     if written and not (isinstance(written, list) and all(isinstance(name, str) for name in written)):
         raise ValueError(f"{written!r:.80} is no list of names")
@@ -354,14 +352,14 @@ def _later(rest: Any, columns: int) -> tuple[int, tuple[int, ...], tuple[tuple[i
     match rest:
         case {"version": int(version), "ids": [*ids], **more} if version > 1 and more.keys() <= {"defaults"}:
             if len(ids) == columns == len({*ids}) and all(type(id_) is int and 0 <= id_ < 2**31 for id_ in ids):
-                return version, tuple(ids), _defaults_of(more.get("defaults", {}), ids)
+                return version, tuple(ids), _decode_defaults(more.get("defaults", {}), ids)
     raise ValueError(f"{rest!r:.80} is not what the written form of a schema may say besides")
 
 
-def _defaults_of(j: Any, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
-    known = {str(id_) for id_ in ids}
-    if not isinstance(j, dict) or not j.keys() <= known:
-        raise ValueError(f"{j!r:.80} are not the defaults of columns with the ids {sorted(known)}")
+def _decode_defaults(j: Any, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
+    texts = {str(id_) for id_ in ids}
+    if not isinstance(j, dict) or not j.keys() <= texts:
+        raise ValueError(f"{j!r:.80} are not the defaults of columns with the ids {sorted(texts)}")
     return tuple(sorted((int(id_), msgspec.json.encode(value).decode()) for id_, value in j.items()))
 
 
@@ -410,14 +408,14 @@ def _field_from_json(pair: Any) -> pa.Field:
 
 
 def _check_codecs(given: CollectionSchema, stored: CollectionSchema, collection: str) -> None:
-    for side, ours, theirs in (("key", given.key, stored.key), ("value", given.value, stored.value)):
-        if ours.codec_name is None or theirs.codec_name is None:
+    for side, ours, stored_side in (("key", given.key, stored.key), ("value", given.value, stored.value)):
+        if ours.codec_name is None or stored_side.codec_name is None:
             continue
-        if (ours.codec_name, ours.codec_version) != (theirs.codec_name, theirs.codec_version):
+        if (ours.codec_name, ours.codec_version) != (stored_side.codec_name, stored_side.codec_version):
             raise CodecMismatch(
-                f"the {side} of collection {collection!r} is stored with codec {theirs.codec_name!r} version "
-                f"{theirs.codec_version}, and codec {ours.codec_name!r} version {ours.codec_version} was given. Give "
-                "the stored codec, or use another collection name."
+                f"the {side} of collection {collection!r} is stored with codec {stored_side.codec_name!r} version "
+                f"{stored_side.codec_version}, and codec {ours.codec_name!r} version {ours.codec_version} was given. "
+                "Give the stored codec, or use another collection name."
             )
 
 
@@ -428,13 +426,13 @@ def _differences(side: str, given: Side, stored: Side) -> list[str]:
     if given.codec_name != stored.codec_name or not (given.fields and stored.fields):
         return [f"the {side} is stored as {_described(stored)}, given as {_described(given)}"]
     ours = {f.name: f.type for f in given.fields}
-    theirs = {f.name: f.type for f in stored.fields}
-    differences = [f"{side} field {n!r} ({theirs[n]}) is missing" for n in theirs if n not in ours]
-    differences += [f"{side} field {n!r} ({ours[n]}) is unexpected" for n in ours if n not in theirs]
+    stored_types = {f.name: f.type for f in stored.fields}
+    differences = [f"{side} field {n!r} ({stored_types[n]}) is missing" for n in stored_types if n not in ours]
+    differences += [f"{side} field {n!r} ({ours[n]}) is unexpected" for n in ours if n not in stored_types]
     differences += [
-        f"{side} field {n!r} is stored as {theirs[n]}, given as {ours[n]}"
-        for n in theirs
-        if n in ours and ours[n] != theirs[n]
+        f"{side} field {n!r} is stored as {stored_types[n]}, given as {ours[n]}"
+        for n in stored_types
+        if n in ours and ours[n] != stored_types[n]
     ]
     loose = {f.name for f in stored.fields if f.nullable}
     differences += [
@@ -442,9 +440,9 @@ def _differences(side: str, given: Side, stored: Side) -> list[str]:
         for f in given.fields
         if not f.nullable and f.name in loose
     ]
-    if differences or list(ours) == list(theirs):
+    if differences or list(ours) == list(stored_types):
         return differences
-    return [f"the {side} fields are stored in the order {list(theirs)}, given in the order {list(ours)}"]
+    return [f"the {side} fields are stored in the order {list(stored_types)}, given in the order {list(ours)}"]
 
 
 def _described(side: Side) -> str:

@@ -55,12 +55,12 @@ def is_exact_float(text: str, bits: int = 64) -> bool:
     """Return whether a text's number fits a float of so many bits, up to the rounding of fractions."""
     number = text.lstrip("+-").lower()
     with np.errstate(over="ignore"):
-        held = float(np.array(float(text)).astype(f"f{bits // 8}"))
-    if abs(held) == float("inf"):
+        rounded = float(np.array(float(text)).astype(f"f{bits // 8}"))
+    if abs(rounded) == float("inf"):
         return number in ("inf", "infinity")
     if number.isdigit():
-        return int(held) == int(text)
-    return held != 0 or not any(digit in "123456789" for digit in number.partition("e")[0])
+        return int(rounded) == int(text)
+    return rounded != 0 or not any(digit in "123456789" for digit in number.partition("e")[0])
 
 
 def _parse_floats(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:

@@ -198,8 +198,8 @@ def columns_like(data: Any) -> dict[str, pa.Field]:
         SchemaMismatch: it has no columns, or a type is missing.
     """
     if isinstance(data, (list, tuple)) or (isinstance(data, Mapping) and any(map(_is_column, data.values()))):
-        made = as_table(data, None)
-        data = data if made is None else made
+        table = as_table(data, None)
+        data = data if table is None else table
     elif hasattr(data, "collect_schema"):  # A LazyFrame of Polars, which is not computed for that.
         data = data.collect_schema()
     else:
@@ -220,7 +220,7 @@ def columns_like(data: Any) -> dict[str, pa.Field]:
     for name, kind, _ in described:
         if kind == pa.null() and getattr(data, "shape", (1,))[0] == 0:  # Text, for which NULL is taken, would stay.
             raise SchemaMismatch(f"column {name!r} has no rows, and no type: give it one, such as int64, or a row")
-    return {name: pa.field(name, _made_of(kind), nullable) for name, kind, nullable in described}
+    return {name: pa.field(name, _stored_type(kind), nullable) for name, kind, nullable in described}
 
 
 def with_first(data: Any) -> tuple[Any, Any]:
@@ -232,7 +232,7 @@ def with_first(data: Any) -> tuple[Any, Any]:
     return columns, itertools.chain(first, data)
 
 
-def _made_of(kind: pa.DataType) -> pa.DataType:
+def _stored_type(kind: pa.DataType) -> pa.DataType:
     """Return the type for storing a column: text is text, whatever offsets a frame uses."""
     if kind in (pa.null(), pa.large_string()):
         return pa.string()
@@ -336,12 +336,12 @@ def _from_dicts(rows: Any, schema: CollectionSchema | None) -> pa.Table:
 
 
 def _from_columns(columns: Mapping[Any, Any], schema: CollectionSchema | None) -> pa.Table:
-    made = {name: _column(name, values, schema) for name, values in columns.items()}
-    lengths = {len(column) for column in made.values()}
+    arrays = {name: _column(name, values, schema) for name, values in columns.items()}
+    lengths = {len(column) for column in arrays.values()}
     if len(lengths) > 1:
-        told = ", ".join(f"{name!r} {len(column)}" for name, column in made.items())
+        told = ", ".join(f"{name!r} {len(column)}" for name, column in arrays.items())
         raise SchemaMismatch(f"the columns are not of one length: {told:.500}. Give each column a value for each row.")
-    return pa.Table.from_arrays([*made.values()], names=[*made])
+    return pa.Table.from_arrays([*arrays.values()], names=[*arrays])
 
 
 def _column(name: Any, values: Any, schema: CollectionSchema | None) -> pa.ChunkedArray:
@@ -357,9 +357,9 @@ def _column(name: Any, values: Any, schema: CollectionSchema | None) -> pa.Chunk
         )
     if isinstance(values, pa.Array) or _is_arrow(values) or isinstance(values, np.ndarray):
         try:
-            made = pa.array(values) if isinstance(values, (pa.Array, np.ndarray)) else pa.chunked_array(values)
-            if str(getattr(values, "dtype", None)) != "object" or _is_of_one_kind(_listed(values), made.type):
-                return made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
+            array = pa.array(values) if isinstance(values, (pa.Array, np.ndarray)) else pa.chunked_array(values)
+            if str(getattr(values, "dtype", None)) != "object" or _is_of_one_kind(_listed(values), array.type):
+                return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             pass  # One by one, then, by the type that is wanted.
     return pa.chunked_array([_converted(name, _listed(values), schema)])
@@ -369,7 +369,7 @@ def _listed(values: Any) -> list[Any]:
     """Return Python values, where what pandas takes for missing is None."""
     if hasattr(values, "isna"):
         missing = values.isna().tolist()
-        return [None if gone else value for value, gone in zip(values.tolist(), missing, strict=True)]
+        return [None if is_missing else value for value, is_missing in zip(values.tolist(), missing, strict=True)]
     return [*(values.tolist() if hasattr(values, "tolist") else values)]
 
 
@@ -393,14 +393,14 @@ def _converted(name: str, values: list[Any], schema: CollectionSchema | None) ->
 def _as_they_are(name: str, values: list[Any]) -> pa.Array:
     """Return values in the type that Arrow infers; moments of several types get that of the first."""
     try:
-        made = pa.array(values)
+        array = pa.array(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidUpdate(
             f"column {name!r} has values that Arrow has no one type for: {error}. Give all its values one type."
         ) from error
-    if _is_of_one_kind(values, made.type):
-        return made
-    return to_array(values, stored_type(made.type), f"column {name!r}")  # Raises, and names the row.
+    if _is_of_one_kind(values, array.type):
+        return array
+    return to_array(values, stored_type(array.type), f"column {name!r}")  # Raises, and names the row.
 
 
 def _times(values: list[Any], unit: str, name: str) -> pa.Array:

@@ -152,10 +152,10 @@ def _transposed(rows: Sequence[Any], width: int) -> list[list[Any]]:
 
 def _table(columns: list[list[Any]], schema: CollectionSchema) -> pa.Table:
     split = len(schema.key.fields)
-    made = _side_arrays(columns[:split], schema.key, "key")
-    made += _side_arrays(columns[split:-2], schema.value, "value")
-    made += [_integers(columns[-2], TIME), _integers(columns[-1], DIFF)]
-    return pa.Table.from_arrays(made, schema=schema.arrow)
+    arrays = _side_arrays(columns[:split], schema.key, "key")
+    arrays += _side_arrays(columns[split:-2], schema.value, "value")
+    arrays += [_integers(columns[-2], TIME), _integers(columns[-1], DIFF)]
+    return pa.Table.from_arrays(arrays, schema=schema.arrow)
 
 
 def _side_arrays(columns: list[list[Any]], side: Side, name: str) -> list[pa.Array]:
@@ -167,7 +167,7 @@ def _side_arrays(columns: list[list[Any]], side: Side, name: str) -> list[pa.Arr
 
 
 def _encoded(values: list[Any], side: Side, name: str) -> pa.Array:
-    column = _known(side, name).encode_all(values)
+    column = _require_codec(side, name).encode_all(values)
     if len(column) != len(values) or column.type != side.fields[0].type:
         raise CodecMismatch(
             f"codec {side.codec_name!r} made {len(column)} elements of type {column.type} from {len(values)} {name}s, "
@@ -176,7 +176,7 @@ def _encoded(values: list[Any], side: Side, name: str) -> pa.Array:
     return column
 
 
-def _known(side: Side, name: str) -> Any:
+def _require_codec(side: Side, name: str) -> Any:
     if side.codec is None:
         raise CodecMismatch(
             f"the {name} is stored through codec {side.codec_name!r} version {side.codec_version}, which is not known "
@@ -235,12 +235,12 @@ def _example(schema: CollectionSchema) -> str:
 
 
 def _side_example(side: Side) -> str:
-    shown = [_type_example(f.type) for f in side.fields]
+    examples = [_type_example(f.type) for f in side.fields]
     if side.codec_name == "json":
         return "{'a': [1, 2]}"
-    if not shown:
+    if not examples:
         return "None"
-    return shown[0] if len(shown) == 1 else f"({', '.join(shown)})"
+    return examples[0] if len(examples) == 1 else f"({', '.join(examples)})"
 
 
 def _type_example(t: pa.DataType) -> str:
@@ -271,15 +271,15 @@ _EXAMPLES: tuple[tuple[Any, str], ...] = (
 
 
 def _check_readable(table: pa.Table, schema: CollectionSchema) -> None:
-    there = table.column_names
-    missing = [name for name in schema.names if name not in there]
+    names = table.column_names
+    missing = [name for name in schema.names if name not in names]
     if missing:
         raise SchemaMismatch(
             f"column {', '.join(map(repr, missing))} is missing: read with all columns to get Python values"
         )
     for side, name in ((schema.key, "key"), (schema.value, "value")):
         if side.codec_name is not None:
-            _known(side, name)
+            _require_codec(side, name)
 
 
 def _rows(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, Any]]:
@@ -376,8 +376,8 @@ def lacks_columns(names: Iterable[str], null: str = "None") -> str:
     Args:
         null: how NULL is written where the row comes from.
     """
-    first, *others = names
-    them = f"the columns {', '.join(map(repr, [first, *others]))}" if others else f"the column {first!r}"
+    first, *more = names
+    them = f"the columns {', '.join(map(repr, [first, *more]))}" if more else f"the column {first!r}"
     return f"lacks {them}, which would be NULL: give {first!r} as {null} if that is meant"
 
 

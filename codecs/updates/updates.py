@@ -214,9 +214,9 @@ def _conformed(table: pa.Table, schema: CollectionSchema, defaults: dict[str, in
     names = dict.fromkeys(schema.arrow.names)
     names_given = [n for n in table.column_names if n in names or not _PANDAS_INDEX.fullmatch(n)]
     present = set(names_given)
-    wanted = [n for n in names if n in present or defaults.get(n) is None]
-    if len(names_given) != len(present) or present != set(wanted):
-        raise _columns_do_not_fit(names_given, wanted, schema)
+    required = [n for n in names if n in present or defaults.get(n) is None]
+    if len(names_given) != len(present) or present != set(required):
+        raise _columns_do_not_fit(names_given, required, schema)
     for name in (TIME, DIFF):
         if name in present and not pat.is_integer(table.schema.field(name).type):
             _check_integers(table.column(name), name)
@@ -245,9 +245,9 @@ def _check_default(name: str, value: Any, low: int, high: int) -> None:
 
 
 def _columns_do_not_fit(names_given: list[str], wanted: list[str], schema: CollectionSchema) -> SchemaMismatch:
-    given, known = frozenset(names_given), frozenset(wanted)
-    problems = [f"{n!r} ({schema.arrow.field(n).type}) is missing" for n in wanted if n not in given]
-    missing = [n for n in wanted if n not in given]
+    present, known = frozenset(names_given), frozenset(wanted)
+    problems = [f"{n!r} ({schema.arrow.field(n).type}) is missing" for n in wanted if n not in present]
+    missing = [n for n in wanted if n not in present]
     problems += [f"{n!r} is unexpected{did_you_mean(n, missing)}" for n in names_given if n not in known]
     problems += [f"{n!r} is there {count} times" for n, count in Counter(names_given).items() if count > 1]
     listed = [f"{f.name}: {f.type}" for f in schema.arrow if f.name in known]  # Not what may be left out.
@@ -340,8 +340,8 @@ def plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
 
 
 def _stamped_table(table: pa.Table, stamp: Stamp, schema: CollectionSchema) -> pa.Table:
-    for name, given in ((TIME, True), (DIFF, stamp.diff is not None)):
-        if given and name in table.column_names:
+    for name, is_set in ((TIME, True), (DIFF, stamp.diff is not None)):
+        if is_set and name in table.column_names:
             value = getattr(stamp, name[1:])
             raise SchemaMismatch(
                 f"the rows have a column {name!r}, and {name[1:]}={value!r} is given for all of them, too: drop the "

@@ -543,7 +543,7 @@ def _own(times: Mapping[str, int], operation: Operation) -> dict[str, int]:
 
 def _stamped(mutation: kinds.Append | kinds.Pend, time: int) -> kinds.Append | kinds.Pend:
     """Return a mutation with the time of the commit in those of its parts that get it."""
-    parts = tuple(part.stamped_at(time) if part.stamped else part for part in mutation.parts)
+    parts = tuple(part.with_time(time) if part.stamped else part for part in mutation.parts)
     return msgspec.structs.replace(mutation, parts=parts)
 
 
