@@ -379,8 +379,10 @@ class _Copying:
         lists = _lists(self._source, max(floor, last + 1), state.seqno)
         present_objects = {**present["lists"], **present["states"], **present["directories"]}
         for prefix in (LISTS, STATES, DIRECTORIES):
-            wanted = sorted(key for key in objects | lists if key.startswith(prefix) and key not in present_objects)
-            self._copy((key, partial(_check_framed, key)) for key in wanted)
+            missing_keys = sorted(
+                key for key in objects | lists if key.startswith(prefix) and key not in present_objects
+            )
+            self._copy((key, partial(_check_framed, key)) for key in missing_keys)
         seqnos = range(max(floor, last + 1), state.seqno + 1)
         # A log that is there goes on in order. A new one ends with its first record, so that a partial copy cannot be
         # opened.
@@ -478,8 +480,8 @@ class _Copying:
             if owners <= state.entries.keys() and not (self._is_any_dropped or owners & self._changed):
                 continue
             named = named_in(self._target, state, folder, shares)
-            gone = [entry.key for entry in entries if is_upload(entry.key, folder) and entry.key not in named]
-            deleted += self._deleted(gone)
+            unnamed = [entry.key for entry in entries if is_upload(entry.key, folder) and entry.key not in named]
+            deleted += self._deleted(unnamed)
         floor, older, named = state.control.log_floor, list[str](), set[str]()
         if checkpoint is not None:
             older = [e.key for seqno, e in listed_checkpoints(self._target) if seqno < checkpoint.checkpoint.seqno]

@@ -70,9 +70,9 @@ def _dependents(handles: Iterable[CollectionHandle]) -> set[str]:
 def _clones(engine: Engine) -> list[tuple[str, tuple[str, ...], list[str]]]:
     """Return each clone's id, the collections whose parts it may share, and the ids of its origins."""
     clones = engine.follower.over_all(lambda state: [(id_, e.folders) for id_, e in state.entries.each() if e.folders])
-    found = []
+    derived = []
     for id_, folders in clones:
         with suppress(CollectionNotFound):
             properties = engine.follower.current(id_, id_).about.properties
-            found.append((id_, folders, properties.get(DERIVED_FROM, "").split()))
-    return found
+            derived.append((id_, folders, properties.get(DERIVED_FROM, "").split()))
+    return derived

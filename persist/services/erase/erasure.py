@@ -167,13 +167,13 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
         def plan() -> ErasureReport:
             reads_blobs = next(attempts) >= BRIEF_ATTEMPTS
             with engine.follower.looks.once():
-                report_made = work.planned()
-            if report_made is None:
+                prepared = work.planned()
+            if prepared is None:
                 return ErasureReport(handle.name)
-            renew = partial(work.renewed, report_made, reads_blobs=reads_blobs)
-            seqno = engine.submit("erase", report_made.steps, dict(report_made.names), renew).result()
+            renew = partial(work.renewed, prepared, reads_blobs=reads_blobs)
+            seqno = engine.submit("erase", prepared.steps, dict(prepared.names), renew).result()
             done(1)
-            return _reported(handle.name, report_made, work.committed(), seqno)
+            return _reported(handle.name, prepared, work.committed(), seqno)
 
         def prepare(error: PersistError) -> None:
             work.lost(error)
@@ -325,7 +325,7 @@ class _Erasing:
                 tuple(by_name[name] for name, was_refreshed in views.views.items() if was_refreshed),
                 {by_name[name]: tuple(columns) for name, columns in indexed.items() if columns},
                 {
-                    by_name[name]: {t: _owed(indexes) for t, indexes in publications.items()}
+                    by_name[name]: {t: _owed(published) for t, published in publications.items()}
                     for name, publications in tables.items()
                     if publications
                 },
@@ -428,7 +428,7 @@ def _owed(known: Publication) -> OwedTable:
 
 def _reported(name: str, made: _Made, erased: Mapping[str, kinds.Erase], seqno: int) -> ErasureReport:
     relatives = {made.names[id_] for id_ in erased if id_ != made.own}
-    options = [known.options for tables in made.tables.values() for known in tables.values()]
+    options = [table.options for tables in made.tables.values() for table in tables.values()]
     untold = [table["identifier"] for table in options if "identifier" in table and "catalog" not in table]
     return ErasureReport(
         name,

@@ -334,8 +334,8 @@ class LogExamination:
         return contents
 
     def _base(self, location: str, entry: CollectionEntry) -> CollectionState | None:
-        known = self._bases.get(entry.id)
-        if known is None or known[0] != entry.stored:
+        previous = self._bases.get(entry.id)
+        if previous is None or previous[0] != entry.stored:
             self._bases[entry.id] = (entry.stored, None)
             base = load_base(self._blob, location, entry, self._levels)
             self._bases[entry.id] = (entry.stored, base)

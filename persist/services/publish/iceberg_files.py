@@ -253,11 +253,11 @@ class Manifests:
         """Return the least and greatest values of columns, as Iceberg writes them, and how many NULLs there are."""
         low, high, nulls = dict[int, bytes](), dict[int, bytes](), dict[int, int]()
         for field in file_schema(self._columns):
-            known = part.stats.get(field.name)
-            if known is None or field.name not in self._columns.names:
+            stats = part.stats.get(field.name)
+            if stats is None or field.name not in self._columns.names:
                 continue
-            nulls[_field_id(field)] = known[2]
-            for bounds, value in ((low, known[0]), (high, known[1])):
+            nulls[_field_id(field)] = stats[2]
+            for bounds, value in ((low, stats[0]), (high, stats[1])):
                 written = _written(value, self._columns.arrow.field(field.name).type)
                 if written is not None:
                     bounds[_field_id(field)] = written

@@ -164,8 +164,8 @@ class Planner:
             if current is None
             else self._stored([current], scan)
         )
-        there = {file.number for file in files}
-        removed = [] if known is None else [number for number in known.files if number not in there]
+        listed_numbers = {file.number for file in files}
+        removed = [] if known is None else [number for number in known.files if number not in listed_numbers]
         return Plan(newest, erasure_number(contents), scan.as_of, [*files, *new], removed, is_anew=True)
 
     def _following(

@@ -220,8 +220,8 @@ def _delete_others(handle: CollectionHandle, format: TableFormat, present: str |
     # A checkpoint goes with its version. The pointer to the newest one is deleted as well: readers look for the
     # checkpoint then.
     stems = tuple(key.removesuffix("json") for key in stale)
-    rest = [key for key in keys if not key.endswith(".json")]
-    pointers = [key for key in rest if key.startswith(stems) or not key.endswith(".parquet")]
+    other_keys = [key for key in keys if not key.endswith(".json")]
+    pointers = [key for key in other_keys if key.startswith(stems) or not key.endswith(".parquet")]
     delete_all(blob, [*stale, *pointers] if stale else [])
     return bool(stale)
 

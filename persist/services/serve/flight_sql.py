@@ -212,11 +212,11 @@ class FlightSql:
 
         def close() -> None:
             with self._lock:
-                left = self._running.get(ticket, [])
-                if running in left:
-                    left.remove(running)
+                queries = self._running.get(ticket, [])
+                if running in queries:
+                    queries.remove(running)
                     self._free += 1
-                if not left:
+                if not queries:
                     self._running.pop(ticket, None)
             running.close()
 

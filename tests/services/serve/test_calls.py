@@ -317,10 +317,10 @@ def test_bytes_that_were_announced_must_come_all_and_no_more() -> None:
 
 
 def test_a_path_names_one_collection() -> None:
-    assert server._path_of(flight.FlightDescriptor.for_path("orders")) == "orders"
+    assert server._read_path(flight.FlightDescriptor.for_path("orders")) == "orders"
     for wrong in (flight.FlightDescriptor.for_path(), flight.FlightDescriptor.for_path("a", "b")):
         with pytest.raises(ValueError, match="a path of one element"):
-            server._path_of(wrong)
+            server._read_path(wrong)
     with pytest.raises(ValueError, match="the message is not one of Flight"):
         server._parsed(flight.Ticket, b"\xff\xff")
 
