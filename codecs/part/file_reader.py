@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from persist.blob.lru import ByteBoundedLru
-from persist.blob.threads import Clock
+from persist.blob.lru import Cache, Kind
+from persist.codecs.order.arrays import int64_array
 from persist.codecs.part.file_writer import MAGIC, storage_type
 from persist.codecs.part.filters import may_compare_with_nan, referenced_columns
 from persist.codecs.part.part import groups_max
@@ -25,7 +26,6 @@ from persist.codecs.types.arrow_types import children
 # For fewer values, starting Arrow's threads takes longer than decoding in one. With more decoded by our own threads,
 # the allocator keeps 90 MiB more of what they freed.
 THREADED_VALUES = 1 << 14
-FOOTER_BYTES_MAX = 16 << 20
 # The most that Arrow's and our own form of a footer take, for each byte of it: 4 to 10.2 were measured.
 PARSED_BYTES = 11
 # Bytes beyond `memory` that levels, headers and padding of pages may unpack to, per part and per column chunk.
@@ -69,9 +69,9 @@ class CheckedFooter:
 class CheckedFooters:
     """Recently checked footers, for repeated reads of a file; thread-safe."""
 
-    def __init__(self, bytes_max: int = FOOTER_BYTES_MAX, clock: Clock | None = None) -> None:
-        self._kept: ByteBoundedLru[Hashable, CheckedFooter] = ByteBoundedLru(
-            bytes_max, lambda footer: PARSED_BYTES * int(footer.metadata.serialized_size), clock=clock
+    def __init__(self, cache: Cache) -> None:
+        self._kept: Kind[Hashable, CheckedFooter] = cache.kind(
+            lambda footer: PARSED_BYTES * int(footer.metadata.serialized_size)
         )
 
     @property
@@ -113,32 +113,40 @@ def read_footer(tail: pa.Buffer, schema: pa.Schema, *, rows: int, memory: int) -
     return CheckedFooter(metadata, tuple(group.num_rows for group in groups))
 
 
-def read_groups(
-    source: pa.NativeFile,
-    footer: CheckedFooter,
-    schema: pa.Schema,
-    groups: Sequence[int],
-    *,
-    columns: Sequence[str],
-    use_threads: bool,
-    coded: Sequence[str] = (),
-) -> pa.Table:
-    """Read columns of some row groups, ascending, of a file, or of what has these groups where the file has them.
+class GroupFile:
+    """A file, or what has some of its row groups where the file has them, open to decode these piece by piece.
 
-    Columns in coded that hold strings or bytes come as dictionaries. All others have their types in the schema.
-
-    Raises:
-        ValueError, pa.ArrowException, OSError: as `read_footer`.
+    Args:
+        coded: columns that come as dictionaries, if they are of strings or bytes. All others have their types in the
+            schema.
     """
-    _, checked = _stored(schema)
-    rows = sum(footer.group_rows[group] for group in groups)
-    use_threads = use_threads and rows * len(columns) >= THREADED_VALUES
-    coded = [name for name in coded if _has_codes(schema.field(name))]
-    with _open(source, footer.metadata, coded) as file:
-        table = file.read_row_groups([*groups], columns=list(columns), use_threads=use_threads)
-    if table.num_rows != rows:
-        raise ValueError(f"it holds {table.num_rows} rows where its footer says {rows}")
-    return from_storage(table, schema, checked, columns, coded)
+
+    def __init__(
+        self, source: pa.NativeFile, footer: CheckedFooter, schema: pa.Schema, coded: Sequence[str] = ()
+    ) -> None:
+        self._footer, self._schema = footer, schema
+        self._coded = [name for name in coded if _has_codes(schema.field(name))]
+        self._file = _open(source, footer.metadata, self._coded)
+
+    def read(
+        self, groups: Sequence[int], columns: Sequence[str], *, use_threads: bool, chosen: pa.Array | None = None
+    ) -> pa.Table:
+        """Read columns of some row groups, ascending.
+
+        Args:
+            chosen: the rows to return and check, ascending; None for all.
+
+        Raises:
+            ValueError, pa.ArrowException, OSError: as `read_footer`.
+        """
+        rows = sum(self._footer.group_rows[group] for group in groups)
+        use_threads = use_threads and rows * len(columns) >= THREADED_VALUES
+        table = self._file.read_row_groups([*groups], columns=list(columns), use_threads=use_threads)
+        if table.num_rows != rows:
+            raise ValueError(f"it holds {table.num_rows} rows where its footer says {rows}")
+        if chosen is not None:
+            table = table.take(chosen)
+        return from_storage(table, self._schema, _stored(self._schema)[1], columns, self._coded)
 
 
 def _has_codes(field: pa.Field) -> bool:
@@ -161,7 +169,7 @@ def from_parquet(
     """Read columns of a file that must hold exactly schema and that many rows.
 
     Args:
-        coded: as for `read_groups`.
+        coded: as for `GroupFile`.
         within: an interval `[start, end)` of rows; the row groups that hold some of them are read whole, others not.
         footer: this file's footer, from `CheckedFooters`; None to read it.
 
@@ -173,8 +181,7 @@ def from_parquet(
     groups = list(range(len(footer.group_rows)))
     if within is not None:
         groups = groups_within(footer.group_rows, within)
-    source = pa.BufferReader(data)
-    return read_groups(source, footer, schema, groups, columns=columns, use_threads=use_threads, coded=coded)
+    return GroupFile(pa.BufferReader(data), footer, schema, coded).read(groups, columns, use_threads=use_threads)
 
 
 def scan_parquet(
@@ -189,24 +196,42 @@ def scan_parquet(
 ) -> pa.Table:
     """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it.
 
-    A filter that may compare with NaN ignores statistics: Arrow would conclude too much from them. Raises the errors of
+    Columns of the filter are decoded first, and other columns only of row groups where it keeps some row. A filter that
+    may compare with NaN ignores statistics: Arrow would conclude too much from them. Raises the errors of
     `from_parquet` and of the filter.
     """
     footer = _whole_footer(data, schema, rows, memory)
-    if may_compare_with_nan(filter):
-        read = [*columns, *referenced_columns(filter, schema, columns)]
-        groups = range(len(footer.group_rows))
-        whole = read_groups(pa.BufferReader(data), footer, schema, groups, columns=read, use_threads=use_threads)
-        return whole.filter(filter).select(list(columns))
-    # Here, because importing it imports pandas where there is one, which every worker process would wait for.
-    from pyarrow.dataset import ParquetFileFormat
+    file, groups = GroupFile(pa.BufferReader(data), footer, schema), [*range(len(footer.group_rows))]
+    if not may_compare_with_nan(filter):
+        # Here, because importing it imports pandas where there is one, which every worker process would wait for.
+        from pyarrow.dataset import ParquetFileFormat
 
-    fragment = ParquetFileFormat().make_fragment(data)
-    projection = {name: pc.field(name) for name in columns}
-    table = fragment.to_table(
-        schema=fragment.physical_schema, columns=projection, filter=filter, use_threads=use_threads
-    )
-    return from_storage(table, schema, _stored(schema)[1], columns)
+        fragment = ParquetFileFormat().make_fragment(data)
+        groups = [group.id for group in fragment.subset(filter, schema=fragment.physical_schema).row_groups]
+    tested = referenced_columns(filter, schema)
+    others = [name for name in columns if name not in tested]
+    table = file.read(groups, tested or columns, use_threads=use_threads)
+    kept = _rows_that_pass(table, filter)
+    if len(kept) < len(table):
+        table = table.take(int64_array(kept))
+    if tested and others:
+        counts = np.array([footer.group_rows[group] for group in groups], np.int64)
+        at = counts.cumsum().searchsorted(kept, "right")  # The row group of each row.
+        counts[at] = 0
+        # Row numbers within the row groups that were hit.
+        chosen = None if len(kept) == rows else int64_array(kept - counts.cumsum()[at])
+        hit = [groups[number] for number in np.unique(at)]
+        rest = file.read(hit, others, use_threads=use_threads, chosen=chosen)
+        table = pa.Table.from_arrays([*table.columns, *rest.columns], schema=pa.schema([*table.schema, *rest.schema]))
+    return table.select([*columns])
+
+
+def _rows_that_pass(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
+    """Return, ascending, the rows for which a filter is true."""
+    name = "row" + "_" * max(map(len, table.column_names), default=0)
+    numbered = table.append_column(name, int64_array(np.arange(len(table))))
+    rows: npt.NDArray[np.int64] = numbered.filter(filter)[name].to_numpy()
+    return rows
 
 
 @lru_cache(maxsize=256)

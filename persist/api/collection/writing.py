@@ -24,7 +24,7 @@ from persist.engine.location.resolver import Late
 from persist.engine.read.results.snapshot import checked_filter
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import AtCommit
-from persist.engine.write.write_options import WriteOptions, with_token
+from persist.engine.write.write_options import WriteOptions, sealed_without_time, with_token
 
 
 class KeyedCalls(CollectionBase):
@@ -154,10 +154,7 @@ class KeyedCalls(CollectionBase):
         handle = self.handle.dating(allow_future=options.allow_future)
         taken = plain_events(handle, events, handle.stamp(options.time, None))
         if end is not None and taken.at_commit:
-            raise InvalidUsage(
-                f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after "
-                "it. Leave seal out, or give time=, too."
-            )
+            raise sealed_without_time(seal)
 
         def add(commit: Commit) -> None:
             commit.add_upsert(handle, taken)
@@ -238,10 +235,7 @@ class WritingCalls(KeyedCalls):
         handle.check_written(writes, allow_future=allow_future)
         if sealing and any(isinstance(step, AtCommit) for step in writes):
             handle.engine.abandon(writes)
-            raise InvalidUsage(
-                f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after "
-                "it. Leave seal out, or give time=, too."
-            )
+            raise sealed_without_time(seal)
         return handle.submit(
             "write", [*with_token(token, [self.id], [*expected, *writes, *sealing]), *options.notes([self.id])]
         )

@@ -1,4 +1,4 @@
-"""Commands that copy a location elsewhere and prove copies: backup, copy, restore, verify."""
+"""Commands that copy a location elsewhere and prove copies: backup, copy, verify."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,7 +44,7 @@ def backup(
     from persist.services.backup import backup
 
     options = _target_options(at, target, target_option, target_options_file)
-    return _told(
+    return _report(
         at,
         target,
         backup(at.location, target, storage_options=at.options, target_options=options, settings=at.settings()),
@@ -59,20 +59,22 @@ def copy(
     target_option: TargetOptions = None,
     target_options_file: TargetFile = None,
 ) -> int:
-    """Copy a location to where nothing is yet, as to move it to another store; call it again if it is interrupted."""
-    return _copied(at, target, leave_out_damaged, target_option, target_options_file)
+    """Copy a location, or a backup, to where nothing is yet; call it again if it is interrupted.
 
+    The copy is verified in full before it accepts writes.
+    """
+    from persist.services.backup import copy
 
-@command
-def restore(
-    at: Place,
-    target: Target,
-    leave_out_damaged: LeaveOut = False,
-    target_option: TargetOptions = None,
-    target_options_file: TargetFile = None,
-) -> int:
-    """Copy a backup, which is given first, to where nothing is yet; all is read again before anybody can write."""
-    return _copied(at, target, leave_out_damaged, target_option, target_options_file)
+    options = _target_options(at, target, target_option, target_options_file)
+    done = copy(
+        at.location,
+        target,
+        storage_options=at.options,
+        target_options=options,
+        leave_out_damaged=leave_out_damaged,
+        settings=at.settings(),
+    )
+    return _report(at, target, done)
 
 
 @command
@@ -97,7 +99,7 @@ def verify(
     if proof.seqno < 0:
         raise at.nothing(at.location)
     document = {**asdict(proof), "is_whole": proof.is_whole}
-    PROOFS.write_of(at, document, lambda: say(str(proof)), lambda: _proofs(proof), format, output)
+    PROOFS.write_document(at, document, lambda: say(str(proof)), lambda: _proofs(proof), format, output)
     return OK if proof.is_whole else PROBLEMS
 
 
@@ -111,21 +113,6 @@ def _proofs(proof: "Verified") -> list[dict[str, Any]]:
     return rows + [{"of": wrong.blob, "as_of": None, "digest": None, "wrong": wrong.what} for wrong in proof.problems]
 
 
-def _copied(at: Place, target: str, leave_out_damaged: bool, option: list[str] | None, file: str | None) -> int:
-    from persist.services.backup import copy
-
-    options = _target_options(at, target, option, file)
-    done = copy(
-        at.location,
-        target,
-        storage_options=at.options,
-        target_options=options,
-        leave_out_damaged=leave_out_damaged,
-        settings=at.settings(),
-    )
-    return _told(at, target, done)
-
-
 def _target_options(at: Place, target: str, given: list[str] | None, file: str | None) -> dict[str, Any]:
     if given or file:
         return storage_options(target, given or (), file)
@@ -134,6 +121,6 @@ def _target_options(at: Place, target: str, given: list[str] | None, file: str |
     return storage_options(target) if is_folder(target) or is_folder(at.location) else {}
 
 
-def _told(at: Place, target: str, done: "Copied") -> int:
+def _report(at: Place, target: str, done: "Copied") -> int:
     tell_done(at, {"target": target, **asdict(done)}, f"{target} has {done}")
     return PROBLEMS if done.damaged else OK
