@@ -111,7 +111,7 @@ def _first_samples(part: Part, scan: Scan) -> KeySamples | None:
 def _bytes_within(part: Part, scan: Scan, first: SortedKeys) -> int:
     """Return about how many bytes of a part lie between samples that have a key between them."""
     samples = _first_samples(part, scan)
-    bounds = None if samples is None else first.bounds_of(samples.keys)
+    bounds = None if samples is None else first.find_bounds(samples.keys)
     if samples is None or bounds is None or len(bounds[0]) < 2:
         return part.memory
     less, not_greater = bounds
