@@ -877,7 +877,7 @@ def broken_in_the_middle(blob: Blob) -> list[str]:
 BREAKS = [broken_at_the_end, broken_before_the_end, broken_state, missing_state, broken_in_the_middle]
 
 
-@pytest.mark.thorough(except_every=3)
+@pytest.mark.thorough(except_every=len(BREAKS))
 @pytest.mark.parametrize("breaks", BREAKS, ids=lambda breaks: breaks.__name__)
 def test_bad_checkpoints_are_made_again_from_the_log(dated: DatedBlob, breaks: Callable[[Blob], list[str]]) -> None:
     busy(dated, 13)
