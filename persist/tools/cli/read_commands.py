@@ -62,8 +62,9 @@ def read(
     row_format = choose_format(format, output, at.as_json)
     with at.reading() as client:
         loaded = client.load(collection)
-        chosen = {**narrowed(columns, where), "form": form}
-        with loaded.snapshot(as_of, schema=schema, timeout_s=timeout, **chosen) as snapshot:
+        chosen = narrowed(columns, where)
+        read = loaded.snapshot(as_of, form=form, schema=schema, timeout_s=timeout, **chosen)  # type: ignore[arg-type]
+        with read as snapshot:
             write_rows(snapshot.schema, snapshot.to_batches(), row_format, output, limit)
     return OK
 

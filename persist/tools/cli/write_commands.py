@@ -344,8 +344,8 @@ def restore(
         loaded = _load_writable(client, collection)
         future = loaded.restore(as_of, time=_parse_time(time), token=token, allow_future=allow_future)
         done = {"collection": collection, "as_of": as_of, "seqno": future.result(), "time": future.time}
-        begin = time or make_time_format(loaded)(future.time or 0)
-        tell_done(at, done, f"{collection} holds what it held as of {as_of}, from {begin} on")
+        start = time or make_time_format(loaded)(future.time or 0)
+        tell_done(at, done, f"{collection} holds what it held as of {as_of}, from {start} on")
     return OK
 
 
