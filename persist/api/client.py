@@ -242,7 +242,7 @@ class Client(CreatingCalls, ReadingTogether, Described):
         It is created if there is none, with the query's plan as its definition, and is empty and unsealed until its
         first `refresh()`, which computes the answer at each time of the inputs since the view begins. Idempotent. The
         query is DuckDB's SQL over the collections of this location, views included; it is parsed by the package duckdb
-        (extra `sql`). `docs/use/views.md` says what is supported.
+        (extra `sql`). `docs/use/views-sql.md` says what is supported.
 
         Args:
             name: as of `create_or_load`.

@@ -31,6 +31,7 @@ PAGES = [
     "use/egress.md",
     "use/dataflow.md",
     "use/views.md",
+    "use/views-sql.md",
     "use/publish.md",
     "run/operations.md",
 ]
