@@ -472,7 +472,7 @@ class Client(CreatingCalls, ReadingTogether, Described):
         """Tell others of new records and serve reads over Arrow Flight, until the server or this client is closed.
 
         Clients that were opened with `notify=` learn of a record within milliseconds. Any Flight client can read
-        snapshots, changes and subscriptions; see `docs/run/operations.md`. Nothing depends on the server: it may end at
+        snapshots, changes and subscriptions; see `docs/run/servers.md`. Nothing depends on the server: it may end at
         any time.
 
         Args:

@@ -101,7 +101,7 @@ def fsck(
         location, storage_options, settings, clock: as for `persist.open`.
         repair: make a checkpoint in place of ones that cannot be read, and delete old blobs that nothing refers to.
         set_aside: together with repair, move records and checkpoints that lie beyond the end of the log to `lost/`, and
-            do nothing else if there are any. All clients of the location must be closed. docs/run/operations.md says
+            do nothing else if there are any. All clients of the location must be closed. docs/run/restore.md says
             when to do that.
         dry_run: together with repair, change nothing, and list what would be done as `repairs_planned`.
         deep: read and verify every part; without, only look whether they are there and of the right size.
