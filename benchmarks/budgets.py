@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 import persist
 import persist.services.backup as backups
 from benchmarks.harness import ROOT, peak_rss
+from tests.support.tuned import tuned
 
 BUDGET = 64 << 20
 ROWS = 3_000_000
@@ -184,7 +185,7 @@ def digest(at: Place) -> str:
 
 @path
 def diff_of_two_times(at: Place) -> object:
-    return at["events"].diff(2, TIMES - 1, where="customer < 5")
+    return at["events"].diff(2, TIMES - 1, where="customer < 5").to_arrow()
 
 
 @path
@@ -531,7 +532,7 @@ def run(name: str, made: Path, rows: int, budget: int) -> Peak:
         (location.parent / "files").symlink_to(made / "files")
         out = Path(scratch) / "scratch"
         out.mkdir()
-        settings = persist.Settings(background=False, memory_budget=budget, grace_s=0)
+        settings = tuned(background=False, memory_budget=budget, grace_s=0)
         with persist.open(location, settings=settings) as client:
             gc.collect()
             pool = pa.default_memory_pool()

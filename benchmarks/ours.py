@@ -10,13 +10,13 @@ import pyarrow as pa
 import persist
 from benchmarks.datasets import DataSet, data_set
 from benchmarks.histories import Batch
-from persist.core.settings import Tuning
+from tests.support.tuned import tuned
 
 COLLECTION = "rows"
 # Nothing but what is measured shall run.
 QUIET = persist.Settings(background=False)
 # What nobody reads goes at once, so that what is on disk is what is in use.
-FRUGAL = persist.Settings(background=False, grace_s=0.0, orphan_grace_s=0.0, tuning=Tuning(hold_linger_s=0.0))
+FRUGAL = tuned(background=False, grace_s=0.0, orphan_grace_s=0.0, hold_linger_s=0.0)
 
 
 def write_collection(

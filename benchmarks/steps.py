@@ -130,7 +130,7 @@ def _gets(location: str, options: dict[str, Any]) -> list[float]:
 
 def follow(location: str, notify: str, options: str) -> None:
     """Print when each step was seen."""
-    settings = persist.Settings(background=False, poll_s=3600 if notify else None)
+    settings = persist.Settings(background=False, poll_s=3600 if notify else "by store")
     with persist.open(
         location, mode="read", settings=settings, notify=notify or None, storage_options=json.loads(options)
     ) as client:

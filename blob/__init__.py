@@ -23,7 +23,7 @@ from persist.blob.errors import (
 from persist.blob.layers.cache import SMALL_BYTES, CacheCount, CachedBlob, get_checked, get_range_checked
 from persist.blob.layers.cache_folder import BoundedFolder
 from persist.blob.layers.metered import Count, LatencyHistogram, MeteredBlob
-from persist.blob.layers.retry import RetryBlob, RetryCount, RetryPolicy
+from persist.blob.layers.retry import RetryBlob, RetryCount
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.lru import AdmittingCache, ByteBoundedLru
 from persist.blob.options import check_fields

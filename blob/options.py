@@ -27,6 +27,18 @@ def check_fields(options: Any, *, but: tuple[str, ...] = ()) -> None:
             _converted(value, kinds[field.name], f"{shown} is not allowed", strict=True)
 
 
+def check_values(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Check values by their names as `check_fields` checks fields by their types.
+
+    Raises:
+        InvalidUsage: a name is not known, or a value is not allowed.
+    """
+    for name, value in values.items():
+        if name not in kinds:
+            raise InvalidUsage(f"{name}={value!r} is not known: give one of {', '.join(kinds)}")
+        _converted(value, kinds[name], f"{name}={value!r} is not allowed", strict=True)
+
+
 def read_options(options: Mapping[str, Any] | None, kinds: Mapping[str, Any], store: str) -> dict[str, Any]:
     """Return options with their values in the types that kinds has by name; text may stand for any, as Spark passes it.
 
@@ -65,7 +77,8 @@ def _allowed(kind: Any, problem: str) -> str:
         if isinstance(one, type) and is_dataclass(one):
             return f"a {one.__name__}"
         if get_origin(one) is Literal:
-            return " or ".join(map(repr, get_args(one)))
+            is_number = float in {part for other in get_args(kind) for part in get_args(other)}
+            return "a number or " * is_number + " or ".join(map(repr, get_args(one)))
     if not problem.startswith("Expected "):
         return "a number that 64 bits can hold"
     words = {"int": "an integer", "float": "a number", "bool": "True or False", "str": "text", " | null": " or None"}

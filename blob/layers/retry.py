@@ -26,13 +26,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-from msgspec import Meta
-
-from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, StoreFull, Throttled, Unavailable
+from persist.blob.errors import Indeterminate, PersistError, StoreFull, Throttled, Unavailable
 from persist.blob.layers.pacing import AdaptiveRate
-from persist.blob.options import check_fields
 from persist.blob.protocol import (
     LIST_PAGE_ENTRIES,
     OPERATIONS,
@@ -44,6 +41,9 @@ from persist.blob.protocol import (
 )
 from persist.blob.threads import Backoff, Clock, SystemClock
 
+RETRY_S, THROTTLED_S = 60.0, 300.0  # How long a call is repeated; the same for one that is throttled, all in all.
+ATTEMPTS_MAX = 20  # Of one call, the first included, throttled ones not counted.
+FIRST_S, BOUND_MAX_S = 0.05, 5.0  # The bound of the random waits doubles from the first to the second.
 WARN_AFTER_S = 1.5
 WARN_EVERY_S = 30.0
 _HARMLESS_TWICE = ("set", "delete")
@@ -51,43 +51,6 @@ _HARMLESS_TWICE = ("set", "delete")
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_Positive = Annotated[float, Meta(gt=0)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """How long and how often to try. Times are seconds.
-
-    Attributes:
-        deadline_s: no attempt of a call begins later than this after the call; time lost to throttling is added.
-        throttled_deadline_s: the same for a call that is throttled, all in all.
-        attempts_max: of one call, the first included, throttled ones not counted.
-        first_s, bound_max_s: the bound of the random waits, which doubles from the first to the second.
-        commit_deadline_s: how long a commit asks a store that gives no clear answer, before it ends in doubt.
-    """
-
-    deadline_s: _Positive = 60.0
-    throttled_deadline_s: _Positive = 300.0
-    attempts_max: Annotated[int, Meta(ge=1)] = 20
-    first_s: _Positive = 0.05
-    bound_max_s: _Positive = 5.0
-    commit_deadline_s: _Positive = 30.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for low, high in (("deadline_s", "throttled_deadline_s"), ("first_s", "bound_max_s")):
-            if getattr(self, low) > getattr(self, high):
-                raise InvalidUsage(f"{low}={getattr(self, low)} is more than {high}={getattr(self, high)}")
-
-    @classmethod
-    def within(cls, retry_s: float) -> "RetryPolicy":
-        """Return the policy that gives up a request after this time."""
-        usual = cls()
-        return cls(
-            deadline_s=retry_s,
-            throttled_deadline_s=max(retry_s, usual.throttled_deadline_s),
-            commit_deadline_s=min(retry_s, usual.commit_deadline_s),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +74,25 @@ class RetryBlob(BlobLayer):
     """Repeats failed calls of another store. A call that works at once costs about 1.5 µs more.
 
     Args:
-        policy: see `RetryPolicy`.
+        retry_s: no attempt of a call begins later than this after the call; time lost to throttling is added.
+        attempts_max: of one call, the first included, throttled ones not counted.
+        throttled_s: as retry_s, for a call that is throttled, all in all; at least retry_s.
         clock, chance: replace the machine's, for tests.
     """
 
     def __init__(
         self,
         inner: Blob,
-        policy: RetryPolicy | None = None,
+        retry_s: float = RETRY_S,
+        attempts_max: int = ATTEMPTS_MAX,
         *,
+        throttled_s: float = THROTTLED_S,
         clock: Clock | None = None,
         chance: random.Random | None = None,
     ) -> None:
         super().__init__(inner)
-        self._policy = policy or RetryPolicy()
+        self._retry_s, self._throttled_s = retry_s, max(retry_s, throttled_s)
+        self._attempts_max = attempts_max
         self._clock = clock or SystemClock()
         self._chance = chance or random.Random()
         self._rate = AdaptiveRate(self._clock)
@@ -184,7 +152,7 @@ class RetryBlob(BlobLayer):
 
     def _call(self, operation: str, key: str, attempt: Callable[[], T]) -> T:
         began_s = self._clock.monotonic_s()
-        last_s = began_s + self._policy.throttled_deadline_s
+        last_s = began_s + self._throttled_s
         ready_s, failures = began_s, None
         while True:
             sent_s = self._rate.take_turn(ready_s, last_s)
@@ -205,7 +173,7 @@ class RetryBlob(BlobLayer):
 
     def _wait(self, failures: "_Failures", error: PersistError, sent_s: float) -> bool:
         """Return True after a pause, or False if it is too late; raise what cannot be helped by trying again."""
-        policy, operation = self._policy, failures.operation
+        operation = failures.operation
         failures.last = error
         if not isinstance(error, (Unavailable, Indeterminate)) or isinstance(error, StoreFull):
             if failures.is_doubtful:
@@ -217,7 +185,7 @@ class RetryBlob(BlobLayer):
             if operation not in _HARMLESS_TWICE:
                 raise error
             failures.is_doubtful = True
-        extra_s = policy.throttled_deadline_s - policy.deadline_s
+        extra_s = self._throttled_s - self._retry_s
         if isinstance(error, Throttled):
             self._counts.add(operation, "throttled")
             self._rate.was_throttled(sent_s)
@@ -225,7 +193,7 @@ class RetryBlob(BlobLayer):
             failures.attempts += 1
             extra_s = min(extra_s, failures.throttled_s)
             self._warn(failures)
-        if failures.attempts >= policy.attempts_max or not failures.backoff.wait(extra_s=extra_s):
+        if failures.attempts >= self._attempts_max or not failures.backoff.wait(extra_s=extra_s):
             return False
         if isinstance(error, Throttled):
             failures.throttled_s += self._clock.monotonic_s() - sent_s
@@ -247,14 +215,14 @@ class RetryBlob(BlobLayer):
 
     def _warn(self, failures: "_Failures") -> None:
         """Log a call that has failed for long, or will have after the next wait; once in `WARN_EVERY_S`."""
-        now_s, deadline_s = self._clock.monotonic_s(), self._policy.deadline_s
+        now_s = self._clock.monotonic_s()
         is_news = self._warned_s is None or now_s - self._warned_s >= WARN_EVERY_S
-        is_long = now_s + failures.backoff.bound_s - failures.began_s > WARN_AFTER_S < deadline_s
+        is_long = now_s + failures.backoff.bound_s - failures.began_s > WARN_AFTER_S < self._retry_s
         if is_news and is_long:
             self._warned_s = now_s
             what, last = f"{failures.operation} of {failures.key!r} at {self.url}", failures.last
             # The text alone: a handler that keeps records must not keep what the error refers to.
-            logger.warning("%s is tried for up to %g s: %s", what, deadline_s, str(last))
+            logger.warning("%s is tried for up to %g s: %s", what, self._retry_s, str(last))
 
     def _no_turn(self, operation: str, key: str, began_s: float) -> "_Failures":
         text = (
@@ -264,14 +232,8 @@ class RetryBlob(BlobLayer):
         return _Failures(operation, key, began_s, self._backoff(began_s), last=Throttled(text))
 
     def _backoff(self, began_s: float) -> Backoff:
-        policy = self._policy
-        return Backoff(
-            self._clock,
-            began_s + policy.deadline_s - self._clock.monotonic_s(),
-            first_s=policy.first_s,
-            bound_max_s=policy.bound_max_s,
-            chance=self._chance,
-        )
+        left_s = began_s + self._retry_s - self._clock.monotonic_s()
+        return Backoff(self._clock, left_s, first_s=FIRST_S, bound_max_s=BOUND_MAX_S, chance=self._chance)
 
 
 @dataclass(slots=True)

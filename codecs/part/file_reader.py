@@ -113,32 +113,39 @@ def read_footer(tail: pa.Buffer, schema: pa.Schema, *, rows: int, memory: int) -
     return CheckedFooter(metadata, tuple(group.num_rows for group in groups))
 
 
-def read_groups(
-    source: pa.NativeFile,
-    footer: CheckedFooter,
-    schema: pa.Schema,
-    groups: Sequence[int],
-    *,
-    columns: Sequence[str],
-    use_threads: bool,
-    coded: Sequence[str] = (),
-) -> pa.Table:
-    """Read columns of some row groups, ascending, of a file, or of what has these groups where the file has them.
+class GroupFile:
+    """A file, or what has some of its row groups where the file has them, open to decode these piece by piece.
 
-    Of the columns that coded names, those of strings or bytes come as dictionaries. All others come as the schema says.
-
-    Raises:
-        ValueError, pa.ArrowException, OSError: as `read_footer`.
+    Args:
+        coded: columns that come as dictionaries, if they are of strings or bytes. All others come as the schema says.
     """
-    _, checked = _stored(schema)
-    rows = sum(footer.group_rows[group] for group in groups)
-    use_threads = use_threads and rows * len(columns) >= THREADED_VALUES
-    coded = [name for name in coded if _has_codes(schema.field(name))]
-    with _open(source, footer.metadata, coded) as file:
-        table = file.read_row_groups([*groups], columns=list(columns), use_threads=use_threads)
-    if table.num_rows != rows:
-        raise ValueError(f"it holds {table.num_rows} rows where its footer says {rows}")
-    return from_storage(table, schema, checked, columns, coded)
+
+    def __init__(
+        self, source: pa.NativeFile, footer: CheckedFooter, schema: pa.Schema, coded: Sequence[str] = ()
+    ) -> None:
+        self._footer, self._schema = footer, schema
+        self._coded = [name for name in coded if _has_codes(schema.field(name))]
+        self._file = _open(source, footer.metadata, self._coded)
+
+    def read(
+        self, groups: Sequence[int], columns: Sequence[str], *, use_threads: bool, chosen: pa.Array | None = None
+    ) -> pa.Table:
+        """Read columns of some row groups, ascending.
+
+        Args:
+            chosen: rows of these, ascending, the only ones that are returned and checked; None for all of them.
+
+        Raises:
+            ValueError, pa.ArrowException, OSError: as `read_footer`.
+        """
+        rows = sum(self._footer.group_rows[group] for group in groups)
+        use_threads = use_threads and rows * len(columns) >= THREADED_VALUES
+        table = self._file.read_row_groups([*groups], columns=list(columns), use_threads=use_threads)
+        if table.num_rows != rows:
+            raise ValueError(f"it holds {table.num_rows} rows where its footer says {rows}")
+        if chosen is not None:
+            table = table.take(chosen)
+        return from_storage(table, self._schema, _stored(self._schema)[1], columns, self._coded)
 
 
 def _has_codes(field: pa.Field) -> bool:
@@ -161,7 +168,7 @@ def from_parquet(
     """Read columns of a file that must hold exactly schema and that many rows.
 
     Args:
-        coded: as for `read_groups`.
+        coded: as for `GroupFile`.
         within: an interval `[start, end)` of rows; the row groups that hold some of them are read whole, others not.
         footer: that of this file, from `CheckedFooters`; None to read it.
 
@@ -173,8 +180,7 @@ def from_parquet(
     groups = list(range(len(footer.group_rows)))
     if within is not None:
         groups = groups_within(footer.group_rows, within)
-    source = pa.BufferReader(data)
-    return read_groups(source, footer, schema, groups, columns=columns, use_threads=use_threads, coded=coded)
+    return GroupFile(pa.BufferReader(data), footer, schema, coded).read(groups, columns, use_threads=use_threads)
 
 
 def scan_parquet(
@@ -195,8 +201,8 @@ def scan_parquet(
     footer = _whole_footer(data, schema, rows, memory)
     if may_compare_with_nan(filter):
         read = [*columns, *columns_of(filter, schema, columns)]
-        groups = range(len(footer.group_rows))
-        whole = read_groups(pa.BufferReader(data), footer, schema, groups, columns=read, use_threads=use_threads)
+        file = GroupFile(pa.BufferReader(data), footer, schema)
+        whole = file.read(range(len(footer.group_rows)), read, use_threads=use_threads)
         return whole.filter(filter).select(list(columns))
     # Here, because importing it imports pandas where there is one, which every worker process would wait for.
     from pyarrow.dataset import ParquetFileFormat

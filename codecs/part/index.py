@@ -40,8 +40,7 @@ from persist.codecs.part.decoding import (
     read_lifted,
     read_stamped,
 )
-from persist.codecs.part.file_reader import PARSED_BYTES, CheckedFooter, groups_within, read_footer
-from persist.codecs.part.file_reader import read_groups as _read_groups
+from persist.codecs.part.file_reader import PARSED_BYTES, CheckedFooter, GroupFile, groups_within, read_footer
 from persist.codecs.part.file_writer import GROUPS_KEY, GROUPS_VERSION, MAGIC
 from persist.codecs.part.filters import columns_of
 from persist.codecs.part.lending import lend, lent_buffer
@@ -224,26 +223,55 @@ def decode_groups(
     numbers = [number for number, _ in pieces]
     if numbers != sorted({*numbers}) or not all(0 <= number < len(index.groups) for number in numbers):
         raise ValueError(f"row groups {numbers} of {len(index.groups)}: name some of these, in order and each once")
-    for number, data in pieces:
-        _verify(data, number, index, part)
     if not pieces:
         return pa.schema([schema.arrow.field(name) for name in columns]).empty_table()
     read = [*columns, *(columns_of(filter, schema.arrow, columns) if filter is not None else ())]
-    views = [(index.groups[number].start, memoryview(data)) for number, data in pieces]
-    table = decoded(
-        part,
-        lambda: _read_groups(
-            pa.PythonFile(_Pieces(views, part.bytes), mode="r"),
-            index._footer,
-            schema.arrow,
-            numbers,
-            columns=read,
-            use_threads=use_threads,
-            coded=coded if filter is None else (),
-        ),
-    )
-    check_updates(table, part)
-    return filtered(table, filter, columns, schema.arrow)
+    file = OpenGroups(pieces, index, part, schema, coded if filter is None else ())
+    return filtered(file.read(numbers, read, use_threads=use_threads), filter, columns, schema.arrow)
+
+
+class OpenGroups:
+    """Row groups of a part that were verified once, to decode some columns of some of them at a time.
+
+    Args:
+        pieces, index, coded: as for `decode_groups`.
+        part: whose file has the columns of the schema, and the times that it says.
+
+    Raises:
+        CorruptBlob: pieces are not what the index says.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[tuple[int, bytes | memoryview]],
+        index: PartIndex,
+        part: Part,
+        schema: CollectionSchema,
+        coded: Sequence[str] = (),
+    ) -> None:
+        for number, data in pieces:
+            _verify(data, number, index, part)
+        self._part = part
+        views = [(index.groups[number].start, memoryview(data)) for number, data in pieces]
+        source = pa.PythonFile(_Pieces(views, part.bytes), mode="r")
+        self._file = decoded(part, lambda: GroupFile(source, index._footer, schema.arrow, coded))
+
+    def read(
+        self,
+        numbers: Sequence[int],
+        columns: Sequence[str],
+        *,
+        use_threads: bool = False,
+        chosen: pa.Array | None = None,
+    ) -> pa.Table:
+        """Return columns of some of the row groups, ascending, or of rows that are chosen from these.
+
+        Raises:
+            CorruptBlob: they are not of a part of this collection.
+        """
+        table = decoded(self._part, lambda: self._file.read(numbers, columns, use_threads=use_threads, chosen=chosen))
+        check_updates(table, self._part)
+        return table
 
 
 def _verify(data: bytes | memoryview, number: int, index: PartIndex, part: Part) -> None:

@@ -169,6 +169,17 @@ class CollectionSchema:
     arrow: pa.Schema = field(init=False, repr=False, compare=False)
     types: tuple[pa.DataType, ...] = field(init=False, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        """Return a line for each column: its name, its type, and whether it is of the key or required."""
+        width = max(map(len, self.columns), default=0)
+        lines = [f"CollectionSchema, version {self.version}, times in {self.timeline or 'numbers'}"]
+        for name in self.columns:
+            marks = [*(["key"] if name in self.key_names else []), *(["required"] if name in self.required else [])]
+            lines.append(
+                f"  {name:{width}}  {self.arrow.field(name).type}{' ' * bool(marks)} {' '.join(marks)}".rstrip()
+            )
+        return "\n".join(lines)
+
     def __post_init__(self) -> None:
         names = self.key.names + self.value.names
         name, count = next(iter(Counter(names).most_common(1)), ("", 1))

@@ -43,7 +43,7 @@ def add_day(location: str, day: int = 0) -> None:
     )
     with persist.open(location) as client:
         for name, rows in {"raw_customers": customers, "raw_orders": orders, "raw_payments": payments}.items():
-            client.create_or_load(name, like=rows, key=["id"]).upsert(rows).result()
+            client.write(name, rows, key=["id"]).result()
 
 
 if __name__ == "__main__":

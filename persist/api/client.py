@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from persist.api.collection import Collection, Described, keep_erasures_finished
@@ -10,6 +10,7 @@ from persist.api.creation import Collections, CreatingCalls
 from persist.api.joint_reads import ReadingTogether
 from persist.api.lineage import is_wanted, told_of
 from persist.api.multi_write import MultiWrite
+from persist.api.upkeep import UpkeepCalls
 from persist.api.view import View
 from persist.blob.threads import Clock, SystemClock
 from persist.compute.index import keep_indexes_current
@@ -18,19 +19,17 @@ from persist.core.closing import close_after
 from persist.core.errors import InvalidUsage
 from persist.core.log import kinds
 from persist.core.metrics import Metrics
-from persist.core.rendering import html_rows, html_table
+from persist.core.rendering import Completed, html_rows, html_table
 from persist.core.settings import Location, Settings
 from persist.core.timeline import Moment, Timeline, time_text
 from persist.engine.collection.clones import clone
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.descriptions import About, about_location, version_of, words
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import UpgradeReport, open_engine, upgrade
+from persist.engine.location.opening import Origin, open_engine, origin_of
 from persist.engine.location.writer import Mode, OpenOptions
-from persist.engine.upkeep import Deleted, GarbageReport
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.write_options import WriteOptions
-from persist.services.fsck import FsckReport, examine
 from persist.services.publish import Published, keep_tables_current, publish_together
 from persist.services.serve.messages import Notify, check_token
 
@@ -102,6 +101,10 @@ def open(
     return client
 
 
+def _reopen(origin: Origin) -> "Client":
+    return Client(origin.open())
+
+
 def _server(option: str, given: str | Notify | None) -> Notify | None:
     server = Notify(given) if isinstance(given, str) else given
     if server is not None and not isinstance(server, Notify):
@@ -109,12 +112,14 @@ def _server(option: str, given: str | Notify | None) -> Notify | None:
     return server
 
 
-class Client(CreatingCalls, ReadingTogether, Described):
+class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     """Reads and writes the collections of one location; make it with `persist.open`. Safe to use from many threads.
 
     Attributes:
         engine: what it is made of, for the rest of the package.
     """
+
+    INTERNAL = frozenset({"engine"})
 
     def __init__(self, engine: Engine, notify: Notify | None = None) -> None:
         self.engine = engine
@@ -275,7 +280,7 @@ class Client(CreatingCalls, ReadingTogether, Described):
             live = made_view(self.engine, name, sql, key, start, options, keeps_groups=indexes is not None)
             if indexes is not None:
                 live.make_indexes()
-            return View(self, live)
+            return View(live)
 
     def sql(
         self, query: str, *, as_of: AsOf = None, files: bool = False, time: int | Moment | None = None
@@ -331,7 +336,7 @@ class Client(CreatingCalls, ReadingTogether, Described):
         from persist.compute.sql import given_options, live_view  # As above.
 
         with self.engine.follower.looks.once():
-            return View(self, live_view(self.engine, name, given_options(memory_budget, spill_folder)))
+            return View(live_view(self.engine, name, given_options(memory_budget, spill_folder)))
 
     def publish(
         self,
@@ -381,64 +386,12 @@ class Client(CreatingCalls, ReadingTogether, Described):
         options = WriteOptions(token=token, allow_future=allow_future, message=message, metadata=metadata)
         return MultiWrite(Commit(self.engine, options))
 
-    def gc(self, *, dry_run: bool = False) -> GarbageReport:
-        """Delete what nobody needs any more (`persist.engine.upkeep.garbage`). Safe while others read, write and do
-        the same.
-
-        Args:
-            dry_run: change nothing, and return what would be deleted, as far as that is known without a write.
-
-        Raises:
-            ReadOnly: this client only reads.
-            Unavailable: the store did not answer; what was not deleted stays for the next time.
-        """
-        return self.engine.writer("gc").collect_garbage(dry_run=dry_run)
-
-    def fsck(
-        self, *, repair: bool = False, dry_run: bool = False, set_aside: bool = False, deep: bool = True
-    ) -> FsckReport:
-        """Examine the whole location; see `persist.fsck`, which also works when it is too damaged to be opened.
-
-        Raises:
-            ReadOnly: repair without dry_run, and this client only reads.
-            Unavailable: the store did not answer, so the examination did not come to its end.
-        """
-        self.engine.check_open("fsck")
-        if repair and not dry_run:
-            self.engine.writer("fsck with repair")
-
-        def collect(keys: Iterable[str]) -> Deleted:
-            return self.engine.writer("fsck with repair").garbage.delete_leaked(keys)
-
-        storage, settings, clock = self.engine.storage, self.engine.settings, self.engine.clock
-        # Around the cache, which may hold what the store has lost.
-        how = {"repair": repair, "dry_run": dry_run, "set_aside": set_aside, "deep": deep}
-        return examine(storage.retried, settings, clock, collect, **how)
-
-    def upgrade(self, *, dry_run: bool = False) -> UpgradeReport:
-        """Raise the number of the location's format to the newest that this release writes.
-
-        A location keeps its number while newer releases work on it, beside older ones. After this, releases that do not
-        know the new number stop with IncompatibleVersion. Cost: one commit, or nothing if it has that number.
-
-        Args:
-            dry_run: change nothing, and return what would be.
-
-        Raises:
-            ReadOnly, Locked: this client only reads, without dry_run; another one has the location exclusively.
-        """
-        return upgrade(self.engine, dry_run=dry_run)
-
     def metrics(self) -> Metrics:
         """Return what this client did so far: requests, bytes and latencies, retries, cache, commits and leases.
 
         Printed, it is a table. Where the package opentelemetry-api is installed it is also exported.
         """
         return self.engine.metrics()
-
-    def maintain(self) -> None:
-        """Do what is due of what otherwise happens in the background: leases, compaction, collection of garbage."""
-        self.engine.writer("maintain").maintain()
 
     def close(self) -> None:
         """Finish what was asked for, free threads and sockets, and raise errors that nobody looked at; idempotent.
@@ -544,8 +497,9 @@ class Client(CreatingCalls, ReadingTogether, Described):
         self.engine.check_open("in")
         return isinstance(name, str) and self.engine.follower.newest_id_of(name) is not None
 
-    # Without it, a loop over a client would ask for the collections 0, 1, 2 and so on.
-    __iter__ = None
+    def __iter__(self) -> Iterator[str]:
+        """Yield what `collections` lists: the names of all collections."""
+        return iter(self.collections())
 
     def __enter__(self) -> "Client":
         return self
@@ -590,6 +544,9 @@ class Client(CreatingCalls, ReadingTogether, Described):
             )
             rows.append((name, since, upper))
         return rows
+
+    def __reduce__(self) -> Any:
+        return _reopen, (origin_of(self.engine, self),)
 
     def __repr__(self) -> str:
         return f"<Client of {self.url}, mode {self.mode!r}{', closed' if self.engine.is_closed else ''}>"

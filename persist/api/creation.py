@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from persist.api.collection import Collection
-from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.inputs import is_repeatable, sides_like, with_first
+from persist.api.collection.writing import sealed_without_time
+from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
+from persist.codecs.updates.inputs import columns_like, is_repeatable, sides_like, with_first
 from persist.core.antichain import Antichain
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, PersistError
 from persist.core.expression.python_functions import add_function
@@ -21,11 +22,14 @@ from persist.core.names import check_free_name
 from persist.core.rendering import aligned, html_rows, plain
 from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import Moment, Retention, retention_times, time_text, timeline_of
+from persist.engine.collection.plain_rows import overwrite_steps, plain_events, upsert_steps
+from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import created_or_loaded, handle_on, loaded, target_of_rows
 from persist.engine.read.planning.snapshot_plan import record_count
 from persist.engine.write.commit_future import CommitFuture
-from persist.engine.write.write_options import WriteOptions, with_token
+from persist.engine.write.operations import AtCommit
+from persist.engine.write.write_options import WriteMode, WriteOptions, choose_mode, with_token
 
 
 class CreatingCalls:
@@ -115,6 +119,7 @@ class CreatingCalls:
         rows: Any,
         *,
         key: Any = ...,
+        mode: WriteMode | None = None,
         timeline: Any = ...,
         time: int | Moment | None = None,
         diff: int | None = None,
@@ -124,61 +129,107 @@ class CreatingCalls:
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Append rows to the collection of that name; create it, with the columns of the rows, if there is none.
+        """Write rows to the collection of that name; create it, with the columns of the rows, if there is none.
 
-        One commit creates it and writes the rows, which this call waits for: if that fails, nothing is created. Of two
-        clients that create it at once, one does, and the other's rows are then written to what that one created.
+        With a key, rows replace those of their keys, so a call that is repeated changes nothing. One commit creates the
+        collection and writes the rows, which this call waits for: if that fails, nothing is created. If two clients
+        create it at once, one does, and the rows of the other are written to what that one created.
 
         Args:
             name: as for `create_or_load`.
             rows: as for `Collection.write`. To create a collection, they must have names and types: a frame, a table,
                 dicts. A column that holds nothing but NULL becomes one of strings.
             key: the list of the key columns, [] for none. Needed to create it; otherwise it must agree, if it is given.
+            mode: "upsert" replaces the rows of the keys that come (`Collection.upsert`), and needs them in memory;
+                "append" adds rows (`Collection.write`); "overwrite" replaces all rows (`Collection.overwrite`); "error"
+                refuses to write to a collection that exists. None means "upsert" if key names columns, and otherwise
+                "append". Rows with diffs are always appended.
             timeline: of one that is created. If it is left out, "ms", so that times are moments; or None, if the rows
                 have times that are plain integers. See `create_or_load`.
             time, diff, token, seal, allow_future, message, metadata: as for `Collection.write`. Without a time, the
-                commit gives one, and seals.
+                commit gives one, and seals. An upsert and an overwrite seal the times that they write at.
 
         Returns: a future, as `Collection.write`.
 
         Raises:
             InvalidUsage: there is no such collection, and key is left out; or what is there has another timeline.
             SchemaMismatch: what is there has another key, or columns that the rows do not fit; see `evolve`.
-            CollectionExists: another client created it at once, and rows can be read only once.
+            DuplicateKeys: the mode is "upsert" or "overwrite", and rows repeat a key.
+            CollectionExists: the mode is "error"; or another client created it at once, and rows can be read only once.
             ReadOnly, ClientClosed: this client cannot write.
         """
         self.engine.check_open("write")
-        said = WriteOptions(token=token, message=message, metadata=metadata)
-        options: dict[str, Any] = {
-            "time": time,
-            "diff": diff,
-            "token": token,
-            "seal": seal,
-            "allow_future": allow_future,
-            "message": message,
-            "metadata": metadata,
-        }
+        if not isinstance(name, str) and isinstance(rows, str):
+            raise InvalidUsage(f"the name comes first: write({rows!r}, rows, key=…)")
+        options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
         columns, rows = with_first(rows)
         handle = target_of_rows(self.engine, name, columns, key=key, timeline=timeline, time=time)
-        if (
-            getattr(columns, "shape", (1,))[0] == 0
-            and time is None
-            and seal is None
-            and (handle.create is not None or handle.contents().upper == Antichain(0))
-        ):
+        has_key = key is not ... and bool(key)
+        has_diffs = diff is not None or ((has_key or mode is not None) and _has_diffs(columns))
+        chosen = choose_mode(mode, has_key=has_key, has_diffs=has_diffs)
+        if mode == "error" and handle.create is None:
+            raise CollectionExists(name)
+        is_empty = getattr(columns, "shape", (1,))[0] == 0 and time is None and seal is None
+        if is_empty and (handle.create is not None or handle.contents().upper == Antichain(0)):
             # There is no row that a commit could seal: but what was created can be read from then on, as others can.
             steps = [handle.dating(allow_future=allow_future).at_commit()]
-            future = handle.submit("write", [*with_token(token, [handle.id], steps), *said.notes([handle.id])])
+            future = handle.submit("write", [*with_token(token, [handle.id], steps), *options.notes([handle.id])])
         else:
-            future = Collection(handle).write(rows, **options)
+            future = write_rows(handle, rows, chosen, options, diff=diff, seal=seal)
         if handle.create is not None:
             try:
                 future.result()
             except CollectionExists:  # Another client has created it meanwhile.
                 if not is_repeatable(rows):
                     raise
-                return self.write(name, rows, key=key, timeline=timeline, **options)
+                named = {name: getattr(options, name) for name in options.__slots__}
+                return self.write(name, rows, key=key, mode=mode, timeline=timeline, diff=diff, seal=seal, **named)
         return future
+
+
+def _has_diffs(rows: Any) -> bool:
+    """Return whether rows say by how much they change the contents: tables with `_diff`, or updates as tuples."""
+    first = rows[0] if isinstance(rows, (list, tuple)) and rows else rows
+    if isinstance(first, (list, tuple)):
+        return isinstance(first, tuple) and len(first) == 3 and not hasattr(first, "_fields")
+    return DIFF in (first if isinstance(first, Mapping) else columns_like(first))
+
+
+def write_rows(
+    handle: CollectionHandle,
+    rows: Any,
+    mode: WriteMode,
+    options: WriteOptions,
+    *,
+    diff: int | None = None,
+    seal: int | Moment | Antichain | None = None,
+) -> CommitFuture:
+    """Write rows to a collection, which the same commit creates if there is none."""
+    collection, time, token = Collection(handle), options.time, options.token
+    named: dict[str, Any] = {name: getattr(options, name) for name in options.__slots__}
+    if mode == "append":
+        return collection.write(rows, diff=diff, seal=seal, **named)
+    if seal is not None and mode == "overwrite":
+        raise InvalidUsage(f"seal={seal!r} is given to an overwrite, which seals just after its time: leave it out")
+    if handle.create is None:
+        return (
+            collection.overwrite(rows, **named) if mode == "overwrite" else collection.upsert(rows, seal=seal, **named)
+        )
+    for what, moment in (("time", time), ("seal", seal)):
+        handle.check_meant(what, moment, allow_future=options.allow_future)
+    handle = handle.dating(allow_future=options.allow_future)
+    stamp = handle.stamp(time, None)
+    is_stream = isinstance(rows, pa.RecordBatchReader) and TIME not in rows.schema.names and token is None
+    if mode == "overwrite" or (is_stream and (stamp is None or isinstance(stamp.time, int))):  # In bounded memory.
+        steps = overwrite_steps(handle, rows, time, None, token)
+    else:
+        steps = upsert_steps(handle, plain_events(handle, rows, stamp), token)
+    if seal is not None:
+        if any(isinstance(step, AtCommit) for step in steps):
+            handle.engine.abandon(steps)
+            raise sealed_without_time(seal)
+        steps.append(handle.seal_step(seal))
+    return handle.submit("write", [*with_token(token, [handle.id], steps), *options.notes([handle.id])])
 
 
 SHOWN_MAX = 50  # Collections in a representation.

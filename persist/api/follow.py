@@ -20,12 +20,12 @@ from persist.codecs.types.schema import TIME_MAX
 from persist.core.errors import InvalidUsage
 from persist.core.log import kinds
 from persist.core.names import check_hold_name
-from persist.core.rendering import ShownByRepr
+from persist.core.rendering import Completed, ShownByRepr
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.listen import Listen, Progress, Steps
 
 
-class Following(ShownByRepr, Steps[Progress]):
+class Following(ShownByRepr, Completed, Steps[Progress]):
     """An iterator of `Progress`, as `Listen` is; close it, or use it in a `with`. Not for several threads at once.
 
     Attributes:
@@ -33,6 +33,8 @@ class Following(ShownByRepr, Steps[Progress]):
         name: the consumer's, and the hold's.
         held: the last time that is acknowledged; None if nothing is.
     """
+
+    INTERNAL = frozenset({"check_unclosed", "handle", "step"})
 
     def __init__(self, handle: CollectionHandle, name: str, start: Callable[[int | None], Listen]) -> None:
         """Begin after the time of the hold of that name.

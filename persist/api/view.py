@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from persist.api.collection import Collection
 from persist.core.antichain import Antichain
-from persist.engine.location.opening import OnEngine
+from persist.engine.location.opening import Origin, origin_of
 from persist.engine.write.commit_future import CommitFuture
 
 if TYPE_CHECKING:
     from persist.compute.dataflow.running.refreshed import Policy
     from persist.compute.sql import Definition, LiveView, Start
+
+# What only raises for a view, whose query alone says what it holds.
+WRITES = frozenset(
+    {"advance_late_bound", "delete", "erase", "evolve", "late_bound", "late_counts", "overwrite", "restore", "seal"}
+    | {"seal_to", "transition", "upsert", "upserts", "write"}
+)
 
 
 class View(Collection):
@@ -20,13 +26,13 @@ class View(Collection):
     Its upper follows the least of its inputs'. It is read like every other collection. Nobody else may write it.
 
     Attributes:
-        client: what it was made with.
         live: what it is made of, for the rest of the package.
     """
 
-    def __init__(self, client: OnEngine, live: "LiveView") -> None:
+    INTERNAL = frozenset({"live"}) | WRITES
+
+    def __init__(self, live: "LiveView") -> None:
         super().__init__(live.handle)
-        self.client = client
         self.live = live
         self._adopted = live.handle
 
@@ -151,6 +157,9 @@ class View(Collection):
         self.close()
         return super().drop()
 
+    def __reduce__(self) -> Any:
+        return _reopen, (origin_of(self.handle.engine, self), self.name)
+
     def __repr__(self) -> str:
         return f"<View {self.name!r}: {self.sql:.100}>"
 
@@ -163,3 +172,9 @@ class View(Collection):
             if self.live.handle is not self._adopted:
                 self.handle = self._adopted = self.live.handle
                 self.schema = self.handle.schema
+
+
+def _reopen(origin: Origin, name: str) -> View:
+    from persist.compute.sql import given_options, live_view  # Here: the dataflow takes long to load.
+
+    return View(live_view(origin.open(), name, given_options(None, None)))

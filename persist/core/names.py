@@ -33,6 +33,7 @@ _LIKE_A_TIME = re.compile(r"[+-]?\.?\d+([.,_eE]\d*)*$|\d{4}-?\d\d|\d{1,2}:\d\d|[
 _TIME_WORDS = frozenset(
     {"latest", "earliest", "none", "max", "now", "today", "yesterday", "tomorrow", "since", "upper"}
 )
+AGO = re.compile(r"-\s*(\d{1,9})\s*([a-z]+)|(\d{1,9})\s*([a-z]+)\s+ago", re.IGNORECASE)  # "-1d", "2 hours ago".
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 _CLIENT = re.compile(r".*:\d+:[0-9a-f]{8}:(.+)", re.DOTALL)
@@ -85,7 +86,7 @@ def check_tag_name(name: str) -> str:
 
 def is_time_word(name: str) -> bool:
     """Tell whether it is a word that people give for a time, so that no tag has it for a name."""
-    return name.strip().lower() in _TIME_WORDS
+    return name.strip().lower() in _TIME_WORDS or AGO.fullmatch(name.strip()) is not None
 
 
 def check_text(what: str, text: str) -> str:

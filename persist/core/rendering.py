@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
+from typing import ClassVar
 from unicodedata import combining, east_asian_width
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
@@ -92,6 +93,17 @@ def html_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         return "<tr>" + "".join(f'<{kind} style="text-align:left">{escape(plain(c))}</{kind}>' for c in cells) + "</tr>"
 
     return f"<table>{line('th', head)}{''.join(line('td', row) for row in rows)}</table>"
+
+
+class Completed:
+    """Mixed into what users complete in a shell: `dir` leaves out what is for the rest of the package."""
+
+    __slots__ = ()
+    INTERNAL: ClassVar[frozenset[str]] = frozenset()
+
+    def __dir__(self) -> list[str]:
+        hidden = {name for kind in type(self).__mro__ for name in getattr(kind, "INTERNAL", ())}
+        return [name for name in super().__dir__() if name not in hidden and name != "INTERNAL"]
 
 
 class Shown:

@@ -8,14 +8,18 @@ Text is taken exactly, however many digits it has.
 A moment has a zone. Text without one and dates are in UTC; a `datetime`, or a timestamp of NumPy, pandas, Polars or
 Arrow, that has none is refused everywhere, because it may be any of many moments.
 
+Text is read in one way wherever a time is taken (`parse_time`): digits are a number; "now", "today", "yesterday" and
+"tomorrow", "-1d" and "2 hours ago" are moments by the clock of the client; "latest" is the last sealed time; a day and
+ISO 8601 text are moments; other text is the name of a tag.
+
 A retention is a number of times, or a span such as "7 days". A span is of the collection's timeline, and never of a
 clock: what is kept depends on what is sealed, and on nothing else. So two clients keep the same, and a collection into
 which nobody writes loses nothing.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from math import ceil, floor
@@ -29,6 +33,8 @@ import pyarrow.types as pat
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.types.schema import TIME_MAX, TIME_UNITS, CollectionSchema
+from persist.core.antichain import Antichain
+from persist.core.names import AGO
 
 Times = Literal["int", "timestamp"]  # How `_time` is given out.
 Moment = datetime | date | str | np.datetime64  # And timestamps of Arrow, whose types no checker knows.
@@ -39,7 +45,10 @@ _MEANT_S = tuple(int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) for year in (
 AHEAD_S = 86_400
 _FRACTION = re.compile(r"(\d{4}-?\d\d-?\d\d\D\d\d(:?)\d\d\2\d\d)[.,](\d+)")  # Of seconds, and of nothing else.
 _LIKE_A_MOMENT = re.compile(r"\d{4}-?\d\d|[-+]?\d+$|$")
+_DAYS_FROM_NOW = {"today": 0, "yesterday": -1, "tomorrow": 1}
+_NUMBER = re.compile(r"[-+]?\d+", re.ASCII)
 _WITH_A_DAY = re.compile(r"\d{4}-?\d\d-?\d\d")
+_BASIC_DAY = re.compile(r"(19|20|21)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])", re.ASCII)
 _KINDS = (date, str, np.datetime64, pa.TimestampScalar, pa.Date32Scalar, pa.Date64Scalar)  # A datetime is a date.
 
 
@@ -56,6 +65,46 @@ def begins_with_a_day(text: str) -> bool:
 def is_tag(given: object) -> TypeGuard[str]:
     """Return whether something can only be the name of a tag: text that does not begin like a moment."""
     return isinstance(given, str) and _LIKE_A_MOMENT.match(given.strip()) is None
+
+
+def parse_time(given: Any, timeline: "Timeline | None" = None) -> Any:
+    """Return text of digits as the number that it is, and whatever else is given for a time as it is.
+
+    Args:
+        timeline: where there is one, eight digits that begin with a year are a day, as in ISO 8601.
+
+    Raises:
+        InvalidUsage: it has more digits than any time.
+    """
+    text = given.strip() if isinstance(given, str) else ""
+    if not _NUMBER.fullmatch(text) or (timeline is not None and _BASIC_DAY.fullmatch(text)):
+        return given
+    if len(text) > _DIGITS_MAX:
+        raise InvalidUsage(f"a number of {len(text):,} digits is no time: give one from 0 to 2^63 - 2")
+    return int(text)
+
+
+def parse_time_word(given: Any, wall_ms: int) -> datetime | None:
+    """Return the moment that a word such as "yesterday" or "-1d" means by a clock; None of what is none of these.
+
+    "now" is the clock itself. A day is its first moment, in UTC. Spans count from now.
+    """
+    word = given.strip().lower() if isinstance(given, str) else ""
+    now = _EPOCH + timedelta(milliseconds=wall_ms)
+    if word == NOW:
+        return now
+    if word in _DAYS_FROM_NOW:
+        return now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=_DAYS_FROM_NOW[word])
+    match = AGO.fullmatch(word)
+    if match is None:
+        return None
+    count, name = match[1] or match[3], match[2] or match[4]
+    if name not in _SECONDS:
+        raise InvalidUsage(f"{given!r} is no time: spans are in s, min, h, d or w, such as '-1d' or '2 hours ago'")
+    try:
+        return now - timedelta(seconds=int(count) * _SECONDS[name])
+    except OverflowError as error:
+        raise InvalidUsage(f"{given!r} is before the year 1: give a shorter span") from error
 
 
 def timeline_of(schema: CollectionSchema) -> "Timeline | None":
@@ -82,9 +131,11 @@ class Timeline:
 
     Attributes:
         unit: "s", "ms", "us" or "ns".
+        wall_ms: the clock by which words such as "now" are times of updates; None if there are no words.
     """
 
     unit: str
+    wall_ms: Callable[[], int] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.unit not in TIME_UNITS:
@@ -113,12 +164,16 @@ class Timeline:
         Raises:
             InvalidUsage: also if the moment lies between two times.
         """
+        by_clock = None if self.wall_ms is None else parse_time_word(moment, self.wall_ms())
+        if by_clock is not None:
+            return self.time_of(by_clock)
         exactly = self._exactly(moment)
         if exactly.denominator != 1:
             before, after = (self._checked(round_(exactly), moment) for round_ in (floor, ceil))
             raise InvalidUsage(
                 f"{moment!r} lies between two times of a timeline in {self.unit}, {self.text_of(before)} and "
-                f"{self.text_of(after)}: give one of them, or use a collection whose timeline has a finer unit"
+                f'{self.text_of(after)}: give one of them, "now" for the time of the clock, or use a collection whose '
+                "timeline has a finer unit"
             )
         return self._checked(int(exactly), moment)
 
@@ -293,7 +348,7 @@ def _seconds_of(moment: Any) -> Fraction:
     if moment != moment:
         raise InvalidUsage(f"{moment!r} is no moment: every time must be one")
     if moment.utcoffset() is None:
-        raise _naive(moment, "datetime.now(timezone.utc) or moment.replace(tzinfo=timezone.utc)")
+        raise _naive(moment, "moment.astimezone() if it is local, or moment.replace(tzinfo=timezone.utc)")
     return _seconds(moment)
 
 
@@ -345,6 +400,28 @@ def _parsed(text: str) -> Fraction:
     if moment.utcoffset() is None:
         moment = moment.replace(tzinfo=UTC)
     return _seconds(moment) + (Fraction(int(digits), 10 ** len(digits)) if digits else 0)
+
+
+def dated(frontier: Antichain, timeline: Timeline | None) -> Antichain:
+    """Return a frontier that shows itself as a moment, if there is a timeline."""
+    return frontier if timeline is None else DatedFrontier(timeline.unit, *frontier.elements)
+
+
+class DatedFrontier(Antichain):
+    """The frontier of a collection whose times are moments, which `str` shows."""
+
+    __slots__ = ("unit",)
+    unit: str
+
+    def __init__(self, unit: str, *elements: int) -> None:
+        super().__init__(*elements)
+        object.__setattr__(self, "unit", unit)
+
+    def __reduce__(self) -> tuple[type[Antichain], tuple[Any, ...]]:
+        return type(self), (self.unit, *self.elements)
+
+    def __str__(self) -> str:
+        return "for ever" if self.time is None else time_text(self.time, Timeline(self.unit))
 
 
 Retention = int | str | timedelta

@@ -33,11 +33,69 @@ def test_a_write_creates_the_collection_with_the_columns_of_the_frame(client: pe
     assert orders.snapshot().to_pandas().to_dict("list") == FRAME.to_dict("list")
 
 
-def test_a_second_write_adds_to_what_is_there_with_or_without_the_key(client: persist.Client) -> None:
-    client.write("orders", FRAME, key=["id"]).result()
+def test_a_second_write_replaces_the_rows_of_its_keys_or_adds_to_them_without_a_key(client: persist.Client) -> None:
+    for _ in range(2):
+        client.write("orders", FRAME, key=["id"]).result()
+    assert client["orders"].snapshot().count() == 2
     client.write("orders", FRAME).result()
+    assert client["orders"].snapshot().count() == 4
     client.write("orders", FRAME, key=["id"]).result()
-    assert client["orders"].snapshot().count() == 6
+    assert client["orders"].snapshot().count() == 2
+
+
+@pytest.mark.parametrize(("mode", "rows"), [("upsert", [2, 2]), ("append", [2, 4]), ("overwrite", [2, 1])])
+def test_the_mode_says_what_becomes_of_rows_that_are_there(client: persist.Client, mode: Any, rows: list[int]) -> None:
+    for frame, expected in zip((FRAME, FRAME[:1] if mode == "overwrite" else FRAME), rows, strict=True):
+        client.write("orders", frame, key=["id"], mode=mode, token=f"of {len(frame)}, {expected}").result()
+        assert client["orders"].snapshot().count() == expected
+
+
+def test_a_write_may_refuse_a_collection_that_exists(client: persist.Client) -> None:
+    client.write("orders", FRAME, key=["id"], mode="error").result()
+    with pytest.raises(persist.errors.CollectionExists, match="'orders' exists already"):
+        client.write("orders", FRAME, key=["id"], mode="error")
+    with pytest.raises(persist.InvalidUsage, match="mode='replace' is not a way to write: use \"upsert\""):
+        client.write("orders", FRAME, key=["id"], mode="replace")  # type: ignore[arg-type]
+    with pytest.raises(persist.InvalidUsage, match=r"the name comes first: write\('orders', rows"):
+        client.write(FRAME, "orders")
+    assert client["orders"].snapshot().count() == 2
+
+
+def test_keys_that_are_all_columns_are_written_once(client: persist.Client) -> None:
+    for _ in range(2):
+        client.write("pairs", {"a": [1, 1], "b": [1, 2]}, key=["a", "b"]).result()
+    assert client["pairs"].get([(1, 1), (1, 2)]).__len__() == 2
+    with pytest.raises(persist.InvalidUsage, match="None in a tuple may mean"):
+        client["pairs"].upsert([((1, 1), None)])
+
+
+def test_a_first_write_with_a_key_refuses_rows_that_repeat_one_and_creates_nothing(client: persist.Client) -> None:
+    twice = {"id": [1, 1], "status": ["new", "paid"]}
+    with pytest.raises(persist.errors.DuplicateKeys, match="repeat keys, first of all 1"):
+        client.write("orders", twice, key=["id"])
+    assert client.collections() == []
+    client.write("orders", twice, key=["id"], mode="append").result()
+    assert client["orders"].snapshot().count() == 2
+
+
+def test_updates_with_diffs_are_appended_whatever_the_key(client: persist.Client) -> None:
+    for _ in range(2):
+        client.write("orders", {"id": [1], "n": [1], "_diff": [1]}, key=["id"]).result()
+    client.write("orders", [((1, 1), "now", 1)], key=["id"], seal="2100-01-01", allow_future=True).result()
+    assert client["orders"].snapshot().count() == 3
+    with pytest.raises(persist.InvalidUsage, match="these have diffs"):
+        client.write("orders", {"id": [1], "n": [1]}, diff=-1, mode="upsert")
+
+
+def test_an_upsert_that_creates_takes_times_a_seal_and_a_token(client: persist.Client) -> None:
+    for _ in range(2):
+        client.write("orders", {"id": [1], "n": [1]}, key=["id"], time=3, seal=7, token="first").result()
+    assert client["orders"].upper == 7
+    assert client["orders"].snapshot(3).count() == 1
+    with pytest.raises(persist.InvalidUsage, match="Leave seal out"):
+        client.write("others", {"id": [1]}, key=["id"], seal="now")
+    with pytest.raises(persist.InvalidUsage, match="an overwrite, which seals just after its time"):
+        client.write("orders", {"id": [1], "n": [1]}, mode="overwrite", seal=9)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +264,7 @@ def test_a_stream_that_another_client_came_before_is_refused_and_not_lost(client
     with pytest.raises(persist.errors.CollectionExists):
         client.write("orders", rows(), key=["id"])
     client.write("orders", rows(), key=["id"]).result()
-    assert sorted(client["orders"].snapshot().to_arrow()["id"].to_pylist()) == [1, 7, 7]
+    assert sorted(client["orders"].snapshot().to_arrow()["id"].to_pylist()) == [1, 7]
 
 
 def test_two_clients_that_create_at_once_write_to_one_collection() -> None:

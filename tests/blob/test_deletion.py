@@ -12,7 +12,7 @@ import pytest
 from persist.blob.errors import Indeterminate, NotDeleted, PersistError, StoreMisconfigured, Throttled, Unavailable
 from persist.blob.layers.cache import CachedBlob
 from persist.blob.layers.metered import MeteredBlob
-from persist.blob.layers.retry import RetryBlob, RetryCount, RetryPolicy
+from persist.blob.layers.retry import RetryBlob, RetryCount
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import DELETE_PAGE_MAX, Blob, MemoryBlob, delete_all, page_deletion
 from persist.blob.stores.file import FileBlob
@@ -150,7 +150,7 @@ def test_keys_that_may_be_deleted_later_are_tried_again_alone() -> None:
 
 def test_keys_that_can_never_be_deleted_are_given_up_and_returned() -> None:
     with fake_s3() as server:
-        blob = RetryBlob(client_of(server), RetryPolicy(attempts_max=3), clock=ImpatientClock())
+        blob = RetryBlob(client_of(server), attempts_max=3, clock=ImpatientClock())
         server.undeletable = {"/bucket/prefix/b": "InternalError"}
         with pytest.raises(NotDeleted, match=r"1 of many keys .* 'b'"):
             delete_all(blob, "abc")

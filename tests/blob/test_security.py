@@ -14,7 +14,7 @@ import pytest
 from persist.blob.errors import InvalidUsage, PersistError, StoreMisconfigured
 from persist.blob.layers.cache import CachedBlob
 from persist.blob.layers.metered import MeteredBlob
-from persist.blob.layers.retry import RetryBlob, RetryPolicy
+from persist.blob.layers.retry import RetryBlob
 from persist.blob.protocol import Blob, delete_all
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob
@@ -63,8 +63,8 @@ def test_no_error_log_line_or_repr_shows_a_credential(trouble: Trouble, caplog: 
     with fake_s3(*[trouble] * 100) as server:
         server.echo = f"you sent {SECRETS['secret_access_key']} and {SECRETS['session_token']}"
         store = client_of(server, read_timeout_s=0.1)
-        policy = RetryPolicy(attempts_max=2, deadline_s=3, throttled_deadline_s=3)
-        blob = CachedBlob(RetryBlob(MeteredBlob(store), policy, clock=ImpatientClock()), is_immutable=is_immutable)
+        retried = RetryBlob(MeteredBlob(store), 3, attempts_max=2, throttled_s=3, clock=ImpatientClock())
+        blob = CachedBlob(retried, is_immutable=is_immutable)
         for each in (store, blob):
             for call in calls_of(each):
                 with pytest.raises(PersistError) as raised:

@@ -86,23 +86,23 @@ def test_what_is_made_like_a_frame_has_its_key_among_the_columns(client: persist
 
 
 def test_a_difference_shows_old_and_new_values_side_by_side(orders: persist.Collection) -> None:
-    found = orders.diff(0, 1).to_pydict()
+    found = orders.diff(0, 1).to_arrow().to_pydict()
     assert found == {
         "id": [2, 3, 4],
         "amount": [8.0, None, 7.0],
         "_change": ["update", "delete", "insert"],
         "_old_amount": [9.0, 1.0, None],
     }
-    assert orders.diff(1, 0).to_pydict()["_change"] == ["update", "insert", "delete"]
-    assert orders.diff(0, "latest", where="id = 3")["_change"].to_pylist() == ["delete"]
-    assert orders.diff(1, 1).num_rows == 0
+    assert orders.diff(1, 0).to_arrow().to_pydict()["_change"] == ["update", "insert", "delete"]
+    assert orders.diff(0, "latest", where="id = 3").to_arrow()["_change"].to_pylist() == ["delete"]
+    assert len(orders.diff(1, 1)) == 0
 
 
 def test_records_that_share_a_key_are_paired_in_the_order_of_their_values(client: persist.Client) -> None:
     made = client.create_or_load("events", key={"id": int}, value={"n": int})
     made.write([(1, 1), (1, 2), (2, 5)], time=0, seal=1).result()
     made.overwrite([(1, 1), (1, 3), (1, 4), (2, 5)], time=1, multiset=True).result()
-    assert made.diff(0, 1).select(["id", "n", "_old_n"]).to_pylist() == [
+    assert made.diff(0, 1).to_arrow().select(["id", "n", "_old_n"]).to_pylist() == [
         {"id": 1, "n": 3, "_old_n": 2},
         {"id": 1, "n": 4, "_old_n": None},
     ]

@@ -21,6 +21,7 @@ from tests.support.clocks import ImpatientClock
 from tests.support.model import EMPTY, Collection, Refused, changes, contents
 from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
+from tests.support.tuned import tuned
 
 NAMES = st.sampled_from(["orders", "items"])
 TIMES = st.integers(0, 12)
@@ -84,9 +85,7 @@ class TwoClients(RuleBasedStateMachine):
     @staticmethod
     def settings() -> persist.Settings:
         # Garbage goes as soon as nobody claims it, although two clients use the location: both have leases.
-        return persist.Settings(
-            background=False, grace_s=0, orphan_grace_s=0, tuning=replace(small_policy(), hold_linger_s=0)
-        )
+        return tuned(background=False, grace_s=0, orphan_grace_s=0, tuning=replace(small_policy(), hold_linger_s=0))
 
     def opened(self) -> persist.Client:
         return persist.open(self.blob, clock=ImpatientClock(), settings=self.settings())

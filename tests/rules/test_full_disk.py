@@ -13,22 +13,23 @@ import pytest
 import persist
 import persist.engine.read.lookups.part_rows
 from persist.blob.errors import StoreFull
-from persist.core.settings import Tuning
 from persist.tools.cli.main import main
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.forks import forked_python
 from tests.support.paths import ROOT
 from tests.support.reads import rows_with
 from tests.support.stepped import WAIT_S
+from tests.support.tuned import tuned
 
 KEY = {"k": pa.int64()}
-NOW = persist.Settings(
+NOW = tuned(
     background=False,
     retry_s=2 * WAIT_S,
     grace_s=0,
     orphan_grace_s=0,
     log_retention_s=3600,
-    tuning=Tuning(hold_linger_s=0, log_retention_records=16),
+    hold_linger_s=0,
+    log_retention_records=16,
 )
 
 

@@ -31,7 +31,6 @@ from persist.core.log.framing import BlobRef, decode_framed, encode_framed, put_
 from persist.core.log.keys import checkpoint_key, record_key
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import PartList, Record
-from persist.core.settings import Tuning
 from persist.core.state_rules.location import Dropped
 from persist.engine.follow.checkpoint import Checkpoint, write_checkpoint
 from persist.engine.follow.state_objects import StateObject
@@ -43,12 +42,13 @@ from tests.support.paths import ROOT
 from tests.support.reads import KEY, VALUE, table
 from tests.support.servers.fixtures import make_bucket
 from tests.support.stepped import WAIT_S
+from tests.support.tuned import tuned
 from tests.support.watched import KEY as STORED_KEY
 from tests.support.watched import WatchedBlob
 
 OTHER = "0123456789abcdef" * 2
 DIGITS = "f" * 32
-NOW = persist.Settings(grace_s=0, orphan_grace_s=0, background=False, tuning=Tuning(log_retention_records=16))
+NOW = tuned(grace_s=0, orphan_grace_s=0, background=False, log_retention_records=16)
 ESCAPES = ["..", "../../x", "/etc/passwd", "a/../../b", "a//b", "a\\..\\b", "a\0b", "a\nb", "x" * 300]
 ODD = [
     "%2e%2e",

@@ -13,7 +13,6 @@ import pytest
 
 import persist
 from persist.blob.layers.metered import MeteredBlob
-from persist.blob.layers.retry import RetryPolicy
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
@@ -21,6 +20,7 @@ from tests.support.clocks import ImpatientClock
 from tests.support.forks import forked_python
 from tests.support.paths import ROOT
 from tests.support.stepped import WAIT_S
+from tests.support.tuned import tuned
 
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.string()}
@@ -333,7 +333,7 @@ def test_rule_9_an_unacknowledged_write_is_wholly_there_or_wholly_absent(fault: 
 
 def test_rule_9_a_part_whose_upload_got_no_answer_is_a_write_that_did_not_happen() -> None:
     unreliable = UnreliableBlob(MemoryBlob())
-    once = persist.Settings(tuning=Tuning(retry=RetryPolicy(attempts_max=1)))
+    once = persist.Settings(tuning=Tuning(attempts_max=1))
     with persist.open(unreliable, clock=ImpatientClock(), settings=once) as client:
         orders = client.create_or_load("orders", key=KEY, value=VALUE)
         unreliable.next_faults("set", Fault.HAPPENED_BUT_FAILED)
@@ -387,7 +387,7 @@ def test_rule_10_no_blob_that_a_state_refers_to_is_deleted(blob: MemoryBlob) -> 
 
 
 def test_rule_10_nothing_a_live_reader_may_hold_is_deleted(tmp_path: Path) -> None:
-    settings = persist.Settings(grace_s=0, orphan_grace_s=0, background=False)
+    settings = tuned(grace_s=0, orphan_grace_s=0, background=False)
     with persist.open(tmp_path, settings=settings) as reader, persist.open(tmp_path, settings=settings) as collector:
         c = reader.create_or_load("c", key=KEY)
         c.write(pa.table({"k": range(50_000), "_time": [0] * 50_000, "_diff": [1] * 50_000}), seal=1).result()
@@ -401,7 +401,7 @@ def test_rule_10_nothing_a_live_reader_may_hold_is_deleted(tmp_path: Path) -> No
 
 def test_rule_11_a_reader_whose_lease_ran_out_gets_lease_expired_and_never_a_wrong_answer(blob: MemoryBlob) -> None:
     clock = ImpatientClock()
-    settings = persist.Settings(lease_s=60, background=False)
+    settings = tuned(lease_s=60, background=False)
     with persist.open(blob, clock=clock, settings=settings) as reader, persist.open(blob, clock=clock) as other:
         c = reader.create_or_load("c", key=KEY)
         c.write([((1, None), 0, 1)], seal=10).result()

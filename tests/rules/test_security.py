@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import persist
-from persist.blob.layers.retry import RetryPolicy
 from persist.blob.protocol import BlobEntry, MemoryBlob
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.s3 import S3Blob
@@ -39,6 +38,7 @@ from tests.support.reads import (
 )
 from tests.support.servers.fixtures import SECRET_ACCESS_KEY, make_bucket
 from tests.support.stepped import WAIT_S
+from tests.support.tuned import tuned
 from tests.support.watched import KEY as STORED_KEY
 from tests.support.watched import WatchedBlob
 
@@ -121,7 +121,7 @@ def client_like(client: persist.Client, **changed: Any) -> persist.Client:
 def collect(place: Place) -> None:
     """Collect a month later, when the destroyed, the forgotten and the old may go."""
     bucket = AgedBlob(place.bucket, place.prefix, place.options("COLLECTOR"))
-    settings = persist.Settings(background=False, tuning=Tuning(log_retention_records=16))
+    settings = tuned(background=False, log_retention_records=16)
     with closing(bucket), persist.open(bucket, settings=settings) as client:
         orders = client.load("orders")
         PartWriter(bucket, client.engine.follower.next_seqno).upload(orders.id, orders.schema, table(99))
@@ -396,7 +396,7 @@ def provoked(place: Place, options: dict[str, Any]) -> Iterator[object]:
         (place.url.replace("s3://", f"s3://{options['access_key_id']}:{options['secret_access_key']}@"), options),
         (place.url, {**options, "endpoint_url": f"http://u:{options['secret_access_key']}@127.0.0.1:1"}),
     ]
-    once = persist.Settings(tuning=Tuning(retry=RetryPolicy(attempts_max=1)))
+    once = persist.Settings(tuning=Tuning(attempts_max=1))
     for url, given in wrong:
         with pytest.raises(persist.PersistError) as caught:
             persist.open(url, mode="read", storage_options=given, settings=once)

@@ -34,6 +34,7 @@ LAST = {
     7: "3c41ea99587586e215076f4dc65f316a1c8cf57e",
     8: "39a3cb1df39115190ac86a3fa593ec47a2ca254e",
     9: "5d0d406f81a72829ac6fcfeaa34ab4cf93e9d18c",
+    10: "75b9aa7387941c3db6a495e4f4fc554508eff46b",
 }
 
 WORKER = """

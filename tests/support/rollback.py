@@ -1,12 +1,14 @@
 """A location that is rolled back under an open client, as by a backup that is restored in place."""
 
-from dataclasses import replace
+from collections.abc import Callable
 
 import pyarrow as pa
 
 import persist
 from persist.blob.protocol import Blob, MemoryBlob
+from persist.core.log.records import Record
 from persist.core.settings import Tuning
+from persist.core.state_rules.state import State
 from persist.engine.follow.log_identity import PROVE_AFTER_S
 from persist.engine.location.writer import Mode
 from tests.support.checkpoints import wait_for_checkpoint
@@ -14,8 +16,23 @@ from tests.support.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}
 QUIET = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
-TRUSTING = replace(QUIET, look_back=False)  # What looks only from time to time, and so writes beyond a hole.
 Copy = dict[str, bytes]
+
+
+class _NoLook:
+    """Looks for no record before a commit, as `LookBack` does."""
+
+    def begin(self, before: State) -> Callable[[Record | None], bool]:
+        return lambda record: True
+
+    def now(self, before: State) -> bool:
+        return True
+
+
+def trusting(client: persist.Client) -> persist.Client:
+    """Return a client that looks back from time to time only, as releases could, and so writes beyond a hole."""
+    client.engine.writer("a test").committer.groups._look_back = _NoLook()  # type: ignore[assignment]
+    return client
 
 
 def copied(blob: MemoryBlob) -> Copy:
@@ -48,14 +65,14 @@ def write(collection: persist.Collection, times: range) -> None:
 
 
 def rolled_back(
-    commits: int = 30, pause_s: float = 2 * PROVE_AFTER_S, settings: persist.Settings = TRUSTING
+    commits: int = 30, pause_s: float = 2 * PROVE_AFTER_S
 ) -> tuple[MemoryBlob, ImpatientClock, persist.Client, persist.Collection]:
     """Return a location that was restored from a copy under an open client, which has written since the copy.
 
     Without a pause after the copy, it is younger than the last look of the client at its past.
     """
     blob, clock = MemoryBlob(), ImpatientClock()
-    client = opened(blob, clock, settings=settings)
+    client = trusting(opened(blob, clock))
     collection = made(client)
     write(collection, range(6))
     copy = copied(blob)

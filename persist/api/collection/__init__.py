@@ -5,10 +5,13 @@ name. No call keeps state of the collection: what is known of it is the client's
 own, over `persist.engine`, and `Collection` is nothing but all of them.
 """
 
+from typing import Any
+
 from persist.api.collection.describing import Described, DescribingCalls, IndexingCalls, PublishingCalls
 from persist.api.collection.erasing import ErasingCalls, keep_erasures_finished
 from persist.api.collection.reading import KeepingCalls, ReadingCalls
 from persist.api.collection.writing import WritingCalls
+from persist.engine.location.opening import Origin, handle_on, origin_of
 
 
 class Collection(
@@ -23,4 +26,15 @@ class Collection(
         id: unique in the location, for ever.
         name: what it is called.
         schema: its key and value columns.
+
+    A pickled one is opened again by the process that loads it, with the location's URL and options without secrets.
     """
+
+    def __reduce__(self) -> Any:
+        return _reopen, (origin_of(self.handle.engine, self), self.id, self.name)
+
+
+def _reopen(origin: Origin, id_: str, name: str) -> Collection:
+    engine = origin.open()
+    contents = engine.follower.current(id_, name)
+    return Collection(handle_on(engine, contents, contents.schema))

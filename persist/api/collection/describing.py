@@ -17,9 +17,9 @@ from persist.core.keyed.form import Keyed
 from persist.core.log import kinds
 from persist.core.log.fields import Table
 from persist.core.names import OWN_PREFIX, check_free_name
-from persist.core.rendering import html_table
+from persist.core.rendering import Completed, html_table
 from persist.core.state_rules.contents import Unsealed, unsealed
-from persist.core.timeline import Moment, Timeline, time_text
+from persist.core.timeline import Moment, Timeline, dated, time_text
 from persist.engine.collection.descriptions import About, about_collection, describe_step
 from persist.engine.collection.evolution import WantedEvolution, evolve
 from persist.engine.follow.log_queries import LAST
@@ -49,8 +49,10 @@ class Described:
         return self.about.properties
 
 
-class CollectionBase:
+class CollectionBase(Completed):
     """One collection: what it is made of, how far it is, and what it says of itself where it is printed."""
+
+    INTERNAL = frozenset({"handle"})
 
     def __init__(self, handle: CollectionHandle) -> None:
         self.handle = handle
@@ -73,13 +75,16 @@ class CollectionBase:
 
     @property
     def upper(self) -> Antichain:
-        """The seal frontier: no more updates will come at times not beyond it. Cost: one GET."""
-        return self.handle.contents().upper
+        """The seal frontier: no more updates will come at times not beyond it. Cost: one GET.
+
+        Where times are moments, `str` shows the moment.
+        """
+        return dated(self.handle.contents().upper, self.timeline)
 
     @property
     def since(self) -> Antichain:
         """The compaction frontier: the first time that can still be read. Cost: one GET."""
-        return self.handle.contents().since
+        return dated(self.handle.contents().since, self.timeline)
 
     @property
     def unsealed(self) -> Unsealed | None:

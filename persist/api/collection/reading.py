@@ -1,7 +1,7 @@
 """Reading a collection and keeping it readable: snapshots, changes, following; holds, tags, retention, compaction."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,11 +34,15 @@ from persist.engine.collection.reads import (
 )
 from persist.engine.compact import CompactionReport
 from persist.engine.hold import Hold, HoldInfo
-from persist.engine.read.following.changes import Changes, ChangesForm, Upserts
+from persist.engine.read.following.changes import Changes, ChangesForm, Difference, Upserts
 from persist.engine.read.following.listen import Listen
 from persist.engine.read.merging import Form
 from persist.engine.read.results.snapshot import Snapshot
 from persist.engine.write.commit_future import CommitFuture
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
 
 
 class ReadingCalls(CollectionBase):
@@ -71,10 +75,40 @@ class ReadingCalls(CollectionBase):
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
             SchemaMismatch, InvalidUsage: columns or condition do not fit; or a column of an older version is gone.
         """
-        return indexed(
-            self.handle,
-            snapshot(self.handle, as_of, columns=columns, where=where, form=form, schema=schema, timeout_s=timeout_s),
-        )
+        named: dict[str, Any] = {"columns": columns, "where": where, "form": form, "schema": schema}
+        found = indexed(self.handle, snapshot(self.handle, as_of, **named, timeout_s=timeout_s))
+        found.again = self, named
+        return found
+
+    @overload
+    def get(
+        self,
+        keys: list[Any],
+        as_of: int | Moment | None = None,
+        *,
+        where: None = None,
+        columns: Sequence[str] | None = None,
+    ) -> list[Any]: ...
+
+    @overload
+    def get(
+        self,
+        keys: None = None,
+        as_of: int | Moment | None = None,
+        *,
+        where: str,
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table: ...
+
+    @overload
+    def get(
+        self,
+        keys: Any,
+        as_of: int | Moment | None = None,
+        *,
+        where: None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Any: ...
 
     def get(
         self,
@@ -104,10 +138,43 @@ class ReadingCalls(CollectionBase):
         with self.snapshot(as_of) as snapshot:
             return snapshot.get(keys)
 
-    def to_pandas(self) -> Any:
+    def to_arrow(self) -> pa.Table:
+        """Return the contents as of the latest sealed time as one table; see `Snapshot.to_arrow`."""
+        with self.snapshot() as snapshot:
+            return snapshot.to_arrow()
+
+    def to_pandas(self) -> "pd.DataFrame":
         """Return the contents as of the latest sealed time as a `pandas.DataFrame`; see `Snapshot.to_pandas`."""
         with self.snapshot() as snapshot:
             return snapshot.to_pandas()
+
+    def to_polars(self) -> "pl.DataFrame":
+        """Return the contents as of the latest sealed time as a `polars.DataFrame`; see `Snapshot.to_polars`."""
+        with self.snapshot() as snapshot:
+            return snapshot.to_polars()
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """Return the contents as of the latest sealed time as a dict for each row; see `Snapshot.to_pylist`."""
+        with self.snapshot() as snapshot:
+            return snapshot.to_pylist()
+
+    def count(self) -> int:
+        """Return the number of rows as of the latest sealed time; see `Snapshot.count`."""
+        with self.snapshot() as snapshot:
+            return snapshot.count()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Yield the contents as of the latest sealed time in record batches; see `Snapshot.to_batches`."""
+        with self.snapshot() as snapshot:
+            yield from snapshot
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Export the contents as of the latest sealed time, so that `pl.DataFrame(orders)` or DuckDB take them."""
+        return self.snapshot().__arrow_c_stream__(requested_schema)
+
+    def __array__(self, *args: object, **options: object) -> Any:
+        """Refuse what NumPy would make of this; see `Snapshot.__array__`."""
+        return self.snapshot().__array__(*args, **options)
 
     def head(self, rows: int = 5) -> pa.Table:
         """Return the first rows of the contents as of the latest sealed time, of as many as there are."""
@@ -180,12 +247,12 @@ class ReadingCalls(CollectionBase):
         columns: Sequence[str] | None = None,
         where: str | pc.Expression | None = None,
         timeout_s: float | None = READ_TIMEOUT_S,
-    ) -> pa.Table:
-        """Return what differs between the contents as of two times: old and new values side by side.
+    ) -> Difference:
+        """Return what differs between the contents as of two times, to be read as `changes` are.
 
-        Rows are as those of `changes(form="transitions")`: the key, the values as of the second time, `_change`, which
-        is "insert", "update" or "delete", and the values as of the first time as `_old_…`. Memory: the updates between
-        the two times.
+        Rows are as those of `changes(form="transitions")`, without `_time`: the key, the values as of the second time,
+        `_change`, which is "insert", "update" or "delete", and the values as of the first time as `_old_…`. Memory: the
+        updates between the two times.
 
         Args:
             first, second: times, moments, tags or "latest", in any order.

@@ -154,10 +154,7 @@ class KeyedCalls(CollectionBase):
         handle = self.handle.dating(allow_future=options.allow_future)
         taken = plain_events(handle, events, handle.stamp(options.time, None))
         if end is not None and taken.at_commit:
-            raise InvalidUsage(
-                f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after "
-                "it. Leave seal out, or give time=, too."
-            )
+            raise sealed_without_time(seal)
 
         def add(commit: Commit) -> None:
             commit.add_upsert(handle, taken)
@@ -238,10 +235,7 @@ class WritingCalls(KeyedCalls):
         handle.check_written(writes, allow_future=allow_future)
         if sealing and any(isinstance(step, AtCommit) for step in writes):
             handle.engine.abandon(writes)
-            raise InvalidUsage(
-                f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after "
-                "it. Leave seal out, or give time=, too."
-            )
+            raise sealed_without_time(seal)
         return handle.submit(
             "write", [*with_token(token, [self.id], [*expected, *writes, *sealing]), *options.notes([self.id])]
         )
@@ -388,3 +382,11 @@ class WritingCalls(KeyedCalls):
             self.handle.check_meant("upper", upper, allow_future=allow_future)
         asked = AskedEvents(None, self.handle.frontier("upper", upper), is_least=True)
         return submit_keyed(self.handle, "seal", asked)
+
+
+def sealed_without_time(seal: object) -> InvalidUsage:
+    """Return the error of a write whose rows have no time, and that is to seal."""
+    return InvalidUsage(
+        f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after it. "
+        "Leave seal out, or give time=, too."
+    )

@@ -7,7 +7,6 @@ columns by the same key, so programs share arrangements as operators do, and all
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,14 +15,12 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.plan.draft import Draft, hold_name
-from persist.compute.dataflow.plan.optimise import optimised
 from persist.compute.dataflow.plan.plan import (
     ROOT,
     Consolidate,
     Constant,
     Input,
     Leave,
-    Node,
     Persist,
     Plan,
     Reduce,
@@ -185,7 +182,7 @@ class Program(Draft):
 
     def explain(self, *, optimise: bool = True) -> str:
         """Return the plan as text: as it is run, or with optimise=False as it was written."""
-        return str(optimised(self.plan) if optimise else self.plan)
+        return str(self.optimise() if optimise else self.plan)
 
     def open(self, client: OnEngine | Engine | None = None, **options: Any) -> Running:
         """Start the program; see `persist.compute.dataflow.running.running.Running`. Close it, or use it in a `with`.
@@ -391,23 +388,19 @@ class Together(Draft):
         if both:
             raise InvalidUsage(f"open_together: two programs have an input {both[0]!r}; rename one of them")
         self.input_schemas |= program.input_schemas
-        first, scopes = max(self.plan.nodes, default=0), max(self.plan.scopes)
-        numbers = {number: first + number for number in program.plan.nodes}
+        places = {}
         for node in program.plan.nodes.values():
             if isinstance(node.operator, Source):
                 names, kinds = tuple(node.schema.names), tuple(map(str, node.schema.types))
                 same = (node.operator, node.operator.unsealed, names, kinds)
-                numbers[node.number] = self._sources.setdefault(same, numbers[node.number])
-        for info in program.plan.scopes.values():
-            if info.number != ROOT:
-                parent = info.parent + scopes if info.parent != ROOT else ROOT
-                number = info.number + scopes
-                self.plan.scopes[number] = ScopeInfo(number, parent, info.name, info.limit, info.depth)
-        for node in program.plan.nodes.values():
-            self.plan.nodes[numbers[node.number]] = _moved(node, numbers, scopes)
-            name = program.kept(node.number)
+                if same not in self._sources:
+                    self._sources[same] = self.plan.add(node.operator, (), node.schema, name=node.name).number
+                places[node.number] = self._sources[same]
+        numbers = self.plan.add_plan(program.plan, places)
+        for number in program.plan.nodes:
+            name = program.kept(number)
             if name is not None:
-                self._kept[numbers[node.number]] = name
+                self._kept[numbers[number]] = name
         self.captures |= {numbers[number]: observer for number, observer in program.captures.items()}
         self.probes |= {numbers[number]: observer for number, observer in program.probes.items()}
 
@@ -422,19 +415,6 @@ class Together(Draft):
                 raise InvalidUsage(
                     f"open_together: collection {name!r} is {problem}; such programs run one after the other"
                 )
-
-
-def _moved(node: Node, numbers: dict[int, int], scopes: int) -> Node:
-    operator = node.operator
-    if isinstance(operator, Variable) and operator.feedback is not None:
-        operator = Variable(operator.name, numbers[operator.feedback])
-    return replace(
-        node,
-        number=numbers[node.number],
-        operator=operator,
-        inputs=tuple(numbers[source] for source in node.inputs),
-        scope=node.scope + scopes if node.scope != ROOT else ROOT,
-    )
 
 
 def open_together(programs: Sequence[Program], client: OnEngine | Engine | None = None, **options: Any) -> Running:

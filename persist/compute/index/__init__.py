@@ -5,5 +5,5 @@ from before a change of columns makes reads dearer and nothing else. It is never
 """
 
 from persist.compute.index.indexes import IndexInfo, drop_index, indexes_of, steps_to_drop, steps_to_empty
-from persist.compute.index.lookups import PAYS, FoundByIndex, Path, indexed, own_path, paths_of
+from persist.compute.index.lookups import PAYS, FoundByIndex, Path, indexed, paths_of
 from persist.compute.index.maintenance import create_index, keep_indexes_current, refresh_indexes

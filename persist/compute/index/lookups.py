@@ -19,14 +19,14 @@ from persist.codecs.part.decoding import filtered
 from persist.codecs.part.filters import columns_of, ranges_that_may_match
 from persist.codecs.part.key_range import KeyRange
 from persist.codecs.part.part import Part
-from persist.codecs.types.schema import CollectionSchema, Side
+from persist.codecs.types.schema import CollectionSchema
 from persist.compute.index.indexes import indexes_of
 from persist.core.names import index_hold
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import erasure_number
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import read_changes
-from persist.engine.read.lookups.lookup import Lookup
+from persist.engine.read.lookups.matching import estimate_matching, read_matching
 from persist.engine.read.merging import Form, read_snapshot, repeated
 from persist.engine.read.parts.reader import PartReader, collected
 from persist.engine.read.planning.scan import Scan, narrowed_scan, negated
@@ -58,55 +58,28 @@ class Path:
     changes: Scan | None
     is_ahead: bool
 
-    def bytes_of(self, keys: pa.Table) -> tuple[int, int]:
-        """Return about how many bytes, decoded, and of how many parts, looking up some keys reads. No I/O."""
-        lookup = Lookup(self.contents)
-        size, parts = lookup.bytes_of(lookup.wanted(self._own_keys(keys)))
-        if self.changes is not None:
-            size, parts = size + self.changes.memory, parts + len(self.changes.all_parts)
-        return size, parts
+    def bytes_of(self, keys: pa.Table) -> int:
+        """Return about how many bytes, decoded, looking up some keys reads. No I/O."""
+        return estimate_matching(self.contents, self._own_keys(keys)) + (self.changes.memory if self.changes else 0)
 
-    def records(self, keys: pa.Table, reader: PartReader) -> pa.Table:
-        """Return the records with one of some keys, with their multiplicities as `_diff`.
+    def records(self, keys: pa.Table, reader: PartReader) -> Iterator[pa.Table]:
+        """Yield updates that sum up to all records with one of some keys, and perhaps to others; with `_diff`.
 
         Raises:
             LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
         """
+        names = [*self.names, "_diff"]
         try:
-            return self._records(keys, reader)
+            for table in read_matching(self.contents, self._own_keys(keys), reader):
+                yield table.select([*self.own, "_diff"]).rename_columns(names)
+            if self.changes is not None:
+                new = among(read_changes(self.changes, reader), keys).select(names)
+                yield negated(new) if self.is_ahead else new
         except MissingBlob as error:
             raise collected(error) from error
 
-    def _records(self, keys: pa.Table, reader: PartReader) -> pa.Table:
-        lookup = Lookup(self.contents)
-        table = lookup.contents(lookup.wanted(self._own_keys(keys)), "diff", reader)
-        table = table.select([*self.own, "_diff"]).rename_columns([*self.names, "_diff"])
-        if self.changes is None:
-            return table
-        new = among(read_changes(self.changes, reader), keys)
-        if not len(new):
-            return table
-        new = (negated(new) if self.is_ahead else new).select(table.column_names).cast(table.schema)
-        return consolidate(pa.concat_tables([table, new]), [*self.names])
-
     def _own_keys(self, keys: pa.Table) -> pa.Table:
         return keys.select([*self.columns]).rename_columns([*self.contents.schema.key_names])
-
-
-def own_path(contents: Scan, count: int) -> Path | None:
-    """Return how records of a collection are found by its first key columns, so many of them; None if that cannot be.
-
-    Its parts are in the order of these, too: they are read as those of a collection that has no more key columns.
-    """
-    schema = contents.schema
-    by = schema.key_names[:count]
-    is_plain = schema.key.codec_name is None and schema.value.codec_name is None and not schema.known
-    if not (0 < count < len(schema.key_names) and is_plain and {*by} <= {*contents.columns}):
-        return None
-    fields = schema.key.fields
-    shorter = replace(schema, key=Side(fields[:count]), value=Side((*fields[count:], *schema.value.fields)))
-    names = tuple(contents.columns)
-    return Path(by, names, names, replace(contents, schema=shorter), None, False)
 
 
 def among(table: pa.Table, keys: pa.Table, *, others: bool = False) -> pa.Table:

@@ -42,7 +42,8 @@ from persist.core.errors import InvalidUsage, PersistError
 from persist.core.rendering import some_of
 from persist.core.timeline import Moment
 from persist.engine.collection.reads import snapshots_together
-from persist.engine.location.collection_handle import LATEST, CollectionHandle
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.collection_times import LATEST
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded_together
 from persist.engine.read.results.result import ArrowResult, required

@@ -45,7 +45,8 @@ from persist.core.rendering import some_of
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import rewrite
 from persist.engine.collection.reads import snapshot
-from persist.engine.location.collection_handle import LATEST, CollectionHandle
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.collection_times import LATEST
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded
 from persist.engine.read.results.result import ArrowResult, required
@@ -76,6 +77,10 @@ class Outcome(ArrowResult):
     def __init__(self, changed: Changed) -> None:
         types = {"collection": pa.string(), "rows": pa.int64(), "seqno": pa.int64(), "time": pa.int64()}
         self._table = pa.table({name: pa.array([getattr(changed, name)], kind) for name, kind in types.items()})
+
+    def __repr__(self) -> str:
+        row = self._table.to_pylist()[0]
+        return f"Outcome({', '.join(f'{name}={value!r}' for name, value in row.items())})"
 
     @property
     def schema(self) -> pa.Schema:

@@ -20,7 +20,7 @@ from persist.codecs.types.sql_names import check_sql_names, sql_name
 from persist.compute.query.time_windows import add_time_windows
 from persist.core.errors import InvalidUsage
 from persist.core.expression.python_functions import functions_of_python
-from persist.engine.location.collection_handle import LATEST
+from persist.engine.location.collection_times import LATEST
 
 # What is run may be somebody else's text: it may read the collections, and nothing else that its user may read.
 SEALED_OFF = {
@@ -82,8 +82,7 @@ def table_at(path: Path, names: Sequence[str]) -> TableAt | None:
         return TableAt(name)
     if not catalog.startswith("@"):
         return TableAt(name, LATEST if sql_name(catalog) == LATEST else catalog)  # Or else it is a tag.
-    time = catalog.removeprefix("@")
-    return TableAt(name, int(time) if time.isdecimal() else time)
+    return TableAt(name, catalog.removeprefix("@"))
 
 
 def told_apart(tables: Mapping[Path, TableAt]) -> dict[Path, TableAt]:
@@ -213,7 +212,7 @@ def with_times(sql: str, named: Callable[[TimedTable], str], alias: Callable[[st
             return match[0]
         if match["time"] is None:
             return _refused_or_kept(sql, match)
-        table = TimedTable(parts_of(match["table"]), _time_of(match["time"]))
+        table = TimedTable(parts_of(match["table"]), _unquote(match["time"]))
         is_known = alias is None or _has_alias(sql[match.end() :])
         return named(table) + ("" if is_known or alias is None else f" AS {alias(table.parts[-1])}")
 
@@ -260,8 +259,8 @@ def _refused_or_kept(sql: str, match: re.Match[str]) -> str:
     )
 
 
-def _time_of(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text[text.index("'") + 1 : -1].replace("''", "'")
+def _unquote(text: str) -> str:
+    return text if text.isdecimal() else text[text.index("'") + 1 : -1].replace("''", "'")
 
 
 def _has_alias(rest: str) -> bool:

@@ -14,6 +14,7 @@ Fields:
     since    the time from which on the view holds what this definition gives; 0 for all times
     earlier  the definitions before it, of which the last EARLIER_KEPT are known: text and since
     start    the time at which the view begins: before it there are no answers
+    program  the plan that refreshes run (`persist.compute.sql.stored`); without it, each makes one of the relation
 
 A relation is stored as its `kind` and those of its members that are no defaults; each of its expressions as one of
 
@@ -36,6 +37,7 @@ from typing import Any
 
 import msgspec
 
+from persist.blob.threads import SystemClock
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.sql.algebra import Node
 from persist.compute.sql.types import constant, kind_of, text_of, to_arrow
@@ -44,9 +46,9 @@ from persist.core.errors import IncompatibleVersion, InvalidUsage
 from persist.core.expression.term import SQL, Call, Lit, Place, Term, sql_call
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
-from persist.core.timeline import NOW, Moment, Timeline, is_moment, is_tag, shown_time
+from persist.core.timeline import NOW, Moment, Timeline, is_moment, is_tag, parse_time, parse_time_word, shown_time
 
-VERSION = 1
+VERSION = 2  # The first one has no program.
 EARLIER_KEPT = 100
 
 
@@ -71,11 +73,15 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     since: int = 0
     earlier: tuple[Earlier, ...] = ()
     start: int = 0
+    program: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that is stored."""
         plain = msgspec.structs.replace(self, plan=None)
-        return {**msgspec.to_builtins(plain), "plan": to_json(self.plan)}
+        stored = {**msgspec.to_builtins(plain), "plan": to_json(self.plan)}
+        if self.program is None:  # As the first version has it.
+            del stored["program"]
+        return stored
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Definition":
@@ -84,7 +90,7 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             IncompatibleVersion: it is of a later version.
         """
-        if stored.get("version") != VERSION:
+        if stored.get("version") not in (1, VERSION):
             raise IncompatibleVersion("the definition of a view", stored.get("version", 0), VERSION)
         return msgspec.convert(stored, cls, dec_hook=term_of_json)
 
@@ -172,21 +178,24 @@ def shared_timeline(inputs: Iterable[Readable]) -> str | None:
 
 
 def given_start(start: Start, unit: str | None) -> int | None:
-    """Return a time that a user has given for the beginning of a view; None for "now".
+    """Return a time that a user has given for the beginning of a view; None for "now" and "latest".
 
     Raises:
         InvalidUsage: it is none.
     """
-    if isinstance(start, str) and start.strip().lower() == NOW:
+    if isinstance(start, str) and start.strip().lower() in (NOW, "latest"):
         return None
+    timeline = None if unit is None else Timeline(unit)
+    start = parse_time(start, timeline)
+    start = parse_time_word(start, SystemClock().wall_ms()) or start
     if is_tag(start):
         raise InvalidUsage(f'start={start!r:.100} is no time: give a number, a moment, or "{NOW}"')
     if is_moment(start):
-        if unit is None:
+        if timeline is None:
             raise InvalidUsage(
                 f"start={start!r:.100} is a moment, and the inputs of the view share no timeline: give a number"
             )
-        return Timeline(unit).time_of(start)
+        return timeline.time_of(start)
     return as_time("start", start)
 
 

@@ -15,9 +15,11 @@ from persist.compute.dataflow.plan.optimise import Statistics
 from persist.compute.sql.algebra import Node
 from persist.compute.sql.compile import check_columns, key_of, mentioned, planned
 from persist.compute.sql.definition import VERSION, Definition, Readable, Start, shared_timeline, start_of
-from persist.compute.sql.graph import definition_of, read_by, sizes_of
+from persist.compute.sql.graph import columns_read, definition_of, list_functions, lower_relation, sizes_of
 from persist.compute.sql.groups import Groups, cut
+from persist.compute.sql.order import list_ordered_collections
 from persist.compute.sql.rewrite import rewritten
+from persist.compute.sql.stored import encode_plan
 from persist.compute.sql.types import to_arrow
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds as record_kinds
@@ -35,7 +37,7 @@ class Draft:
     """A view that can be made: submit the steps, with the names, as one commit or as a part of one.
 
     Attributes:
-        bound: the plan of the query before its groups were cut off.
+        bound: the relation of the query, rewritten, before its groups were cut off.
         groups: the views that hold them.
     """
 
@@ -145,32 +147,33 @@ def drafted(
     """
     reads = {read_name: catalog.named(read_name) for read_name in mentioned(sql, catalog.names)}
     forms = {read_name: readable.keyed for read_name, readable in reads.items() if readable.keyed is not None}
-    plan, columns = planned(sql, {read_name: readable.schema for read_name, readable in reads.items()}, forms)
+    relation, columns = planned(sql, {read_name: readable.schema for read_name, readable in reads.items()}, forms)
     check_columns(columns)
-    keys = key_of(plan, columns, key)
+    keys = key_of(relation, columns, key)
     every = {id_: catalog.by_id(id_) for readable in reads.values() for id_ in (readable.id, *readable.inputs)}
     unit = shared_timeline(reads.values())
     begin = start_of(start, [*every.values()], unit)
     id_ = uuid.uuid4().hex
     steps: list[Any] = []
     made: list[Readable] = []
-    bound = plan
+    known = catalog.sizes(reads)
+    plan, bound = relation, rewritten(relation, known)
     if keeps_groups:
-        plan, every_groups = cut(rewritten(plan, catalog.sizes(reads)), groups_prefix(id_))
+        plan, every_groups = cut(bound, groups_prefix(id_))
         for groups in every_groups:
-            held = _made(uuid.uuid4().hex, groups, f"the groups of view {name!r}", reads, every, begin, unit)
+            held = _made(uuid.uuid4().hex, groups, f"the groups of view {name!r}", reads, every, begin, unit, known)
             reads = {**reads, groups.name: held.made}
             every = {**every, held.made.id: held.made}
             made.append(held.made)
             steps += held.steps
     elif replaces is not None and has_groups(replaces):
-        plan, every_groups = cut(rewritten(plan, catalog.sizes(reads)), "", catalog.groups_of(replaces))
+        plan, every_groups = cut(bound, "", catalog.groups_of(replaces))
         for groups in every_groups:
             held_by = catalog.by_id(replaces.reads[groups.name])
             reads = {**reads, groups.name: held_by}
             every = {**every, held_by.id: held_by}
     answer = Groups(name, plan, tuple(columns), keys)
-    draft = _made(id_, answer, sql, reads, every, begin, unit)
+    draft = _made(id_, answer, sql, reads, every, begin, unit, known, bound if answer.plan is relation else None)
     _check_together(catalog, name, draft.columns, every)
     return replace(draft, steps=(*steps, *draft.steps), bound=bound, groups=tuple(made))
 
@@ -183,22 +186,34 @@ def _made(
     every: Mapping[str, Readable],
     begin: int,
     unit: str | None,
+    known: Mapping[str, Statistics],
+    relation: Node | None = None,
 ) -> Draft:
     """Return the draft of one collection that a plan is the definition of.
 
     Args:
         reads: what it may scan, by name.
         every: what it may depend on, by id.
+        known: what is known of the sizes of what it may scan.
+        relation: the plan as it is rewritten, if that was done.
     """
     ids = {read_name: readable.id for read_name, readable in reads.items()}
-    definition = Definition(VERSION, sql, tuple(every), ids, what.columns, what.key, what.plan, start=begin)
     schema = _schema_of(what.columns, what.key, unit)
     made = Readable(id_, what.name, schema, unit, None, begin, tuple(every), is_view=True)
+    relation = rewritten(what.plan, known) if relation is None else relation
     try:
-        columns = read_by(definition)
+        program = lower_relation(relation, what.columns)
     except InvalidUsage as error:
         whose = sql if what.name.startswith(GROUPS_PREFIX) else f"the query of view {what.name!r}"
         raise InvalidUsage(f"{whose} cannot be computed on any rows: {error}") from error
+    columns = {ids[read_name]: kinds for read_name, kinds in columns_read(program).items()}
+    stored = encode_plan(
+        program, list_functions(what.plan), {name: known.get(name) for name in list_ordered_collections(relation)}
+    )
+    version = VERSION if stored is not None else 1
+    definition = Definition(
+        version, sql, tuple(every), ids, what.columns, what.key, what.plan, start=begin, program=stored
+    )
     steps = (
         record_kinds.Create(id_, what.name, schema.to_json(), view=definition.to_json()),
         *([record_kinds.AllowCompaction(id_, (begin,))] if begin else []),

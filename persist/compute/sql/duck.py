@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -54,6 +54,7 @@ def bound(sql: str, tables: Mapping[str, Columns], now: str, late_by: str | None
     Raises:
         InvalidUsage: the query is not one, or names what is not there; or DuckDB is missing or of another version.
     """
+    statement = parsed(sql)
     with _binder(sql) as connection:
         connection.execute("PRAGMA disable_optimizer")
         connection.execute(f"CREATE MACRO _now() AS {now}")
@@ -61,7 +62,6 @@ def bound(sql: str, tables: Mapping[str, Columns], now: str, late_by: str | None
             shown = ", ".join(f"{quoted(column)} {_declared(kind, connection)}" for column, kind in columns)
             connection.execute(f"CREATE TABLE {quoted(name)} ({shown})")
         add_functions(connection, sql, late_by)
-        statement = _statement(connection, sql)
         check_qualified(every_part(statement))
         serialized = _json(_first(connection, _SERIALIZE, sql, sql))
         function = refused_function(serialized.get("name"))
@@ -125,22 +125,29 @@ def every_part(parsed_query: Any) -> Iterator[dict[str, Any]]:
 
 
 def parsed(sql: str) -> Any:
-    """Return the one statement of a text, as DuckDB parses it.
+    """Return the one statement of a text, as DuckDB parses it; nobody may change it.
 
     Raises:
         InvalidUsage: it is not a query that can be parsed.
     """
+    _check_text(sql)
+    return _statement(sql)
+
+
+@lru_cache(maxsize=4)  # What makes a view looks at the statement three times.
+def _statement(sql: str) -> Any:
     with _binder(sql) as connection:
-        return _statement(connection, sql)
-
-
-def _statement(connection: Any, sql: str) -> Any:
-    answer = _json(_first(connection, _PARSE, sql, sql))
+        answer = _json(_first(connection, _PARSE, sql, sql))
     if answer["error"]:
         raise InvalidUsage(_explained(answer, sql))
     if len(answer.get("statements", ())) != 1:
         raise InvalidUsage(f"the query has {len(answer.get('statements', ()))} statements: give one, a SELECT")
     return answer["statements"][0]
+
+
+def _check_text(sql: Any) -> None:
+    if not isinstance(sql, str) or not sql.strip():
+        raise InvalidUsage(f"sql={sql!r} is no query: write SELECT … FROM …")
 
 
 def _collect(node: Any, tables: dict[Path, int], own: frozenset[str], sql: str) -> None:
@@ -242,8 +249,7 @@ def _binder(sql: str) -> Iterator[Any]:
         InvalidUsage: what was given is no text; or DuckDB is missing or of another version.
     """
     duckdb = loaded_duckdb()
-    if not isinstance(sql, str) or not sql.strip():
-        raise InvalidUsage(f"sql={sql!r} is no query: write SELECT … FROM …")
+    _check_text(sql)
     with _one_at_a_time, closing(_database(duckdb).cursor()) as connection:
         connection.begin()
         try:

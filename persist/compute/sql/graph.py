@@ -4,7 +4,7 @@ All of them are outputs of the program, so a step of it is one commit. A view th
 from the store: what is written of it is what the other one takes in.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from persist.compute.dataflow.plan.draft import DefinedAs
-from persist.compute.dataflow.plan.optimise import Statistics, of_collection, trimmed
-from persist.compute.dataflow.plan.plan import Source
+from persist.compute.dataflow.plan.optimise import Statistics, all_of, of_collection, optimised, trimmed
+from persist.compute.dataflow.plan.plan import Linear, Persist, Plan, Probe, Reduce, Source
 from persist.compute.dataflow.program import Program
 from persist.compute.dataflow.stream import Stream
 from persist.compute.sql.algebra import Node, Scan, all_terms_of, every
@@ -22,9 +22,10 @@ from persist.compute.sql.definition import Definition
 from persist.compute.sql.lower import Lowering
 from persist.compute.sql.lower_join import column
 from persist.compute.sql.rewrite import rewritten
-from persist.compute.sql.types import to_arrow
+from persist.compute.sql.stored import StoredPlan, read_plan
+from persist.compute.sql.types import kind_of, to_arrow
 from persist.core.errors import CollectionNotFound, InvalidUsage
-from persist.core.expression.python_functions import check_functions
+from persist.core.expression.python_functions import calls_of_python, check_functions
 from persist.core.expression.term import Col
 from persist.core.names import owner_of_groups, view_hold
 from persist.engine.location.collection_handle import CollectionHandle
@@ -41,27 +42,59 @@ def scans_of(plan: Node) -> dict[str, dict[str, str]]:
     return read_columns
 
 
-def columns_read(plan: Node) -> dict[str, dict[str, str]]:
-    """Return the collections that a rewritten plan reads, and which columns of them are read when it runs."""
-    program, scanned = Program("columns"), scans_of(plan)
-    sources = {name: program.source(name, schema=_columns(kinds)) for name, kinds in scanned.items()}
-    Lowering(program, sources.__getitem__).lowered(plan).probe()
-    read: dict[str, dict[str, str]] = {}
-    for node in trimmed(program.plan).nodes.values():
+def columns_read(plan: Plan) -> dict[str, dict[str, str]]:
+    """Return the collections that a plan of operators reads, and which columns of them with their types."""
+    return {name: {field.name: kind_of(field.type) for field in schema} for name, schema in _list_sources(plan)}
+
+
+def _list_sources(plan: Plan) -> Iterator[tuple[str, pa.Schema]]:
+    for node in plan.nodes.values():
         if isinstance(node.operator, Source):
-            name = node.operator.collection
-            read[name] = {column: scanned[name][column] for column in node.schema.names}
-    return read
+            yield node.operator.collection, node.schema
+
+
+def lower_relation(relation: Node, columns: Sequence[tuple[str, str]] = ()) -> Plan:
+    """Return the optimised plan of one relation, which is rewritten already; its answer is the last node.
+
+    Args:
+        columns: of the answer, with their types; without them, they are called c0, c1, …
+
+    Raises:
+        InvalidUsage: it cannot be computed on any rows.
+    """
+    program, scanned = Program("view"), scans_of(relation)
+    sources = {name: program.source(name, schema=_columns(kinds)) for name, kinds in scanned.items()}
+    answer = Lowering(program, sources.__getitem__).lowered(relation)
+    if columns:
+        answer = _name_columns(answer, columns)
+    answer.probe()
+    plan = optimised(program.plan)
+    [end] = [node for node in plan.nodes.values() if isinstance(node.operator, Probe)]
+    del plan.nodes[end.number]
+    plan.nodes[end.inputs[0]] = plan.nodes.pop(end.inputs[0])
+    return plan
+
+
+def _name_columns(stream: Stream, columns: Sequence[tuple[str, str]]) -> Stream:
+    outputs: dict[str, Any] = {name: Col(column(at)) for at, (name, _) in enumerate(columns)}
+    return stream.map(**outputs)
 
 
 def _columns(kinds: Mapping[str, str]) -> pa.Schema:
     return pa.schema([(name, to_arrow(kind)) for name, kind in sorted(kinds.items())])
 
 
+def list_functions(relation: Node) -> tuple[tuple[str, str], ...]:
+    """Return name and version of the functions of Python that a relation calls."""
+    return tuple(dict.fromkeys(calls_of_python(all_terms_of(relation))))
+
+
 def read_by(definition: Definition) -> dict[str, dict[str, str]]:
     """Return the columns that a view reads itself, with their types as it takes them for, by id of collection."""
+    stored = read_plan(definition.program)
+    plan = lower_relation(rewritten(definition.plan)) if stored is None else stored.plan("view")
     types_by_id: dict[str, dict[str, str]] = {}
-    for name, columns in columns_read(rewritten(definition.plan)).items():
+    for name, columns in columns_read(plan).items():
         types_by_id.setdefault(definition.reads[name], {}).update(columns)
     return types_by_id
 
@@ -75,7 +108,7 @@ class Defined:
 
 
 class ViewProgram(Program):
-    """The program of some views.
+    """The program of some views: the plans that are stored with them, or made of their definitions if one does not fit.
 
     Args:
         views: each after those that it reads.
@@ -83,41 +116,116 @@ class ViewProgram(Program):
     """
 
     def __init__(self, engine: Engine, views: Sequence[Defined], *, is_rehearsal: bool = False) -> None:
+        self._is_lowered = True  # Or else `Program` could not begin the plan.
         super().__init__(f"view {views[-1].handle.name}"[:100])
         self.using(engine)
         self._views = views
-        self._streams: dict[str, Stream] = {}
-        self._ids: dict[str, str] = {}
-        self._scanned: dict[str, dict[str, str]] = {}  # By id of collection, the columns that the views name.
-        names, plans = {view.handle.id: view.handle.name for view in views}, []
-        for view in views:
-            check_functions(view.handle.name, all_terms_of(view.definition.plan))
-            plans.append(rewritten(view.definition.plan, sizes_of(engine, view.definition.reads)))
-            for name, kinds in scans_of(plans[-1]).items():
-                self._scanned.setdefault(view.definition.reads[name], {}).update(kinds)
-        for view, plan in zip(views, plans, strict=True):
-            name, definition = view.handle.name, view.definition
-            answer = Lowering(self, partial(self._stream_of, engine, definition)).lowered(plan)
-            columns: dict[str, Any] = {
-                column_name: Col(column(at)) for at, (column_name, _) in enumerate(definition.columns)
-            }
-            owner = names.get(owner_of_groups(name) or "")
-            answer = answer.map(**columns).named(f"view {name}" if owner is None else f"groups of view {owner}")
-            self._streams[view.handle.id] = answer
-            if is_rehearsal:
+        self._is_rehearsal = is_rehearsal
+        self._ids: dict[str, str] = {}  # Of what is read, by the names that it has now.
+        parts = [None if is_rehearsal else _find_fitting_plan(engine, view.definition) for view in views]
+        for view, part in zip(views, parts, strict=True):
+            functions = list_functions(view.definition.plan) if part is None else part.functions
+            check_functions(view.handle.name, functions)
+            self.local_functions |= {name for name, _ in functions}
+        stored = [part for part in parts if part is not None]
+        self._optimised = self._together(stored) if len(stored) == len(views) else None
+        self._is_lowered = False
+
+    @property
+    def plan(self) -> Plan:
+        """The plan as the definitions say it, whose operators are not put together; it is made when it is needed."""
+        if not self._is_lowered:
+            self._is_lowered = True
+            self._lower()
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def optimise(self) -> Plan:
+        if self._optimised is None:
+            self._optimised = super().optimise()
+        return self._optimised
+
+    def outline(self) -> Plan:
+        return self.optimise()
+
+    def check(self) -> None:
+        """Do nothing: the plan of a view is always whole."""
+
+    def _lower(self) -> None:
+        """Make the plan of the definitions."""
+        assert self.engine is not None
+        relations = []
+        scanned: dict[str, dict[str, str]] = {}
+        for view in self._views:
+            reads = view.definition.reads
+            relations.append(rewritten(view.definition.plan, sizes_of(self.engine, reads)))
+            for name, kinds in scans_of(relations[-1]).items():
+                scanned.setdefault(reads[name], {}).update(kinds)
+        streams: dict[str, Stream] = {}
+
+        def stream_of(reads: Mapping[str, str], name: str) -> Stream:
+            id_ = reads[name]
+            if id_ not in streams:
+                now = self._name(id_, name)
+                streams[id_] = self.source(now, schema=_columns(scanned[id_])).named(f"read {now}")
+            return streams[id_]
+
+        for view, relation in zip(self._views, relations, strict=True):
+            definition = view.definition
+            answer = Lowering(self, partial(stream_of, definition.reads)).lowered(relation)
+            answer = _name_columns(answer, definition.columns).named(self._title(view))
+            streams[view.handle.id] = answer
+            if self._is_rehearsal:
                 answer.probe()
             else:
-                answer.persist(name, key=definition.key)
-        self.plan = trimmed(self.plan)
+                answer.persist(view.handle.name, key=definition.key)
+        self._plan = trimmed(self._plan)
 
-    def _stream_of(self, engine: Engine, definition: Definition, name: str) -> Stream:
-        """Return the stream of what a view calls by a name: another view of the program, or a source."""
-        id_ = definition.reads[name]
-        if id_ not in self._streams:
-            now = loaded_by_id(engine, id_, name).name
-            self._ids[now] = id_
-            self._streams[id_] = self.source(now, schema=_columns(self._scanned[id_])).named(f"read {now}")
-        return self._streams[id_]
+    def _together(self, parts: Sequence[StoredPlan]) -> Plan | None:
+        """Return the stored plans of all views as one; None if two of them take a column for another type."""
+        plans = [part.plan(self.name) for part in parts]
+        columns: dict[str, dict[str, pa.DataType]] = {}  # By id of collection.
+        for view, plan in zip(self._views, plans, strict=True):
+            for name, schema in _list_sources(plan):
+                kinds = columns.setdefault(view.definition.reads[name], {})
+                if any(kinds.setdefault(field.name, field.type) != field.type for field in schema):
+                    return None
+        whole, numbers = Plan(self.name, 1), dict[str, int]()  # By id of collection.
+        for view, part, plan in zip(self._views, parts, plans, strict=True):
+            places = {}
+            for node in [*plan.nodes.values()]:
+                if not isinstance(node.operator, Source):
+                    continue
+                id_ = view.definition.reads[node.operator.collection]
+                if id_ not in numbers:
+                    name, schema = self._name(id_, node.operator.collection), pa.schema(sorted(columns[id_].items()))
+                    numbers[id_] = whole.add(Source(name), (), schema, name=f"read {name}").number
+                places[node.number] = numbers[id_]
+                schema = whole.nodes[numbers[id_]].schema
+                if not {*node.schema} <= {*schema}:
+                    return None  # A view below gives others by now.
+                if schema != node.schema:
+                    _pick_columns(plan, node.number)
+            answer = whole.add_plan(plan, places)[part.answer]
+            numbers[view.handle.id] = answer
+            answered = whole.change(answer, name=self._title(view))
+            whole.add(Persist(view.handle.name, view.definition.key), (answer,), answered.schema)
+        return whole
+
+    def _name(self, id_: str, name: str) -> str:
+        """Return the name that a collection has now."""
+        assert self.engine is not None
+        now = loaded_by_id(self.engine, id_, name).name
+        self._ids[now] = id_
+        return now
+
+    def _title(self, view: Defined) -> str:
+        names = {every.handle.id: every.handle.name for every in self._views}
+        owner = names.get(owner_of_groups(view.handle.name) or "")
+        return f"view {view.handle.name}" if owner is None else f"groups of view {owner}"
 
     def makes_holds(self) -> bool:
         return False
@@ -135,6 +243,26 @@ class ViewProgram(Program):
         """Return what the permanent holds on a source are called: those of the views that depend on it."""
         id_ = self._ids[collection]
         return [view_hold(view.handle.id) for view in self._views if id_ in view.definition.inputs]
+
+
+def _find_fitting_plan(engine: Engine, definition: Definition) -> StoredPlan | None:
+    """Return the plan that is stored with a view; None if there is none, or it does not fit any more."""
+    stored = read_plan(definition.program)
+    if stored is None or not stored.rows:
+        return stored
+    sizes = sizes_of(engine, {name: definition.reads[name] for name in stored.rows})
+    return stored if stored.fits(sizes) else None
+
+
+def _pick_columns(plan: Plan, number: int) -> None:
+    """Let what takes all columns of a source take those that it had: others are read of it, too."""
+    source = plan.nodes[number]
+    readers = [node for node in plan.nodes.values() if number in node.inputs]
+    readers = [node for node in readers if not isinstance(node.operator, Linear | Reduce)]
+    picked = plan.add(Linear((all_of(source.schema),)), (number,), source.schema).number if readers else number
+    for node in readers:
+        inputs = tuple(picked if input_ == number else input_ for input_ in node.inputs)
+        plan.change(node.number, inputs=inputs)
 
 
 def sizes_of(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statistics]:

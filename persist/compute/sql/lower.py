@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.codecs.types.schema import CollectionSchema
-from persist.compute.dataflow.plan.plan import WindowFunction
+from persist.compute.dataflow.plan.plan import Clamped, WindowFunction
 from persist.compute.dataflow.program import Program
 from persist.compute.dataflow.stream import Stream
 from persist.compute.sql.algebra import (
@@ -115,7 +115,7 @@ class Lowering:
         left, right = self.stream(node.left), self.stream(node.right)
         if node.how == "union":
             return left + right
-        more = (left - right).threshold(_at_least_none)
+        more = (left - right).threshold(Clamped())
         return more if node.how == "except" else left - more
 
     def _recursive(self, node: Recursive) -> Stream:
@@ -151,10 +151,6 @@ def _scanned(stream: Stream, columns: Sequence[str], types: Sequence[str]) -> St
         is_so = stream.schema.field(name).type == kind
         outputs.append(Col(name) if is_so else Call("cast", (Col(name),), (kind,)))
     return numbered(stream, outputs)
-
-
-def _at_least_none(count: int) -> int:
-    return max(count, 0)
 
 
 def _table(node: Values) -> pa.Table:
@@ -226,8 +222,7 @@ def _foremost(stream: Stream, by: list[str], node: TopK) -> Stream:
 
 
 def _counted(node: TopK, stream: Stream) -> Stream:
-    limit = ALL_ROWS if node.limit is None else node.limit
-    return stream.threshold(lambda count: max(0, min(count - node.offset, limit)))
+    return stream.threshold(Clamped(node.offset, node.limit))
 
 
 def _windowed(stream: Stream, calls: tuple[WindowCall, ...]) -> Stream:

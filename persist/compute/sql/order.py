@@ -29,6 +29,7 @@ from persist.compute.sql.algebra import (
     TopK,
     Values,
     children,
+    every,
     inner_join,
     replaced,
     width_of,
@@ -144,6 +145,15 @@ def ordered(node: Node, known: Known = NOTHING) -> Node:
         conditions = [part for part in conditions if part not in ready]
         joined = inner_join(joined, ordered(relations[at], known), [placed(part, place) for part in ready])
     return Project(joined, tuple(Place(place[index]) for index in range(sum(widths))))
+
+
+def list_ordered_collections(node: Node) -> list[str]:
+    """Return the collections whose sizes the order of joins depends on; none if no order is to be chosen."""
+    if not any(
+        isinstance(part, Join) and part.how == "inner" and len(_flattened(part, 0)[0]) > 2 for part in every(node)
+    ):
+        return []
+    return list(dict.fromkeys(part.collection for part in every(node) if isinstance(part, Scan)))
 
 
 def _is_key(condition: Term) -> bool:

@@ -28,9 +28,9 @@ from persist.compute.sql.algebra import (
     crosses,
     every,
 )
-from persist.compute.sql.graph import columns_read, scans_of
+from persist.compute.sql.graph import columns_read, lower_relation, scans_of
 from persist.compute.sql.order import NOTHING, Known, estimated
-from persist.compute.sql.rewrite import rewritten, steps_of
+from persist.compute.sql.rewrite import steps_of
 from persist.core.expression.evaluation import factored_conjuncts
 
 _MARKS = (("semi", "a semijoin", "semijoins", "true"), ("unless", "an antijoin", "antijoins", "false"))
@@ -146,7 +146,7 @@ def _named(node: Node) -> str:
 
 
 def _of_columns(before: Node, after: Node) -> list[str]:
-    was, now = scans_of(before), columns_read(after)
+    was, now = scans_of(before), columns_read(lower_relation(after))
     return [
         f"{name!r} is read without {len(columns) - len(now[name])} of {len(columns)} columns: nothing reads those"
         for name, columns in was.items()
@@ -166,9 +166,10 @@ def unbounded(plan: Node, known: Known = NOTHING) -> list[str]:
     """Return what to warn of in a plan: each join of growing inputs without a key, and how many pairs it looks at.
 
     Args:
+        plan: as it is rewritten.
         known: what is known of the sizes of collections, as for `rewritten`.
     """
-    return _Growth(known).growing_joins(rewritten(plan, known))
+    return _Growth(known).growing_joins(plan)
 
 
 class _Growth:

@@ -349,7 +349,7 @@ def views_anew(engine: Engine, collections: Iterable[CollectionHandle]) -> Views
         steps += [*draft.steps, *_also(view, draft)]
         names |= draft.names
     views = {view.name: view.contents.upper_times != (0,) for view in every}
-    published = {view.name: view.contents.published for view in every if view.contents.published}
+    published = {view.name: view.contents.tables for view in every if view.contents.tables}
     return ViewsAnew(tuple(steps), names, views, indexed, published)
 
 

@@ -25,8 +25,8 @@ from persist.compute.tasks.stream_hold import NO_HOLD
 from persist.compute.tasks.stream_source import NO_LIMITS, BatchLimits, SourceOptions
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage
-from persist.core.names import check_hold_name, check_text
-from persist.core.timeline import Moment, Times, is_moment, is_tag
+from persist.core.names import check_hold_name, check_text, is_time_word
+from persist.core.timeline import Moment, Times, is_moment, is_tag, parse_time
 from persist.engine.collection.reads import READ_TIMEOUT_S
 
 STORAGE = "storage."
@@ -36,7 +36,6 @@ OF_TIMES = ("changes", "transitions", "upserts")
 TABLE_PROPERTIES = ("comment", "external", "is_managed_location", "location", "owner", "provider")
 SPARKS_OWN = ("checkpointlocation", "queryname")  # Spark passes them on to what a stream is written by.
 
-_DAY = re.compile(r"\s*\d{4}-")  # A number that is long begins like a day without dashes.
 
 Form = Literal["rows", "diff", "changes", "transitions", "upserts"]
 Use = Literal["read", "stream", "write", "streaming write"]
@@ -76,19 +75,15 @@ def number(name: str, text: str, kind: type[int] | type[float], least: int, most
     return value
 
 
-def time_or_moment(name: str, text: str, most: int = TIME_MAX) -> int | str:
-    """Return a time; or the text, if that is a moment or the name of a tag, for which the collection has the time."""
-    if _DAY.match(text) or is_tag(text):
-        return text
-    try:
-        return int(number(name, text, int, 0, most))
-    except InvalidUsage as error:
-        raise InvalidUsage(f"{error}, nor a timestamp such as 2026-11-21T12:00:00Z") from error
+def check_time(name: str, text: str, most: int = TIME_MAX) -> int | str:
+    """Return a time; or the text, if it is a moment, a word or a tag, for which the collection has the time."""
+    value = parse_time(text)
+    return value if isinstance(value, str) else int(number(name, str(value), int, 0, most))
 
 
 def _moment(name: str, text: str, most: int = TIME_MAX) -> int | str:
-    value = time_or_moment(name, text, most)
-    if is_tag(value):
+    value = check_time(name, text, most)
+    if is_tag(value) and not is_time_word(str(value)):
         raise InvalidUsage(f"option {name}={text!r} is neither a number nor a timestamp such as 2026-11-21T12:00:00Z")
     return value
 
@@ -98,7 +93,8 @@ def _frontier(name: str, text: str) -> int | str | Antichain:
 
 
 def _time_or_column(name: str, text: str) -> int | str:
-    return _moment(name, text) if _DAY.match(text) or re.fullmatch(r"\s*[-+]?\d+\s*", text) else text
+    value = parse_time(text)
+    return value if isinstance(value, str) else check_time(name, text)
 
 
 def _names(name: str, text: str) -> tuple[str, ...]:
@@ -128,7 +124,7 @@ def _whole(least: int, most: int) -> Kind:
 
 def _time(most: int) -> Kind:
     words = 'time, timestamp or "latest"' if most == TIME_MAX else "time or timestamp"
-    return Kind(words, lambda name, text: text if text == "latest" else time_or_moment(name, text, most))
+    return Kind(words, lambda name, text: check_time(name, text, most))
 
 
 _TEXT = Kind("text", lambda name, text: text)

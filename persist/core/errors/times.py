@@ -186,7 +186,9 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
             if self.view:
                 return "{refresh:call} refreshes it."
             return "" if self.unsealed else "Write, then {seal:call} makes times before its upper readable."
-        read = "Read at an earlier time" if self.until is None else "Ask for changes until {upper.time} (the default)"
+        read = 'Read at an earlier time, or at "latest"'
+        if self.until is not None:
+            read = "Ask for changes until {upper.time} (the default)"
         upper = self.until or (self.as_of or 0) + 1
         advance = "refresh the view {view!r} with {refresh:call}" if self.view else f"seal to {upper} or later"
         return f"{read}, {advance}, or wait for it with {{timeout_s:option}}."

@@ -10,7 +10,7 @@ versions here; new queries are bound to the one that was given last. A function 
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -147,9 +147,9 @@ def computed_by_python(name: str, version: str, *arguments: Any) -> pa.Array:
     return _of_version(name, version).of_columns(*columns)
 
 
-def check_functions(view: str, terms: Iterator[Term]) -> None:
-    """Raise FunctionNotFound unless this process has all functions of Python that the terms of a view call."""
-    for name, version in calls_of_python(terms):
+def check_functions(view: str, functions: Iterable[tuple[str, str]]) -> None:
+    """Raise FunctionNotFound unless this process has functions of some names and versions, which a view calls."""
+    for name, version in functions:
         _of_version(name, version, view)
 
 

@@ -1,11 +1,13 @@
 """What all kinds of mutations have in common, and what their fields hold: frontiers, forms, files of tables."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from persist.codecs.part.part import Part
 from persist.core.log.framing import FORMAT_MIN, BlobRef
+from persist.core.rendering import counted
 
 Frontier = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...], msgspec.Meta(max_length=1)]
 # Of the data of a write (`persist.codecs.order.digest`), 16 hex digits; null where nobody can use the token again.
@@ -20,6 +22,11 @@ Watermarks = tuple[int, int]  # The least and the greatest of some events, where
 def frontier_text(times: Frontier, time: TimeText) -> str:
     """Return how a frontier of a collection reads."""
     return time(times[0]) if times else "for ever"
+
+
+def rows_text(parts: Sequence[Part], noun: str) -> str:
+    """Return how many rows parts have, which are called by a noun."""
+    return counted(sum(part.rows for part in parts), noun)
 
 
 class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
@@ -151,6 +158,9 @@ class TableFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 Table = Literal["delta", "iceberg"]
+# The name of a published table: its format, or a pinned time of the Iceberg table, such as "iceberg@17".
+TableName = Annotated[str, msgspec.Meta(pattern="^(delta|iceberg(@(0|[1-9][0-9]{0,18}))?)$")]
+PIN_PREFIX = "iceberg@"
 
 
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -158,3 +168,35 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     comment: str | None = None
     properties: dict[str, str | None] = {}
+
+
+_Seconds = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The times and limits that all clients of a location share; durations in whole seconds.
+
+    The log stores all members. So a release with other defaults reads the same policy. A location whose log has none
+    goes by these defaults, which stay as they are for that reason.
+
+    Attributes:
+        lease_s: how long a reader that was lost without closing keeps since back.
+        clock_skew_s: how far the clocks of two clients may be apart: a lease is ended this much after its expiry.
+        grace_s: how long blobs that nothing refers to any more are kept for readers that hold no lease.
+        orphan_grace_s: how long an upload may take from its first part to its commit.
+        log_retention_s: log records are kept this long.
+        log_retention_records: at least so many log records are kept, however old they are.
+        log_records_max, log_bytes_max: beyond so many records, or bytes of them, those go that are older than `grace_s`
+            and four minutes, whatever log_retention_s says. A client that writes looks at the number by itself.
+    """
+
+    lease_s: Annotated[int, msgspec.Meta(ge=1, le=2**53)] = 600
+    clock_skew_s: _Seconds = 30
+    grace_s: _Seconds = 3600
+    orphan_grace_s: _Seconds = 24 * 3600
+    # The log must keep what a client may take for its end: see `persist.engine.follow.follower.STALE_AFTER_S`.
+    log_retention_s: Annotated[int, msgspec.Meta(ge=240, le=2**53)] = 7 * 24 * 3600
+    # Not below 16: as above.
+    log_retention_records: Annotated[int, msgspec.Meta(ge=16, le=2**53)] = 1000
+    log_records_max: Annotated[int, msgspec.Meta(ge=16, le=2**53)] = 10_000
+    log_bytes_max: Annotated[int, msgspec.Meta(ge=1, le=2**53)] = 256 << 20

@@ -28,7 +28,7 @@ from persist.blob.errors import CorruptBlob, IncompatibleVersion, MissingBlob
 from persist.blob.layers.cache import get_checked
 from persist.blob.protocol import Blob, is_remote
 
-FORMAT = 10
+FORMAT = 11
 FORMAT_MIN = 6  # Of what is written: a location of a lower number has this one from its next record on.
 MADE_AGAIN = (
     "`persist fsck --repair LOCATION` makes it again from the log, if that still holds all that is needed, and says so "

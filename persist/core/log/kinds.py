@@ -15,6 +15,7 @@ import msgspec
 
 from persist.codecs.part.part import Part
 from persist.core.log.fields import (
+    PIN_PREFIX,
     Archiving,
     CollectionMutation,
     Frontier,
@@ -23,16 +24,19 @@ from persist.core.log.fields import (
     Kind,
     LocationMutation,
     Numbers,
+    Policy,
     Seqno,
-    Table,
     TableFile,
+    TableName,
     TimeText,
     TokenMark,
     Watermarks,
     Words,
     frontier_text,
+    rows_text,
 )
 from persist.core.log.framing import BlobRef
+from persist.core.rendering import counted
 
 Mutation = CollectionMutation | LocationMutation
 
@@ -99,7 +103,7 @@ class Append(CollectionMutation, frozen=True, tag="append"):
         first, last = min(part.time_min for part in self.parts), max(part.time_max for part in self.parts)
         at = f"time {time(first)}" if first == last else f"times {time(first)} to {time(last)}"
         inline = ", in the record itself" if all(part.inline for part in self.parts) else ""
-        return f"wrote {_rows(self, 'update')} to {name} at {at} ({size:,} bytes{inline})"
+        return f"wrote {rows_text(self.parts, 'update')} to {name} at {at} ({size:,} bytes{inline})"
 
 
 class Replace(CollectionMutation, frozen=True, tag="replace"):
@@ -110,8 +114,7 @@ class Replace(CollectionMutation, frozen=True, tag="replace"):
 
     Attributes:
         removed_runs: the first number of each run of history that goes; runs: those that come.
-        removed_keyframes: the time of each keyframe that goes.
-        keyframes: those that come.
+        removed_keyframes: the time of each keyframe that goes; keyframes: those that come.
         history_from: updates before this time are only in keyframes from now on; None leaves that as it is.
         unused: the blobs that nothing refers to from now on.
     """
@@ -131,9 +134,9 @@ class Replace(CollectionMutation, frozen=True, tag="replace"):
         if self.keyframes:
             done.append(f"made a keyframe as of {', '.join(time(keyframe.as_of) for keyframe in self.keyframes)}")
         if self.removed_runs:
-            done.append(f"merged {_many(len(self.removed_runs), 'run')} into {len(self.runs)}")
+            done.append(f"merged {counted(len(self.removed_runs), 'run')} into {len(self.runs)}")
         if self.removed_keyframes:
-            done.append(f"dropped {_many(len(self.removed_keyframes), 'keyframe')}")
+            done.append(f"dropped {counted(len(self.removed_keyframes), 'keyframe')}")
         if self.history_from is not None:
             done.append(f"forgot the history before {time(self.history_from)}")
         return f"compacted {name}: {'; '.join(done) or 'rearranged its parts'}"
@@ -150,8 +153,7 @@ class Erase(CollectionMutation, frozen=True, tag="erase"):
         replaced: the number of each part that goes, with the numbers of those that take its place; as in a `Replace`,
             the parts that come with this record are -1, -2, … in the order of parts.
         updates: how many updates, and events that are pending, were taken out. What keyframes repeat does not count.
-        by: who asked for it, as its client is called.
-        at_ms: when, by that client's clock, in milliseconds since 1970.
+        by, at_ms: the client that asked for it, and when, in milliseconds since 1970 by its clock.
         reason: why, for people; it names nobody.
         unused: the blobs that nothing refers to from now on.
     """
@@ -169,7 +171,7 @@ class Erase(CollectionMutation, frozen=True, tag="erase"):
     unused: tuple[str, ...] = ()
 
     def sentence(self, name: str, time: TimeText) -> str:
-        return f"erased {_many(self.updates, 'update')} of {name} from all times: {self.reason}"
+        return f"erased {counted(self.updates, 'update')} of {name} from all times: {self.reason}"
 
 
 class Tokens(CollectionMutation, frozen=True, tag="tokens"):
@@ -188,11 +190,7 @@ class Tokens(CollectionMutation, frozen=True, tag="tokens"):
 
 
 class Batch(CollectionMutation, frozen=True, tag="batch"):
-    """Remember the last batch of a streaming query, and the run of it that this is
-    (`persist.core.state_rules.annotations`).
-
-    With again, it was committed before: only the run is new.
-    """
+    """Remember the last batch of a streaming query, and its run; with again, only the run is new."""
 
     query: str
     batch: Seqno
@@ -274,7 +272,7 @@ class Pend(CollectionMutation, frozen=True, tag="pend"):
     watermarks: Watermarks | None = None
 
     def sentence(self, name: str, time: TimeText) -> str:
-        return f"wrote {_rows(self, 'event')} to {name}, which become updates when their times are sealed"
+        return f"wrote {rows_text(self.parts, 'event')} to {name}, which become updates when their times are sealed"
 
 
 class Resolve(CollectionMutation, frozen=True, tag="resolve"):
@@ -300,14 +298,15 @@ class Resolve(CollectionMutation, frozen=True, tag="resolve"):
     unused: tuple[str, ...] = ()
 
     def sentence(self, name: str, time: TimeText) -> str:
-        return f"turned the events of {name} before {frontier_text(self.end, time)} into {_rows(self, 'update')}"
+        return (
+            f"turned the events of {name} before {frontier_text(self.end, time)} into {rows_text(self.parts, 'update')}"
+        )
 
 
 class Publish(CollectionMutation, frozen=True, tag="publish"):
-    """Let a table in the format of other programs hold what the collection holds as of a time; the next version of it.
+    """Record the next version of a published table, which readers see after that (`persist.services.publish`).
 
-    The record comes first and keeps the blobs; the table shows them after that (`persist.services.publish`). Parts are
-    named as in a `Replace`. Those that come with this record are in no run: only the table has them.
+    Parts are named as in a `Replace`. Those that come with this record are in no run: only the table has them.
 
     Attributes:
         id: of the table, the same in all versions.
@@ -315,8 +314,8 @@ class Publish(CollectionMutation, frozen=True, tag="publish"):
         files: the parts that come, or of which other rows are left out from now on.
         removed: the parts that the version before had and this one has not.
         schema: the version of the schema whose columns the table has.
-        metadata: blobs that say where the table's files are; they replace those of the version before.
-        blobs: those of metadata and of rows that are left out, which come with this record. Parts are not among them.
+        metadata: the blobs that list the table's files, in place of those of the version before.
+        blobs: those of metadata and of deleted rows that come with this record. Parts are not among them.
         options: what the table was published with.
         digest: of its rows, if it was taken.
         unused: the blobs that nothing refers to from now on.
@@ -325,7 +324,7 @@ class Publish(CollectionMutation, frozen=True, tag="publish"):
     is_guarded: ClassVar[bool] = False
     is_alone: ClassVar[bool] = True
     is_sent: ClassVar[bool] = False
-    table: Table
+    table: TableName
     id: str
     version: Seqno
     as_of: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
@@ -340,21 +339,21 @@ class Publish(CollectionMutation, frozen=True, tag="publish"):
     digest: str | None = None
     unused: tuple[str, ...] = ()
 
+    @property
+    def format_needed(self) -> int:
+        return 11 if self.table.startswith(PIN_PREFIX) else self.came_with
+
     def sentence(self, name: str, time: TimeText) -> str:
         return f"published {name} as of {time(self.as_of)} as version {self.version} of its {self.table} table"
 
 
 class Unpublish(CollectionMutation, frozen=True, tag="unpublish"):
-    """Give up a published table, which is at its expected version.
-
-    Attributes:
-        unused: the blobs that nothing refers to from now on.
-    """
+    """Give up a published table, which is at its expected version; `unused` are the blobs that nothing names then."""
 
     is_guarded: ClassVar[bool] = False
     is_alone: ClassVar[bool] = True
     is_sent: ClassVar[bool] = False
-    table: Table
+    table: TableName
     version: Seqno
     unused: tuple[str, ...] = ()
     in_words: ClassVar[str] = "gave up the {0.table} table of {name}"
@@ -490,9 +489,7 @@ class EndLease(LocationMutation, frozen=True, tag="end_lease"):
     is_guarded: ClassVar[bool] = False
     lease: str
     expires_ms: int | None = None
-
-    def sentence(self, name: str, time: TimeText) -> str:
-        return f"the lease {self.lease[:8]} ended"
+    in_words: ClassVar[str] = "the lease {0.lease:.8} ended"
 
 
 class OpenWriter(LocationMutation, frozen=True, tag="open_writer"):
@@ -576,6 +573,17 @@ class Upgrade(LocationMutation, frozen=True, tag="upgrade"):
         return self.format
 
 
+class SetPolicy(LocationMutation, frozen=True, tag="policy"):
+    """Replace the policy of the location; with at_once, no time of the one before it counts any more."""
+
+    is_alone: ClassVar[bool] = True
+    is_sent: ClassVar[bool] = False
+    came_with: ClassVar[int] = 11
+    policy: Policy
+    at_once: bool = False
+    in_words: ClassVar[str] = "set the policy of the location"
+
+
 Makes = Create | Clone
 BringsParts = Clone | Append | Replace | Erase | Pend | Resolve | Publish
 LeavesUnused = Replace | Erase | Resolve | Publish | Unpublish | Tokens
@@ -590,11 +598,3 @@ if TYPE_CHECKING:
 else:  # What msgspec tells apart by tags.
     AnyCollectionMutation = reduce(or_, CollectionMutation.__subclasses__())
     AnyMutation = reduce(or_, KINDS.values())
-
-
-def _many(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _rows(mutation: BringsParts, noun: str) -> str:
-    return _many(sum(part.rows for part in mutation.parts), noun)

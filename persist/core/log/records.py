@@ -49,7 +49,6 @@ from persist.blob.errors import (
     StoreMisconfigured,
     Unavailable,
 )
-from persist.blob.layers.retry import RetryPolicy
 from persist.blob.protocol import Blob, get_at_most, is_remote
 from persist.blob.threads import Backoff, Clock
 from persist.codecs.part.part import Part
@@ -58,7 +57,7 @@ from persist.core.log.framing import Framed, decode_framed, encode_framed, get_f
 from persist.core.log.keys import check_keys, list_prefix, listed_records, record_key
 from persist.core.log.kinds import AnyMutation, BringsParts, Mutation
 
-COMMIT_DEADLINE_S = RetryPolicy().commit_deadline_s
+COMMIT_DEADLINE_S = 30.0  # How long a commit asks a store that gives no clear answer, before it ends in doubt.
 HEAD_BYTES = 256  # Of a record, which hold its commit id: only the ids of format and location stand before it.
 PARTS_INLINE_MAX = 256  # A longer list is stored outside its record.
 RECORD_BYTES_MAX = 256 << 20  # A group of commits is far smaller (`persist.engine.write.committer.GROUP_BYTES_MAX`).

@@ -47,7 +47,7 @@ from persist.core.errors import (
     with_timeline,
 )
 from persist.core.log import kinds
-from persist.core.log.fields import Deletes, Frontier, KeyedForm, Keyframe, Numbers
+from persist.core.log.fields import PIN_PREFIX, Deletes, Frontier, KeyedForm, Keyframe, Numbers
 from persist.core.state_rules.annotations import About, Archives, LastBatch, Remembered
 from persist.core.timeline import Timeline
 
@@ -198,6 +198,17 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def stored_parts(self) -> tuple[Part, ...]:
         """All parts that it refers to: those with updates, those with events that are pending, and those kept."""
         return (*self.numbered.values(), *self.pending.values(), *self.kept.values())
+
+    @property
+    def tables(self) -> dict[str, Publication]:
+        """The published tables that users asked for: all but the pinned times of the Iceberg table."""
+        return {name: table for name, table in self.published.items() if not name.startswith(PIN_PREFIX)}
+
+    @property
+    def pins(self) -> dict[int, Publication]:
+        """The pinned times of the Iceberg table, in order of time."""
+        pinned = (table for name, table in self.published.items() if name.startswith(PIN_PREFIX))
+        return {table.as_of: table for table in sorted(pinned, key=lambda table: table.as_of)}
 
     @property
     def named_blobs(self) -> set[str]:

@@ -12,6 +12,7 @@ Like the collections, this is a pure function of the log. Invariants:
 - before `erased`, the log may hold data that compaction has destroyed since;
 - `erasures` are the records that erased something, as (seqno, collection). Of those not beyond `log_floor`, only the
   last is kept;
+- `policies` are set by the first record that sets a policy; until then the location has the defaults;
 - `about` says of the location what people gave it to say;
 - the floors never go back. Below `log_floor` the log is not read any more. A blob whose name begins with a seqno below
   `upload_floor` and to which nothing refers will never be referred to, because `check_uploaded` refuses it: so it may
@@ -27,12 +28,14 @@ import msgspec
 
 from persist.core.errors import Conflict, LeaseExpired, Locked, UploadExpired, WriterFenced
 from persist.core.log import kinds
+from persist.core.log.fields import Policy
 from persist.core.log.framing import BlobRef
 from persist.core.log.keys import check_keys, checkpoint_seqno, uploaded_seqno
 from persist.core.log.kinds import BringsParts, LeavesUnused, Mutation
 from persist.core.names import check_holder, is_id
 from persist.core.state_rules.annotations import About, described
 from persist.core.state_rules.collection_rules import Condition
+from persist.core.state_rules.policies import Policies
 
 CONSUMER_CHARS_MAX = 600  # The id of a collection, and the name of a hold.
 
@@ -99,6 +102,7 @@ class LocationState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     about: About = About()
     taken_over: TakenOver | None = None
     erasures: tuple[tuple[int, str], ...] = ()
+    policies: Policies | msgspec.UnsetType = msgspec.UNSET
 
     def destroyed_before(self, floor: int) -> int:
         """Return the seqno from which on nothing holds what was destroyed at or before a floor of the log."""
@@ -222,6 +226,20 @@ def _described(control: LocationState, mutation: kinds.DescribeLocation, _: int)
     return msgspec.structs.replace(control, about=described(control.about, mutation.words, {}, mutation.version))
 
 
+def _policy_set(control: LocationState, mutation: kinds.SetPolicy, seqno: int) -> LocationState:
+    """Return control after a change of the policy: nobody ends a lease sooner than its holder counts on."""
+    policies = control.policies or Policies(Policy())
+    sooner_ms = 1000 * (policies.newest.clock_skew_s - mutation.policy.clock_skew_s)
+    leases = control.leases
+    if sooner_ms > 0 and not mutation.at_once:
+        leases = {
+            id_: msgspec.structs.replace(lease, expires_ms=lease.expires_ms + sooner_ms)
+            for id_, lease in leases.items()
+        }
+    policies = policies.replaced(mutation.policy, seqno, at_once=mutation.at_once)
+    return msgspec.structs.replace(control, policies=policies, leases=leases)
+
+
 # What each kind of the location does in the record at a seqno. A rule raises Conflict if another client came first.
 LOCATION_RULES: dict[type, Callable[[LocationState, Any, int], LocationState]] = {
     kinds.GrantLease: _granted,
@@ -233,6 +251,7 @@ LOCATION_RULES: dict[type, Callable[[LocationState, Any, int], LocationState]] =
     kinds.TakeOver: _taken_over,
     kinds.Collected: _collected,
     kinds.DescribeLocation: _described,
+    kinds.SetPolicy: _policy_set,
     kinds.Upgrade: lambda control, mutation, seqno: control,  # What it raises is the number of the record itself.
 }
 

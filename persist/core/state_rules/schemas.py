@@ -36,7 +36,7 @@ def version_of(contents: CollectionState, version: int) -> CollectionSchema:
         raise SchemaMismatch(
             f"schema={version!r} is no version of the schema of this collection: it has 1 to {newest.version}"
         )
-    return replace(schema, known=newest.known)
+    return newest if schema is newest else replace(schema, known=newest.known)
 
 
 def among_versions(schema: CollectionSchema, contents: CollectionState) -> CollectionSchema:

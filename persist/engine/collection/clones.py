@@ -42,7 +42,8 @@ from persist.core.state_rules.schemas import newest_like
 from persist.core.timeline import Moment
 from persist.engine.collection.failures import is_of_failures
 from persist.engine.compact import Rewrite
-from persist.engine.location.collection_handle import LATEST, CollectionHandle
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.collection_times import LATEST
 from persist.engine.location.opening import handle_on
 from persist.engine.read.planning.scan import Scan
 from persist.engine.write.operations import Step

@@ -178,10 +178,20 @@ def _check_machine(handle: CollectionHandle, contents: CollectionState, after: C
         )
 
 
+_EXAMPLES = {
+    "add": {"note": "string"},
+    "defaults": {"note": "none"},
+    "rename": {"old": "new"},
+    "widen": {"count": "int64"},
+}
+
+
 def _check_given(wanted: WantedEvolution, comments: Mapping[str, str] | None) -> None:
-    for what in ("add", "defaults", "rename", "widen"):
+    for what in _EXAMPLES:
         if not isinstance(given := getattr(wanted, what), Mapping):
-            raise InvalidUsage(f"{what}={given!r:.100} is no dict by name of column")
+            raise InvalidUsage(
+                f"{what}={given!r:.100} is no dict by name of column: give one, such as {what}={_EXAMPLES[what]}"
+            )
     if not isinstance(comments or {}, Mapping) or not all(map(is_text, (comments or {}).values())):
         raise InvalidUsage(f"comments={comments!r:.100} is no dict of texts by name of column")
     if not all(isinstance(name, str) for name in wanted.rename.values()):

@@ -159,7 +159,7 @@ def keyed_form(handle: CollectionHandle) -> KeyedForm:
 
 def taken_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> EventTable:
     """Return events in any form, checked; see `persist.core.keyed.intake`."""
-    events = to_events(data, handle.schema, keyed_form(handle), stamp, handle.timeline, handle.machine)
+    events = to_events(data, handle.schema, keyed_form(handle), stamp, handle.clocked_timeline, handle.machine)
     check_event_times(handle, events)
     return events
 
@@ -177,7 +177,7 @@ def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) ->
     if rows is None or {*rows.column_names} <= {*handle.schema.key_names}:
         rows = wanted_keys(what, handle.schema)
     rows = rows.append_column(DELETED, pa.array(np.ones(len(rows), np.bool_)))
-    events = to_events(rows, handle.schema, form, stamp, handle.timeline, handle.machine)
+    events = to_events(rows, handle.schema, form, stamp, handle.clocked_timeline, handle.machine)
     check_event_times(handle, events)
     return events
 

@@ -11,7 +11,7 @@ collection. The difference is made slice by slice of the key space. Memory: the 
 there, writing the difference and, of new rows that do not fit, writing and reading them once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache
@@ -30,6 +30,8 @@ from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import TIME, CollectionSchema
+from persist.codecs.updates.inputs import opened
+from persist.codecs.updates.tuples import is_named
 from persist.codecs.updates.updates import Stamp, with_time
 from persist.core.antichain import Antichain
 from persist.core.errors import (
@@ -252,16 +254,18 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> Ev
 
     Raises:
         DuplicateKeys: a key has several rows at one time.
-        InvalidUsage: the collection has no value columns, or no key.
+        InvalidUsage: the collection has no key; or it has no value columns, and rows are tuples.
         SchemaMismatch, InvalidUpdate: the rows do not fit.
     """
     schema = handle.schema
-    if not schema.value_names:
+    data = opened(data)
+    first = data[0] if isinstance(data, (list, tuple)) and data else data
+    if not schema.value_names and isinstance(first, (list, tuple, Iterator)) and not is_named(first):
         raise InvalidUsage(
-            f"the collection {handle.name!r} has no value columns, so its keys have no values to be replaced: use "
-            "write() for keys that come, and delete() for those that go"
+            f"the collection {handle.name!r} has no value columns, so None in a tuple may mean a key that comes or one "
+            "that goes: give keys as a table or as dicts, and use delete() for those that go"
         )
-    events = to_events(data, schema, _upsert_form(schema), stamp, handle.timeline)
+    events = to_events(data, schema, _upsert_form(schema), stamp, handle.clocked_timeline)
     check_event_times(handle, events)
     _, starts = row_sorter(events.table, [*schema.key_names, TIME]).sort()
     if starts.all():
@@ -316,6 +320,8 @@ def check_either(keys: Any, where: pc.Expression | None) -> None:
 
 def _settled(handle: CollectionHandle) -> CollectionState:
     """Return the newest state, after all that was asked of this client before: the difference is to that."""
+    if handle.create is not None:  # The commit creates it.
+        return CollectionState(handle.id, handle.name, handle.create.schema)
     handle.engine.settle()
     return handle.contents()
 

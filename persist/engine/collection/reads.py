@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, did_you_mean
-from persist.codecs.order.sums import consolidate
 from persist.codecs.types.casts import cast_column, decoded_column
 from persist.codecs.types.python_types import stored_type
 from persist.codecs.types.schema import TIME_MAX
@@ -32,6 +31,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import (
     Changes,
     ChangesForm,
+    Difference,
     Transitions,
     UpsertEvents,
     Upserts,
@@ -172,7 +172,7 @@ def difference(
     where: str | pc.Expression | None = None,
     timeout_s: float | None = 0.0,
     schema: int | None = None,
-) -> pa.Table:
+) -> Difference:
     """Return what differs between the contents as of two times; see `Collection.diff`."""
     read_as = handle.reading_schema(schema)
     values = read_as.names if columns is None else read_as.distinct("columns", columns)
@@ -181,12 +181,8 @@ def difference(
     start, end = handle.as_time("first", first), handle.as_time("second", second)
     lower = min(min(start, end) + 1, TIME_MAX)
     upper = max(start, end) + 1 if start != end else lower
-    with changes(handle, lower, upper, columns=names, where=where, schema=schema, timeout_s=timeout_s) as updates:
-        table = consolidate(updates.to_arrow().drop_columns("_time"), names)
-    if start > end:
-        table = table.set_column(len(names), "_diff", pc.negate_checked(table["_diff"]))
-    times = pa.repeat(pa.scalar(end, pa.int64()), len(table))
-    return transitions.of(table.append_column("_time", times)).drop_columns("_time")
+    updates = changes(handle, lower, upper, columns=names, where=where, schema=schema, timeout_s=timeout_s)
+    return Difference(updates, transitions, is_backwards=start > end)
 
 
 def upserts(

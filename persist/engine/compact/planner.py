@@ -46,6 +46,7 @@ from persist.core.state_rules.contents import CollectionState
 LEVEL_BYTES = 64 << 10
 SMALL_RUNS_MAX = 1000  # Merged at a time: of those in the log, or of small blobs.
 CROWDED = 2
+KEYFRAME_SPACE = 0.5  # Bytes of keyframes that the newest does not share, for each byte of the history.
 HISTORY_TIMES = 2  # Rows of history for each row of the parts that it touches, at which these are written anew.
 NAME_ROWS = 64  # What it costs to name a part: when history is forgotten, the descriptors of all are written again.
 NAMES_TIMES = 4  # Names of parts in keyframes, for each part.
@@ -269,7 +270,7 @@ def _too_dense(contents: CollectionState, tuning: Tuning) -> Numbers:
     keyframes, history = [*contents.keyframes], contents.history_parts
     if len(keyframes) < 2:
         return ()
-    room = tuning.keyframe_space * sum(part.bytes for part in history)
+    room = KEYFRAME_SPACE * sum(part.bytes for part in history)
     times = sorted((part.time_max, part.rows) for part in history)
     rows_until = [0, *accumulate(rows for _, rows in times)]
     before = {k.as_of: rows_until[bisect_right(times, (k.as_of, 2**63))] for k in keyframes}

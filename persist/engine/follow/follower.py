@@ -17,12 +17,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from persist.blob.errors import Conflict, CorruptBlob, Indeterminate, InvalidUsage, MissingBlob
 from persist.blob.protocol import Blob, is_remote
 from persist.blob.threads import Clock, Pool
 from persist.core.errors import ClientClosed, CollectionNotFound, LogInterrupted, LogReplaced, PersistError
+from persist.core.log.fields import Policy
 from persist.core.log.keys import CHECKPOINTS, record_key
 from persist.core.log.records import LogPage, Record, RecordReader, begins_as, read_commit_id, read_record
 from persist.core.state_rules.annotations import Remembered
@@ -61,11 +62,20 @@ THREADS_MAX = 16  # Of a follower that has no pool of a client.
 class Follower(AwaitedLog):
     """Reads the log and answers what the state is."""
 
-    def __init__(self, blob: Blob, clock: Clock, poll_s: float | None = None, *, pool: Executor | None = None) -> None:
+    def __init__(
+        self,
+        blob: Blob,
+        clock: Clock,
+        poll_s: float | Literal["by store"] = "by store",
+        *,
+        pool: Executor | None = None,
+        policy: Policy | None = None,
+    ) -> None:
         """Read the newest checkpoint and the records after it.
 
         Args:
             poll_s: the longest pause of who waits for a record; see `Settings.poll_s`.
+            policy: of a location whose log has none; see `Tuning.policy`.
             pool: makes several requests at once; None for one of its own. What waits for its work holds a lock, so it
                 must be one that computes what its waiters wait for, as `Pool` does.
 
@@ -73,7 +83,8 @@ class Follower(AwaitedLog):
         after it, or for its own record if there is none. Of a remote store, they take three or four times as long as
         one.
         """
-        super().__init__(clock, (POLL_MAX_S if is_remote(blob) else POLL_FIRST_S) if poll_s is None else poll_s)
+        by_store_s = POLL_MAX_S if is_remote(blob) else POLL_FIRST_S
+        super().__init__(clock, by_store_s if poll_s == "by store" else poll_s, policy or Policy())
         self._blob = blob
         self.on_advance: Callable[[int], object] = lambda seqno: None  # Told of each record; must return at once.
         self._pid = os.getpid()
@@ -172,10 +183,9 @@ class Follower(AwaitedLog):
         return self._state
 
     def refresh(self) -> State:
-        """Read all records there are; return the state after them. Cost: a GET for each, and one that finds none; where
-        they are many and the store is remote, up to 32 find none.
+        """Return the state after all records there are; `looks` says which calls need not look.
 
-        `looks` says which calls are served without any.
+        Cost: a GET for each, and one that finds none; up to 32 find none where they are many and the store is remote.
         """
         if self.looks.is_enough:
             return self._state

@@ -8,8 +8,7 @@ was, beyond a hole, and be acknowledged for what nobody will ever read. Four thi
   (`persist.engine.follow.checkpoint.write_checkpoint`), so that memory bridges no hole.
 - Nothing is acknowledged before the client has seen that what it follows is still there, since it was asked for:
   `fate_of` looks for the record before, and for those that were the last ones known when records of others were read.
-  One of these is the last that was taken away, if there is a hole. See `Settings.look_back`
-  and `persist.engine.write.store_checks`.
+  One of these is the last that was taken away, if there is a hole. See `persist.engine.write.store_checks`.
 - From time to time a client also asks, so that nobody writes beyond a hole in the first place, and that readers
   hear of it: a writer before it creates a record, if it has not asked for `PROVE_AFTER_S`; a reader after it has read
   on, if it has not for `PROVE_READS_AFTER_S`.

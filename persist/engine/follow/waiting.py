@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from persist.blob.threads import Clock
+from persist.core.log.fields import Policy
+from persist.core.state_rules.policies import Policies
 from persist.core.state_rules.state import State
 
 T = TypeVar("T")
@@ -101,8 +103,9 @@ class AwaitedLog(ABC):
 
     _state: State
 
-    def __init__(self, clock: Clock, longest_pause_s: float) -> None:
+    def __init__(self, clock: Clock, longest_pause_s: float, policy: Policy) -> None:
         self._clock = clock
+        self._usual = Policies(policy)
         self.longest_pause_s = longest_pause_s
         self.is_told = False
         self.looks = Looks()
@@ -111,6 +114,11 @@ class AwaitedLog(ABC):
         self._is_closed = False
         self._hints = 0
         self._hinted, self._hinted_s = -1, 0.0
+
+    @property
+    def policies(self) -> Policies:
+        """The policy of the location, and those before it."""
+        return self._state.control.policies or self._usual
 
     @abstractmethod
     def check_open(self) -> None:

@@ -48,7 +48,7 @@ from persist.core.errors import (
     PersistError,
 )
 from persist.core.log import kinds
-from persist.core.settings import Settings
+from persist.core.log.fields import Policy
 from persist.engine.follow.follower import Follower
 from persist.engine.write.operations import Commit, Step
 
@@ -67,6 +67,7 @@ class OwnLease:
         self.is_doubtful = False  # Whether it may be in the log though no answer said so.
         self.is_lost = False
         self.expires_ms = 0
+        self.lasts_s = 0.0  # From `renewed_s` on.
         self.renewed_s = 0.0
         self.lock = threading.Lock()
 
@@ -142,13 +143,14 @@ class Leases:
         commit: Commit,
         check_may_wait: Callable[[], object],
         clock: Clock,
-        settings: Settings,
+        hold_linger_s: float,
         holder: str,
         consumer: str = "",
     ) -> None:
         """Begin without any.
 
         Args:
+            hold_linger_s: see `Tuning.hold_linger_s`.
             holder: what people call this client.
             consumer: these are the claims of that consumer alone. Its lease is its own, and ends those of others who
                 had that name before, be they alive or not.
@@ -158,7 +160,7 @@ class Leases:
         self._commit = commit
         self.check_may_wait = check_may_wait  # Before each lock that is kept while a commit is waited for.
         self._clock = clock
-        self._settings = settings
+        self._hold_linger_s = hold_linger_s
         self._holder = holder
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -166,6 +168,10 @@ class Leases:
         self._held: dict[str, _SharedHold] = {}
         self._changes: collections.deque[tuple[str, int, tuple[int, int] | None]] = collections.deque()
         self._is_closed = False
+
+    @property
+    def _policy(self) -> Policy:
+        return self._follower.policies.newest
 
     def counts(self) -> dict[str, int]:
         """Return how many leases this client has (one or none), its holds, and the reads in progress."""
@@ -292,15 +298,14 @@ class Leases:
             due = {
                 collection: held
                 for collection, held in self._held.items()
-                if now_s - held.changed_s >= self._settings.tuning.hold_linger_s
-                or now_s - held.moved_s >= self._settings.lease_s / 10
+                if now_s - held.changed_s >= self._hold_linger_s or now_s - held.moved_s >= self._policy.lease_s / 10
             }
         self._settle(due, eager=True)
         lease = self._lease
         if lease.is_granted or lease.is_doubtful:
             if self._end_if_unused(lease):
                 return
-            if lease.is_granted and now_s - lease.renewed_s >= self._settings.lease_s / 3:
+            if lease.is_granted and now_s - lease.renewed_s >= min(lease.lasts_s, self._policy.lease_s) / 3:
                 self._renew(lease)
 
     @property
@@ -310,8 +315,8 @@ class Leases:
 
     def end_expired(self, spared: Collection[str] = ()) -> None:
         """End the leases of others that ran out, by this client's clock and the declared skew; not the spared ones."""
-        limit_ms = self._clock.wall_ms() - int(self._settings.clock_skew_s * 1000)
         leases = self._follower.refresh().control.leases
+        limit_ms = self._clock.wall_ms() - int(self._policy.clock_skew_s * 1000)
         own = {self._lease.id, *spared}  # However late, they are renewed rather than ended.
         expired = [
             kinds.EndLease(i, le.expires_ms) for i, le in leases.items() if i not in own and le.expires_ms < limit_ms
@@ -350,7 +355,7 @@ class Leases:
 
     def _is_overdue(self, lease: OwnLease) -> bool:
         late_s = self._clock.monotonic_s() - lease.renewed_s
-        return late_s >= self._settings.lease_s or self._clock.wall_ms() >= lease.expires_ms
+        return late_s >= lease.lasts_s or self._clock.wall_ms() >= lease.expires_ms
 
     def _renew(self, lease: OwnLease) -> None:
         began_s = self._clock.monotonic_s()
@@ -366,7 +371,12 @@ class Leases:
             except LeaseExpired:
                 self._lose(lease)
                 raise
-            lease.expires_ms, lease.renewed_s = grant.expires_ms, self._clock.monotonic_s()
+            self._take_in(lease, grant)
+
+    def _take_in(self, lease: OwnLease, grant: kinds.GrantLease) -> None:
+        """Note when the lease ends by a grant that is in the log, whatever the policy says by now."""
+        lease.expires_ms, lease.renewed_s = grant.expires_ms, self._clock.monotonic_s()
+        lease.lasts_s = (grant.expires_ms - self._clock.wall_ms()) / 1000
 
     def _end_if_unused(self, lease: OwnLease) -> bool:
         with self._lock:
@@ -398,7 +408,7 @@ class Leases:
 
     def _grant(self, lease: OwnLease, *, renews: bool) -> kinds.GrantLease:
         """Return what begins or prolongs the lease; the caller has the lock."""
-        expires_ms = self._clock.wall_ms() + int(self._settings.lease_s * 1000)
+        expires_ms = self._clock.wall_ms() + int(self._policy.lease_s * 1000)
         open_reads = [seqno for held in self._held.values() for _, seqno in held.claims.values()]
         reads_from = min([*open_reads, max(0, self._follower.state.seqno)])
         return kinds.GrantLease(lease.id, self._holder, expires_ms, renews, reads_from, self._consumer)
@@ -504,7 +514,7 @@ class Leases:
             for step in steps:
                 if isinstance(step, kinds.GrantLease) and error is None:
                     lease.is_granted, lease.granted_at = True, asked.result()
-                    lease.expires_ms, lease.renewed_s = step.expires_ms, self._clock.monotonic_s()
+                    self._take_in(lease, step)
                 elif isinstance(error, Indeterminate):
                     lease.is_doubtful = True
 

@@ -3,11 +3,11 @@
 It stands for that very collection, by id: after its destruction, it does not turn into a new one of the same name.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,15 +15,14 @@ import pyarrow.compute as pc
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.evolution import changes_between
 from persist.codecs.part.part import Part
-from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import Stamp, plain_rows
-from persist.core.antichain import Antichain, as_time
+from persist.core.antichain import Antichain
 from persist.core.errors import (
     AsOfNotSealed,
     CollectionNotFound,
     InvalidUsage,
     KeyedCollection,
-    TagNotFound,
     with_timeline,
 )
 from persist.core.keyed.form import machine_of
@@ -36,21 +35,20 @@ from persist.core.state_rules.collection_rules import ExpectUpper
 from persist.core.state_rules.contents import CollectionState, check_readable, last_sealed, unsealed
 from persist.core.state_rules.schemas import newest_like, version_of
 from persist.core.timeline import (
-    AHEAD_S,
     NOW,
     Moment,
     Timeline,
     Times,
     begins_with_a_day,
     is_moment,
-    is_tag,
     shown_time,
     timeline_of,
 )
 from persist.engine.follow.log_queries import last_moved
 from persist.engine.hold import Claim, WantedClaim, no_claim
+from persist.engine.location.collection_times import LATEST, CollectionTimes
 from persist.engine.location.engine import Engine
-from persist.engine.location.moments import MOMENTS, MomentMap, check_timeout, explain_frontier
+from persist.engine.location.moments import MOMENTS, MomentMap, check_timeout
 from persist.engine.read.keyed.resolution import machine_needed
 from persist.engine.read.merging import snapshot_tables
 from persist.engine.read.parts.reader import ClaimedRead
@@ -58,11 +56,9 @@ from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Asked, AtCommit, Step, Write
 
-LATEST = "latest"  # The last sealed time, wherever a time is given to read at.
-
 
 @dataclass(frozen=True, slots=True)
-class CollectionHandle:
+class CollectionHandle(CollectionTimes):
     """A collection by id, with the schema that its user asked for.
 
     Attributes:
@@ -184,7 +180,7 @@ class CollectionHandle:
         """
         self.engine.check_open("reading")
         self.engine.settle()
-        if as_of == LATEST:
+        if isinstance(as_of, str) and self._is_last(as_of):
             as_of = None
         check_timeout(timeout_s)
         if as_of is not None:
@@ -422,91 +418,17 @@ class CollectionHandle:
             ).with_remedy("Ask for {times:option:int}, or create one with {timeline:option:us}.")
         return self.timeline if times == "timestamp" else None
 
-    def as_time(self, what: str, given: int | Moment | Antichain) -> int:
-        """Return a number as it is, the time of a tag or of "latest", and of a moment the last time not after it.
-
-        Args:
-            what: says in errors what it is.
-
-        Raises:
-            InvalidUsage: it is none of these, or a moment and the collection has neither a timeline nor a map.
-            AsOfNotSealed: it is a moment up to which the collection's source was not read yet.
-        """
-        if isinstance(given, Antichain):
-            raise InvalidUsage(explain_frontier(what, given, self.shown))
-        if given == LATEST:
-            return self.sealed(None, 0.0)[1]
-        if is_tag(given):
-            return self.tagged(given)
-        if is_moment(given):
-            return (self._moment_map() or self._timeline_for(what, given)).time_of(given)
-        return as_time(what, given)
-
     def time_in(self, contents: CollectionState, as_of: int | Moment | None) -> int:
         """Return the time to read at; None and "latest" are the last one that is sealed in that state.
 
         Raises:
             AsOfNotSealed: nothing is sealed in it.
         """
-        if as_of is not None and as_of != LATEST:
+        if as_of is not None and not self._is_last(as_of):
             return self.as_time("as_of", as_of)
         if contents.upper.has_beyond(0):
             return self.sealed(None, 0.0)[1]  # Which says why there is none, or finds one by now.
         return last_sealed(contents)
-
-    def as_bound(self, what: str, given: int | Moment | Antichain, *, most: int = TIME_MAX) -> int:
-        """Like `as_time`, with the first time that is not before a moment: the bound of an interval.
-
-        A frontier is a bound, too: its time, or the end of all times if it is empty. "latest" is upper.
-        """
-        if isinstance(given, str) and given == LATEST:
-            given = self.contents().upper
-        if isinstance(given, Antichain):
-            reach = Antichain.at(given).time
-            return TIME_MAX + 1 if reach is None else reach
-        if is_tag(given):
-            return self.tagged(given)
-        if is_moment(given):
-            return (self._moment_map() or self._timeline_for(what, given)).bound_of(given)
-        return as_time(what, given, most=most)
-
-    def tagged(self, name: str) -> int:
-        """Return the time that a tag names. Cost: one GET.
-
-        Raises:
-            TagNotFound: there is no such tag.
-        """
-        tags = self.contents().tags
-        if name not in tags:
-            raise TagNotFound(name, tuple(tags))
-        return tags[name]
-
-    def exact_time(self, what: str, given: int | Moment) -> int:
-        """Like `as_time`, for what is written: a moment between two times is an error, and "now" is the clock's."""
-        if given == NOW:
-            return self._timeline_for(what, NOW).now(self.engine.clock.wall_ms())
-        return self._timeline_for(what, given).exact_time_of(given) if is_moment(given) else as_time(what, given)
-
-    def frontier(self, what: str, given: int | Moment | Antichain) -> Antichain:
-        """Return a frontier from what callers give for one; that of a moment has all times before the moment behind."""
-        if given == NOW:
-            return Antichain(self.exact_time(what, NOW))
-        return Antichain(self.as_bound(what, given)) if is_moment(given) else Antichain.at(cast(int | Antichain, given))
-
-    def check_meant(self, what: str, given: Any, *, allow_future: bool) -> None:
-        """Refuse a time to write at, or an upper to seal to, that nobody is likely to mean, if there is a timeline.
-
-        A frontier is what a program computed, and passes.
-
-        Raises:
-            InvalidUsage: see `Timeline.check_meant`.
-        """
-        if given is None or self.timeline is None or isinstance(given, Antichain):
-            return
-        if isinstance(given, str) and given != NOW and not begins_with_a_day(given):
-            return  # It is the name of a column.
-        time = self.exact_time(what, given) if given == NOW else self.as_bound(what, given)
-        self._check_time(self.timeline, what, time, is_number=not is_moment(given), allow_future=allow_future)
 
     def check_written(self, steps: Sequence[Step], *, allow_future: bool) -> None:
         """Refuse writes whose first or last time nobody is likely to mean; of a stream only the first is known."""
@@ -518,19 +440,6 @@ class CollectionHandle:
                 except InvalidUsage:
                     self.engine.abandon(steps)
                     raise
-
-    def check_times(self, times: Iterable[int], *, allow_future: bool) -> None:
-        """Refuse times of updates that nobody is likely to mean, if there is a timeline; see `Timeline.check_meant`."""
-        if self.timeline is not None:
-            for time in times:
-                self._check_time(self.timeline, "the time", time, is_number=False, allow_future=allow_future)
-
-    def _check_time(self, timeline: Timeline, what: str, time: int, *, is_number: bool, allow_future: bool) -> None:
-        """Refuse a time that nobody is likely to mean, and one that only a clock far ahead allows."""
-        wall_ms = self.engine.clock.wall_ms()
-        timeline.check_meant(what, time, wall_ms, is_number=is_number, allow_future=allow_future)
-        if not allow_future and time > timeline.now(wall_ms) - AHEAD_S * timeline.per_second:
-            self.engine.check_clock()
 
     def check_plain(self, action: str) -> None:
         """Raise KeyedCollection if it takes events, and no plain updates."""
@@ -585,12 +494,3 @@ class CollectionHandle:
             return self.timeline.datetime_of(time)
         moments = self._moment_map()
         return None if moments is None else moments.at(time)
-
-    def _timeline_for(self, what: str, given: Moment) -> Timeline:
-        timeline = self.timeline
-        if timeline is None:
-            raise InvalidUsage(
-                f"{what} {given!r} is not an integer in [0, {TIME_MAX}], and the collection {self.name!r} has no "
-                "timeline by which a moment would be one."
-            ).with_remedy("Give a number, or create one with {timeline:option:us}.")
-        return timeline

@@ -42,6 +42,7 @@ class Engine:
     Attributes:
         storage, blob: the store in its wrappers, and the outermost of these, which is the one to use.
         mode, settings, clock: as the location was opened.
+        origin: what opens the location again in another process (`persist.engine.location.opening.Origin`).
         follower: the client's copy of the location's state.
         pool: the threads of this client for requests, decoding and encoding.
         caches: what reads keep of parts.
@@ -63,12 +64,13 @@ class Engine:
         self.settings = options.settings
         self.clock = clock = options.clock
         self._is_closed = False
+        self.origin: object = None
         self._counted_also: dict[str, Callable[[], Mapping[str, float]]] = {}
         self._pid = os.getpid()
         poll_s = options.settings.poll_s
         self.pool = pool = Pool(REMOTE_IO_THREADS if is_remote(blob) else IO_THREADS, "persist-io")
         self.follower = (
-            Follower(blob, clock, poll_s, pool=pool)
+            Follower(blob, clock, poll_s, pool=pool, policy=self.settings.tuning.policy)
             if options.seqno is None
             else PinnedFollower(blob, clock, options.seqno, pool=pool)
         )

@@ -10,32 +10,92 @@ records, of which the second one changes nothing. No object is written again: ea
 release reads all of them.
 """
 
+import os
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, get_type_hints
 
+import msgspec
 import pyarrow as pa
 
+from persist.blob.options import check_values
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.updates.inputs import columns_like, sides_like
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, Locked, SchemaMismatch
 from persist.core.keyed.form import check_same, machine_of
 from persist.core.keyed.machine import Machine
 from persist.core.log import kinds
-from persist.core.log.fields import KeyedForm
+from persist.core.log.fields import KeyedForm, Policy
 from persist.core.log.framing import FORMAT, FORMAT_MIN
 from persist.core.names import check_free_name, check_name, groups_prefix, view_hold
-from persist.core.rendering import Shown
-from persist.core.settings import Location, open_storage
+from persist.core.rendering import Shown, without_secrets
+from persist.core.settings import Location, Settings, open_storage
 from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.policies import Policies
 from persist.core.state_rules.schemas import reconciled
+from persist.core.state_rules.state import State
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.writer import OpenOptions
+from persist.engine.location.writer import Mode, OpenOptions
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
+
+_SECRET = re.compile(r"key|secret|token|passw|credential|connection_string|sas|auth|user", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What opens a location again, in another process: a pickled client is no more than that.
+
+    Attributes:
+        location: a URL or an absolute path; None of a store that is an object, or the memory of one process.
+        storage_options: those that are no secrets, which stay where they are: the other process takes its own.
+    """
+
+    location: str | None
+    storage_options: dict[str, Any]
+    mode: Mode
+    seqno: int | None
+    settings: Settings
+
+    @classmethod
+    def of(cls, location: Location, storage_options: Mapping[str, Any] | None, options: OpenOptions) -> "Origin":
+        """Return what opens a location as it is opened now."""
+        text = None if not isinstance(location, (str, os.PathLike)) else os.fspath(location)
+        if text is not None and "://" not in text:
+            text = os.path.abspath(text)
+        elif text is not None and (text.startswith("memory://") or "?" in text or without_secrets(text) != text):
+            text = None
+        plain = {name: value for name, value in (storage_options or {}).items() if isinstance(value, (str, int, float))}
+        shown = {name: value for name, value in plain.items() if not _SECRET.search(name)}
+        return cls(text, shown, options.mode, options.seqno, options.settings)
+
+    def open(self) -> Engine:
+        """Open the location, in whatever process this is."""
+        assert self.location is not None
+        options = OpenOptions(self.mode, seqno=self.seqno, settings=self.settings)
+        return open_engine(self.location, self.storage_options, options)
+
+    def check(self, what: object) -> "Origin":
+        """Return it, if another process can open the location by it as this one has.
+
+        Raises:
+            InvalidUsage: it cannot.
+        """
+        if self.location is None:
+            raise InvalidUsage(
+                f"{what!r} cannot go to another process, because its store is an object of this one: open the location "
+                "by a folder or a URL, or pass rows, such as to_arrow()"
+            )
+        if self.mode == "exclusive":
+            raise InvalidUsage(
+                f'{what!r} cannot go to another process: in mode="exclusive" one client alone writes. Open another one '
+                'there, with mode="read", or pass rows, such as to_arrow()'
+            )
+        return self
 
 
 class OnEngine(Protocol):
@@ -53,7 +113,9 @@ def open_engine(
     options = OpenOptions() if options is None else options
     storage = open_storage(location, storage_options, options.settings, options.clock)
     try:
-        return Engine(storage, options)
+        engine = Engine(storage, options)
+        engine.origin = Origin.of(location, storage_options, options)
+        return engine
     except BaseException:
         storage.close()
         raise
@@ -64,6 +126,16 @@ def read_engine(
 ) -> Engine:
     """Open a location to read it; as of a record of its log, if that is given."""
     return open_engine(location, storage_options, OpenOptions("read", seqno=seqno))
+
+
+def origin_of(engine: Engine, what: object) -> Origin:
+    """Return what opens the location of an engine again in another process, for something that is pickled.
+
+    Raises:
+        InvalidUsage: no other process can open it.
+    """
+    assert isinstance(engine.origin, Origin)
+    return engine.origin.check(what)
 
 
 def engine_of(action: str, client: OnEngine | Engine) -> Engine:
@@ -268,6 +340,7 @@ CAME_WITH = {
     8: "the record of an upgrade itself",
     9: "the directory of very many collections is in pages, which are read when they are needed",
     10: "older tokens of a collection are in archives, and none is forgotten",
+    11: "all clients go by a policy in the log",
 }
 
 
@@ -308,3 +381,25 @@ def upgrade(engine: Engine, *, dry_run: bool) -> UpgradeReport:
         return UpgradeReport(before, FORMAT, None, brings)
     seqno = engine.submit("upgrade", [kinds.Upgrade(FORMAT)], {}).result()
     return UpgradeReport(before, FORMAT, seqno, brings)
+
+
+def changed_policy(policy: Policy, changes: Mapping[str, int]) -> Policy:
+    """Return a policy in which some values are others.
+
+    Raises:
+        InvalidUsage: a name is not one of `Policy`, or a value is not allowed.
+    """
+    check_values(changes, get_type_hints(Policy, include_extras=True))
+    return msgspec.structs.replace(policy, **changes)
+
+
+def set_policy(engine: Engine, changes: Mapping[str, int], *, at_once: bool) -> Policy:
+    """Change values of the location's policy; see `Client.set_policy`."""
+    changed_policy(Policy(), changes)
+
+    def steps(state: State) -> list[Step]:  # Two clients that change other values do not undo each other's.
+        policies = state.control.policies or Policies(Policy())
+        return [kinds.SetPolicy(changed_policy(policies.newest, changes), at_once)]
+
+    engine.submit("set_policy", steps(engine.follower.state), {}, renew=steps).result()
+    return engine.follower.policies.newest

@@ -21,6 +21,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import Stamp
 from persist.core.errors import WriterFenced
 from persist.core.log import kinds
+from persist.core.log.records import COMMIT_DEADLINE_S
 from persist.core.names import new_client_name
 from persist.core.settings import Settings
 from persist.engine.compact import CompactionReport, Compactor, LocalPartMaker, PartMaker
@@ -68,7 +69,7 @@ class OpenOptions:
         if seqno is not None and (mode != "read" or isinstance(seqno, bool) or not isinstance(seqno, int) or seqno < 0):
             raise InvalidUsage(f'seqno={seqno!r} with mode={mode!r}: give a number of at least 0, and mode="read"')
         if not isinstance(self.settings, Settings):
-            raise InvalidUsage(f"settings={self.settings!r} is not a Settings: use persist.Settings(lease_s=…)")
+            raise InvalidUsage(f"settings={self.settings!r} is not a Settings: use persist.Settings(retry_s=…)")
 
 
 class Writer:
@@ -110,20 +111,19 @@ class Writer:
         self._settings = settings
         self._clock = clock
         self.name = name = new_client_name()
-        budget, deadline_s = settings.memory_budget, settings.retry.commit_deadline_s
-        self.committer = committer = Committer(
-            blob, follower, pool, clock, name, budget, deadline_s, settings.look_back
-        )
+        budget, deadline_s = settings.memory_budget, min(settings.retry_s, COMMIT_DEADLINE_S)
+        self.committer = committer = Committer(blob, follower, pool, clock, name, budget, deadline_s)
         self._stop_with_client(committer.request_stop)
         if options.mode == "exclusive":
             self._take_over(options, name)
 
         def leases(consumer: str = "") -> Leases:
-            return Leases(follower, committer.submit, committer.check_may_wait, clock, settings, name, consumer)
+            linger_s = settings.tuning.hold_linger_s
+            return Leases(follower, committer.submit, committer.check_may_wait, clock, linger_s, name, consumer)
 
         self.leases = leases()
         self.consumers = ConsumerLeases(leases)
-        self.garbage = Garbage(blob, follower, committer, settings)
+        self.garbage = Garbage(blob, follower, committer)
         stop = threading.Event()
         self.compactor = self.compactor_of(self.local_part_maker(stop), stop)
         self.resolver = Resolver(
@@ -136,7 +136,9 @@ class Writer:
         self.compaction = CompactionSchedule(self.compactor, follower, clock, settings, self.resolver.resolve_due)
         self.keyed = KeyedQueue(settings.memory_budget, committer.may_wait)
         collect, shorten_log = self.garbage.collect, self.garbage.shorten_log
-        self.upkeep = Upkeep(self.leases, self.consumers, self.compaction, collect, shorten_log, clock, settings)
+        self.upkeep = Upkeep(
+            self.leases, self.consumers, self.compaction, collect, shorten_log, clock, settings, follower
+        )
         committer.groups.appended = self.upkeep.committed
         self._stop_with_client(self.upkeep.request_stop)
 

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from persist.blob.protocol import Blob
+from persist.core.log.fields import Policy
 from persist.core.log.keys import listed_checkpoints, listed_records
-from persist.core.settings import Settings
 from persist.core.state_rules.state import State
-from persist.engine.follow.follower import STALE_AFTER_S
+from persist.engine.follow.follower import STALE_AFTER_S, Follower
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Ages:
         checkpoints: those that there are, the newest first.
     """
 
-    def __init__(self, blob: Blob, settings: Settings) -> None:
+    def __init__(self, blob: Blob, follower: Follower) -> None:
         self._blob = blob
-        self._settings = settings
+        self._follower = follower
         self._records: list[Mark] = []
         self.now_s = 0.0
         self.checkpoints: list[Mark] = []
@@ -51,9 +51,15 @@ class Ages:
         self._records = [Mark(seqno, entry.modified_s) for seqno, entry in listed_records(self._blob)]
 
     @property
+    def policy(self) -> Policy:
+        """The policy by which something may be deleted now; see `persist.core.state_rules.policies`."""
+        state = self._follower.state
+        return self._follower.policies.in_force(lambda seqno, age_s: self.seqno_before(state, age_s) >= seqno)
+
+    @property
     def erase_after_s(self) -> float:
         """How long records stay that may hold destroyed data: no client may take their end for that of the log."""
-        return max(self._settings.grace_s, 2 * STALE_AFTER_S)
+        return max(self.policy.grace_s, 2 * STALE_AFTER_S)
 
     def seqno_before(self, state: State, age_s: float) -> int:
         """Return a seqno such that all records up to it are at least that old; -1 if that is known of none."""
@@ -65,14 +71,15 @@ class Ages:
     def upload_floor(self, state: State) -> int:
         """Return the seqno before which uploads may be declared void."""
         dated = ((m.seqno, m.modified_s) for m in self.checkpoints)
-        return void_floor(state, dated, self.now_s, self._settings.orphan_grace_s)
+        return void_floor(state, dated, self.now_s, self.policy.orphan_grace_s)
 
     def log_floor(self, state: State) -> int | None:
         """Return from where on the log is needed, if it is worth a record to say so. Cost: LISTs of the records."""
-        records = self._settings.tuning.log_retention_records
+        policy = self.policy
+        records = policy.log_retention_records
         old = max(
-            self.seqno_before(state, self._settings.log_retention_s) + 1,
-            min(self._floor_of_size(), self.seqno_before(state, self.erase_after_s) + 1),
+            self.seqno_before(state, policy.log_retention_s) + 1,
+            min(self._floor_of_size(policy), self.seqno_before(state, self.erase_after_s) + 1),
         )
         # A record may be old, and yet follow the newest checkpoint that somebody has just read: then its slot is not to
         # be free. So a checkpoint that has been there for long stands for all that goes
@@ -86,12 +93,12 @@ class Ages:
             floor, least = destroyed, 1
         return floor if floor - state.control.log_floor >= least else None
 
-    def _floor_of_size(self) -> int:
+    def _floor_of_size(self, policy: Policy) -> int:
         """Return the first of the newest records that are not too many, by number or bytes."""
-        left = self._settings.tuning.log_bytes_max
+        left = policy.log_bytes_max
         for number, (seqno, entry) in enumerate(reversed([*listed_records(self._blob)])):
             left -= entry.bytes
-            if number == self._settings.tuning.log_records_max or left < 0:
+            if number == policy.log_records_max or left < 0:
                 return seqno + 1
         return 0
 

@@ -8,7 +8,7 @@ It looks for a compaction that is due in the collections that the client has lat
 the first time that it collects garbage, so that one writing client anywhere is enough to look after what nobody writes
 to any more. Each later time it looks in those that have changed since, and in those in which something was left: what
 is due in a collection depends on its contents, unless whoever looks says otherwise. What since has passed is destroyed
-when it has waited for `Settings.destroy_after_s`, counted from when this client first saw it.
+when it has waited for half of `grace_s`, counted from when this client first saw it.
 """
 
 import logging
@@ -54,8 +54,6 @@ class CompactionSchedule:
         self._follower = follower
         self._clock = clock
         self._runs_max = settings.tuning.runs_max
-        destroy_after_s = settings.destroy_after_s
-        self._destroy_after_s = settings.grace_s / 2 if destroy_after_s is None else destroy_after_s
         self._sweep_interval_s = settings.gc_interval_s
         # Clients that were opened together should not compact together.
         self._sweep_at_s = clock.monotonic_s() + settings.gc_interval_s * random.uniform(0.25, 0.75)
@@ -201,7 +199,7 @@ class CompactionSchedule:
             return False
         now_s = self._clock.monotonic_s()
         seen_s = self._undestroyed.setdefault(contents.id, now_s)
-        return now_s - seen_s >= self._destroy_after_s
+        return now_s - seen_s >= self._follower.policies.newest.grace_s / 2
 
 
 WAKE_MAX_S = 30.0
@@ -225,7 +223,9 @@ class Upkeep:
         shorten_log: Callable[[], object],
         clock: Clock,
         settings: Settings,
+        follower: Follower,
     ) -> None:
+        self._follower = follower
         self.compaction = compaction
         self._leases = leases
         self._consumers = consumers
@@ -236,13 +236,17 @@ class Upkeep:
         # Clients that were opened together should not collect together.
         self._collect_at_s = clock.monotonic_s() + settings.gc_interval_s * random.uniform(0.5, 1.0)
         self._shorten_at_s = clock.monotonic_s() + SHORTEN_S * random.uniform(0.5, 1.0)
-        self._expire_at_s = clock.monotonic_s() + settings.lease_s / 10
+        self._expire_at_s = clock.monotonic_s() + follower.policies.newest.lease_s / 10
         self._threads: tuple[RepeatingThread, ...] = ()
         if settings.background:
-            leases_s = max(WAKE_MIN_S, min(settings.tuning.hold_linger_s, settings.lease_s / 10, WAKE_MAX_S))
+            linger_s = min(settings.tuning.hold_linger_s, WAKE_MAX_S)
+
+            def leases_s() -> float:
+                return max(WAKE_MIN_S, min(linger_s, follower.policies.newest.lease_s / 10))
+
             work_s = max(WAKE_MIN_S, min(settings.tuning.compaction_interval_s, settings.gc_interval_s))
             self._threads = (
-                RepeatingThread("persist-leases", self.tick_leases, lambda: leases_s),
+                RepeatingThread("persist-leases", self.tick_leases, leases_s),
                 RepeatingThread("persist-upkeep", self.tick_work, lambda: work_s * random.uniform(0.75, 1.25)),
             )
 
@@ -266,7 +270,7 @@ class Upkeep:
         now_s = self._clock.monotonic_s()
         if now_s >= self._expire_at_s:
             self._leases.end_expired(self._consumers.ids())
-            self._expire_at_s = now_s + self._settings.lease_s / 10
+            self._expire_at_s = now_s + self._follower.policies.newest.lease_s / 10
 
     def tick_work(self) -> None:
         """Compact, then collect garbage, or shorten a log that is too long; also if the first fails."""

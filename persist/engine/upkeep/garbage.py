@@ -79,7 +79,6 @@ from persist.core.log.keys import (
 )
 from persist.core.progress import Done, task
 from persist.core.rendering import Shown, counted
-from persist.core.settings import Settings
 from persist.core.state_rules.location import Dropped, is_waited_for
 from persist.core.state_rules.state import State
 from persist.engine.compact import give_back
@@ -159,11 +158,10 @@ class Deleted:
 class Garbage:
     """Collects the garbage of one location, for one client."""
 
-    def __init__(self, blob: Blob, follower: Follower, committer: Committer, settings: Settings) -> None:
+    def __init__(self, blob: Blob, follower: Follower, committer: Committer) -> None:
         self._blob = blob
         self._follower = follower
         self._committer = committer
-        self._settings = settings
         self._one_at_a_time = threading.Lock()
         self._known_names = KnownNames()
 
@@ -201,7 +199,7 @@ class Garbage:
         """
         with self._one_at_a_time:
             state = self._follower.state
-            if state.seqno + 1 - state.control.log_floor > LONG * self._settings.tuning.log_records_max:
+            if state.seqno + 1 - state.control.log_floor > LONG * self._follower.policies.newest.log_records_max:
                 self._follower.refresh()
                 self._round().run_log()
 
@@ -230,9 +228,7 @@ class Garbage:
 
     def _round(self, *only: frozenset[str], is_dry: bool = False, done: Done = lambda count: None) -> "_Round":
         names = Names(self._blob, self._known_names)
-        return _Round(
-            self._blob, self._follower, self._committer, self._settings, names, *only, is_dry=is_dry, done=done
-        )
+        return _Round(self._blob, self._follower, self._committer, names, *only, is_dry=is_dry, done=done)
 
 
 class _Round:
@@ -243,7 +239,6 @@ class _Round:
         blob: Blob,
         follower: Follower,
         committer: Committer,
-        settings: Settings,
         names: Names,
         only: frozenset[str] | None = None,
         *,
@@ -254,7 +249,6 @@ class _Round:
         self._blob = blob
         self._follower = follower
         self._committer = committer
-        self._settings = settings
         self._only = only
         self._is_dry = is_dry
         self._log_floor = self._upload_floor = 0  # What a dry round would have declared.
@@ -264,7 +258,7 @@ class _Round:
         self._bytes = 0
         self._collections = 0
         self._being_made: int | None = None  # The least seqno of a checkpoint that has no age yet, perhaps.
-        self._ages = Ages(blob, settings)
+        self._ages = Ages(blob, follower)
         self._full: StoreFull | None = None
         self._names = names
         self._checked = CheckedUploads()
@@ -372,7 +366,7 @@ class _Round:
         self._ages.date_checkpoints()
 
     def _collect_dropped(self) -> None:
-        state, old = self._follower.state, self._ages.seqno_before(self._follower.state, self._settings.grace_s)
+        state, old = self._follower.state, self._ages.seqno_before(self._follower.state, self._ages.policy.grace_s)
         due: list[Dropped] = []
         waiting: list[Dropped] = []
         for dropped in state.control.dropped:
@@ -515,7 +509,7 @@ class _Round:
             self._delete("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in useless))
         named |= others
         # Neither has a way back: a list is for the record whose seqno it has, and that slot has been truncated.
-        age_s = min(self._settings.orphan_grace_s, self._ages.erase_after_s)
+        age_s = min(self._ages.policy.orphan_grace_s, self._ages.erase_after_s)
         floor = max(self._log_floor, newest.checkpoint.control.log_floor)
         ends = {"directories": newest.checkpoint.seqno + 1, "states": newest.checkpoint.seqno + 1, "lists": floor}
         unused = {
@@ -575,7 +569,7 @@ class _Round:
         self._checkpoint()
 
     def _is_unnamed(self, entry: BlobEntry, named: set[str], age_s: float | None = None) -> bool:
-        is_old = self._ages.now_s - entry.modified_s >= (self._settings.orphan_grace_s if age_s is None else age_s)
+        is_old = self._ages.now_s - entry.modified_s >= (self._ages.policy.orphan_grace_s if age_s is None else age_s)
         return is_old and entry.key not in named and (self._only is None or entry.key in self._only)
 
     def _commit(self, mutation: LocationMutation) -> int:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
+from persist.core.rendering import Completed
 
 ERRORS_KEPT_MAX = 100
 
@@ -85,7 +86,7 @@ class Committed(NamedTuple):
     times: Mapping[str, int] = MappingProxyType({})
 
 
-class CommitFuture(Future[int]):
+class CommitFuture(Completed, Future[int]):
     """Resolves to the seqno of the commit once it is durable, or to the error that rejected it.
 
     Waiting for it, in whatever way, calls on_wait first: whoever commits need not hold out for more to commit with it.
@@ -97,6 +98,10 @@ class CommitFuture(Future[int]):
         late: events that were left out because they are late, once it is resolved; see `Collection.upsert`.
     """
 
+    INTERNAL = frozenset(
+        {"cancel", "cancelled", "committed", "fail", "running", "set_exception", "set_result", "succeed"}
+        | {"set_running_or_notify_cancel"}
+    )
     _numbers = itertools.count()
 
     def __init__(self, unobserved: UnobservedErrors, on_wait: Callable[[], object]) -> None:
@@ -162,6 +167,15 @@ class CommitFuture(Future[int]):
         error = super().exception(timeout)
         self._unobserved.remove(self._number)
         return error
+
+    def __repr__(self) -> str:
+        """Say how far it is, without looking at its error."""
+        if not self.done():
+            return "<CommitFuture: pending>"
+        error = super().exception(0)
+        return (
+            f"<CommitFuture: durable, seqno {super().result(0):,}>" if error is None else f"<CommitFuture: {error!r}>"
+        )
 
     def cancel(self) -> bool:
         """Return False: a commit that was asked for cannot be called back."""

@@ -44,13 +44,12 @@ class Committer:
         writer_name: str,
         memory_budget: int = MEMORY_BUDGET,
         deadline_s: float = COMMIT_DEADLINE_S,
-        look_back: bool = True,
     ) -> None:
         self.writer_name = writer_name
         self.unobserved = UnobservedErrors(blob.url)
         parts = PartWriter(blob, follower.next_seqno, memory_budget)
-        self.groups = GroupCommit(blob, follower, clock, writer_name, parts, pool, deadline_s, look_back=look_back)
-        self.write_steps = WriteSteps(parts, pool)
+        self.groups = GroupCommit(blob, follower, clock, writer_name, parts, pool, deadline_s)
+        self.write_steps = WriteSteps(parts, pool, clock)
         self._in_flight_bytes_max = memory_budget
         self._changed = threading.Condition()
         self._asked: collections.deque[Operation] = collections.deque()

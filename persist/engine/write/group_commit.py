@@ -93,14 +93,12 @@ class GroupCommit:
         parts: PartWriter,
         pool: Executor,
         deadline_s: float,
-        *,
-        look_back: bool,
     ) -> None:
         self.epoch: int | None = None  # Set once, by whoever opened the location exclusively.
         self.relay: Relay | None = None  # Set once, before anything is submitted.
         self.appended: Callable[[str], object] = lambda collection: None  # Told of each commit that adds updates.
         self.checkpointing = Checkpointing(blob, follower, pool)
-        self._look_back = LookBack(blob, follower, clock, pool, is_wanted=look_back)
+        self._look_back = LookBack(blob, follower, clock, pool)
         self._blob = blob
         self._follower = follower
         self._clock = clock

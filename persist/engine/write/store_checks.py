@@ -147,14 +147,12 @@ class LookBack:
 
     Args:
         pool: makes requests to a remote store beside others.
-        is_wanted: see `Settings.look_back`; without it, nothing is looked for.
     """
 
-    def __init__(self, blob: Blob, follower: Follower, clock: Clock, pool: Executor, *, is_wanted: bool) -> None:
+    def __init__(self, blob: Blob, follower: Follower, clock: Clock, pool: Executor) -> None:
         self._blob = blob
         self._follower = follower
         self._clock = clock
-        self._is_wanted = is_wanted
         self._pool = pool if is_remote(blob) else None
 
     def begin(self, before: State) -> Callable[[Record | None], bool]:
@@ -163,8 +161,6 @@ class LookBack:
         That takes the record that this client created, or None if another one was there first, and returns what `now`
         does. It raises LogReplaced if something is gone, and Indeterminate if that could not be found out.
         """
-        if not self._is_wanted:
-            return lambda record: True
         began_s = self._clock.monotonic_s()
         looks = None
         if self._pool is not None:
@@ -200,4 +196,4 @@ class LookBack:
             LogReplaced: one of them is gone.
             Unavailable, Corruption: that could not be found out.
         """
-        return not self._is_wanted or self._follower.sees(before)
+        return self._follower.sees(before)

@@ -6,6 +6,7 @@ A retry with the same token does nothing if its digest is the same, and is refus
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import pyarrow.compute as pc
 
@@ -20,6 +21,9 @@ from persist.core.timeline import Moment
 from persist.engine.write.operations import Asked, Step, Write
 
 TOKEN_CHARS_MAX = 200
+
+
+WriteMode = Literal["upsert", "append", "overwrite", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,21 @@ class WriteOptions:
             return []
         message, metadata = self.message or "", dict(self.metadata or {})
         return [kinds.Note(id_, message, metadata) for id_ in dict.fromkeys(collections)]
+
+
+def choose_mode(mode: WriteMode | None, *, has_key: bool, has_diffs: bool) -> WriteMode:
+    """Return how rows are written: those with a key replace those of their keys, unless they say otherwise.
+
+    Raises:
+        InvalidUsage: there is no such mode, or the rows have diffs, and are to replace others.
+    """
+    if mode not in (None, *get_args(WriteMode)):
+        raise InvalidUsage(f'mode={mode!r} is not a way to write: use "upsert", "append", "overwrite" or "error"')
+    if mode is None or mode == "error":
+        return "upsert" if has_key and not has_diffs else "append"
+    if has_diffs and mode != "append":
+        raise InvalidUsage(f'mode="{mode}" takes rows as they are to be, and these have diffs: use mode="append"')
+    return mode
 
 
 def check_token(token: str | None) -> None:

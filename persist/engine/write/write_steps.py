@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist.blob.threads import Clock
 from persist.codecs.order.arrays import copied
 from persist.codecs.order.digest import digest_of
 from persist.codecs.part.part import Part
@@ -26,7 +27,7 @@ from persist.codecs.updates.small import gathered, small_updates
 from persist.codecs.updates.updates import Stamp, stamped, streamed_updates, to_updates
 from persist.core.keyed.intake import EventTable
 from persist.core.state_rules.keyed_rules import PlannedPend
-from persist.core.timeline import timeline_of
+from persist.core.timeline import Timeline, timeline_of
 from persist.engine.write.operations import Write
 from persist.engine.write.part_writer import PartWriter
 
@@ -38,9 +39,10 @@ Upload = Future[tuple[Part, ...]]
 class WriteSteps:
     """Makes the steps of one client; safe to use from many threads."""
 
-    def __init__(self, parts: PartWriter, pool: Executor) -> None:
+    def __init__(self, parts: PartWriter, pool: Executor, clock: Clock) -> None:
         self._parts = parts
         self._pool = pool
+        self._clock = clock
 
     def of(
         self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None, *, by: Sequence[str] = ()
@@ -60,10 +62,10 @@ class WriteSteps:
             return Write(collection, schema, small.time_min, small.bytes, small, digest=digest, at_commit=at_commit)
         data = opened(updates)
         if isinstance(data, TableStream):
-            pieces = streamed_updates(data, schema, moments=timeline_of(schema))
+            pieces = streamed_updates(data, schema, moments=self._timeline_of(schema))
             write = self._of_stream(collection, schema, pieces, by)
         else:
-            table = to_updates(data, schema, moments=timeline_of(schema))
+            table = to_updates(data, schema, moments=self._timeline_of(schema))
             write = self._of_table(collection, schema, table, by) if len(table) else None
         return replace(write, at_commit=True) if at_commit and write is not None else write
 
@@ -81,7 +83,7 @@ class WriteSteps:
         data = opened(updates)
         if isinstance(data, TableStream):
             pieces = gathered_pieces(
-                streamed_updates(data, schema, moments=timeline_of(schema)), self._parts.piece_bytes
+                streamed_updates(data, schema, moments=self._timeline_of(schema)), self._parts.piece_bytes
             )
             first, second = next(pieces, None), next(pieces, None)
             if second is not None:
@@ -90,11 +92,15 @@ class WriteSteps:
                 return _stored_by(write), write.digest or 0
             table = schema.arrow.empty_table() if first is None else first
         else:
-            table = to_updates(data, schema, moments=timeline_of(schema))
+            table = to_updates(data, schema, moments=self._timeline_of(schema))
         if table.nbytes <= 2 * self._parts.piece_bytes:
             return table, _digest(table, by) or 0
         write = self._of_table(collection, schema, table, by)
         return _stored_by(write), write.digest or 0
+
+    def _timeline_of(self, schema: CollectionSchema) -> Timeline | None:
+        timeline = timeline_of(schema)
+        return None if timeline is None else replace(timeline, wall_ms=self._clock.wall_ms)
 
     def of_events(self, collection: str, events: EventTable) -> Write:
         """Return the step that adds events, of which there are some; start their upload if they are large.

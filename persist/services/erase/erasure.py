@@ -304,7 +304,7 @@ class _Erasing:
         for handle, contents, step in concerned:
             steps.append(ExpectDerived(handle.id, derived_holds(contents)))
             steps.append(step)
-            tables[contents.name] = contents.published
+            tables[contents.name] = contents.tables
             held = (name for name in map(published_hold, contents.published) if name in contents.holds)
             steps += (kinds.ReleaseHold(handle.id, name) for name in held)
         for handle, _, _ in concerned:

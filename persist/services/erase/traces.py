@@ -37,6 +37,7 @@ from persist.codecs.order.ordering import sort_indices
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.machine import DELETED
+from persist.core.log.fields import Policy
 from persist.core.log.keys import (
     CHECKPOINTS,
     DIRECTORIES,
@@ -227,6 +228,10 @@ class _Search:
         # Where it is not known any more, it was before the last one of those that the log does not reach back to.
         return max(own, default=control.erasures[0][0] if control.erasures else control.log_floor)
 
+    def _policy(self) -> Policy:
+        now_s = self._engine.clock.wall_ms() / 1000
+        return self._engine.follower.policies.in_force(lambda seqno, age_s: self._old_s(seqno, age_s) <= now_s)
+
     def _old_s(self, seqno: int, age_s: float) -> float:
         """Return from when on the collector takes a record for so old, by the store's clock."""
         after = (modified_s for made_at, modified_s in self._marks if made_at >= seqno)
@@ -243,7 +248,7 @@ class _Search:
         if seqno is not None and seqno < self._erased_at and not is_since:
             is_ours = collection is None or collection in self._family or collection not in self._state.entries
             if is_ours:
-                grace_s = max(self._engine.settings.grace_s, 2 * STALE_AFTER_S)
+                grace_s = max(self._policy().grace_s, 2 * STALE_AFTER_S)
                 return Trace(key, OLD, _moment(self._old_s(self._erased_at, grace_s)))
         if seqno is None and not self._texts:
             return None
@@ -294,12 +299,12 @@ class _Search:
 
     def _waiting(self, entry: BlobEntry, rows: int | None) -> Trace:
         """Return a trace that says why a blob is kept that nothing names."""
-        settings, control = self._engine.settings, self._state.control
+        policy, control = self._policy(), self._state.control
         dropped: Dropped | None = self._dropped.get(entry.key) or self._gone.get(collection_part(entry.key) or "")
         if dropped is None:
-            until_s = entry.modified_s + settings.orphan_grace_s
+            until_s = entry.modified_s + policy.orphan_grace_s
             return Trace(entry.key, "nothing names it; gc deletes it then", _moment(until_s), rows)
-        until_s = self._old_s(dropped.seqno, settings.grace_s)
+        until_s = self._old_s(dropped.seqno, policy.grace_s)
         why = "the erasure, or a compaction, replaced it; gc deletes it then"
         if is_waited_for(control, dropped):
             leases = [control.leases[id_] for id_ in dropped.leases if id_ in control.leases]

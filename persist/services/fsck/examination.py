@@ -54,6 +54,7 @@ from persist.core.names import OWED_PREFIX
 from persist.core.progress import task
 from persist.core.rendering import counted
 from persist.core.settings import Location, Settings, open_storage
+from persist.core.state_rules.policies import Policies
 from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import INTERVAL
 from persist.engine.follow.follower import Follower
@@ -124,7 +125,7 @@ def fsck(
             closing(Follower(blob, clock)) as follower,
             closing(Committer(blob, follower, pool, clock, name)) as committer,
         ):
-            return Garbage(blob, follower, committer, settings).delete_leaked(keys)
+            return Garbage(blob, follower, committer).delete_leaked(keys)
 
     try:
         return examine(blob, settings, clock, collect, repair=repair, dry_run=dry_run, set_aside=set_aside, deep=deep)
@@ -368,15 +369,29 @@ class _Examination:
     def _void_floor(self) -> int:
         state = self.log.state
         assert state is not None
-        entries = ((checkpoint_seqno(entry.key), entry.modified_s) for entry in self.inventory.values())
-        marks = ((seqno, modified_s) for seqno, modified_s in entries if seqno is not None)
-        return void_floor(state, marks, self._now_s, self._settings.orphan_grace_s)
+        return void_floor(state, self._marks(), self._now_s, self._orphan_grace_s())
+
+    def _marks(self) -> Iterator[tuple[int, float]]:
+        """Yield the seqno and the date of each checkpoint."""
+        for entry in self.inventory.values():
+            seqno = checkpoint_seqno(entry.key)
+            if seqno is not None:
+                yield seqno, entry.modified_s
+
+    def _orphan_grace_s(self) -> float:
+        """Return how long an upload may take, by the policy in force."""
+        assert self.log.state is not None
+        policies = self.log.state.control.policies or Policies(self._settings.tuning.policy)
+        dated = [*self._marks()]
+        return policies.in_force(
+            lambda seqno, age_s: any(at >= seqno and self._now_s - dated_s >= age_s for at, dated_s in dated)
+        ).orphan_grace_s
 
     def _is_doomed(self, leak: Unreferenced, state: State, upload_floor: int) -> bool:
         """Whether `persist.engine.upkeep.garbage` deletes a blob once its rules are told of upload_floor."""
         if leak.kind == "record":
             return True
-        if leak.kind in ("foreign", "lost", "table") or leak.age_s < self._settings.orphan_grace_s:
+        if leak.kind in ("foreign", "lost", "table") or leak.age_s < self._orphan_grace_s():
             return False
         seqno, collection = uploaded_seqno(leak.blob), collection_of(leak.blob)
         if leak.kind == "part":

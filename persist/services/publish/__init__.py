@@ -4,6 +4,7 @@ Promises: a version of a table is exactly a snapshot, and says which; what a ver
 are there and the grace period is over, whatever is compacted; nothing is shown that the log does not keep.
 """
 
+from persist.services.publish.catalog import IcebergCatalog
 from persist.services.publish.planning import REPLACES
 from persist.services.publish.publication import (
     Published,

@@ -41,7 +41,7 @@ from persist.codecs.types.arrow_types import children
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import AsOfCompacted, InvalidUsage
 from persist.core.log import kinds
-from persist.core.log.fields import Deletes, Table
+from persist.core.log.fields import Deletes
 from persist.core.log.keys import is_shown, part_key, table_root, vectors_key
 from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
 from persist.core.state_rules.schemas import version_of
@@ -90,7 +90,7 @@ def delta_type(kind: pa.DataType) -> Any:
 class DeltaTable:
     """A collection as a Delta table; see `persist.services.publish.publication.TableFormat`."""
 
-    name: Table = "delta"
+    name = "delta"
 
     def __init__(self, handle: CollectionHandle) -> None:
         self._handle = handle
@@ -247,7 +247,7 @@ def change_rows(handle: CollectionHandle, first: int, second: int, schema: int) 
     cannot be read any more. Memory: the updates between the two times.
     """
     try:
-        changed = difference(handle, first, second, schema=schema)
+        changed = difference(handle, first, second, schema=schema).to_arrow()
     except AsOfCompacted:
         return None
     kind, names = changed[CHANGE], [name for name in changed.column_names if not name.startswith(OLD)][:-1]

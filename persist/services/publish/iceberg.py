@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 from persist.blob.errors import MissingBlob
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.errors import InvalidUsage, Unavailable
+from persist.core.errors import InvalidUsage, Superseded, Unavailable
 from persist.core.log import kinds
-from persist.core.log.fields import Deletes, Table
+from persist.core.log.fields import PIN_PREFIX, Deletes
 from persist.core.log.keys import part_key, table_root
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.schemas import version_of
@@ -45,11 +45,11 @@ from persist.services.publish.iceberg_files import (
     HAS,
     POSITION,
     Manifests,
-    all_fields,
     iceberg_type,
     properties,
     schema_json,
     snapshot_json,
+    table_json,
 )
 from persist.services.publish.planning import REPLACES, PlannedFile, check_columns, foreign, rows_left_out
 
@@ -57,11 +57,22 @@ from persist.services.publish.planning import REPLACES, PlannedFile, check_colum
 class IcebergTable:
     """A collection as an Iceberg table; see `persist.services.publish.publication.TableFormat`."""
 
-    name: Table = "iceberg"
+    def __init__(
+        self,
+        handle: CollectionHandle,
+        options: Mapping[str, str],
+        catalog: Any = None,
+        *,
+        pinned: int | None = None,
+    ) -> None:
+        """Make the writer of a table.
 
-    def __init__(self, handle: CollectionHandle, options: Mapping[str, str], catalog: Any = None) -> None:
-        """Take what makes tables of a collection; catalog is told of each version, or that which options name."""
+        Args:
+            catalog: is notified of each version; None for the one that options name.
+            pinned: a time that stays readable beside the newest version; None for the newest version.
+        """
         required("pyiceberg[pyarrow]>=0.12")
+        self.name = "iceberg" if pinned is None else f"{PIN_PREFIX}{pinned}"
         self._handle = handle
         self._blob = handle.engine.blob
         self._catalog = catalog
@@ -76,7 +87,7 @@ class IcebergTable:
             raise InvalidUsage(f"Iceberg readers cannot open {url}: publish from a client that opens the store itself")
         if "://" in url and "#" in url:
             raise InvalidUsage(f"Iceberg readers cut {url} off at its '#': publish from a location without that")
-        check_columns(schema, self.name, iceberg_type, HAS)
+        check_columns(schema, "iceberg", iceberg_type, HAS)
 
     def left_out(self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool) -> list[Deletes | None]:
         """Store position deletes, a file for each part, as far as they are not what was before."""
@@ -88,9 +99,7 @@ class IcebergTable:
 
     def _stored(self, part: Part, rows: Rows) -> Deletes:
         key = part_key(self._handle.id, self._handle.engine.follower.next_seqno())
-        paths = pa.DictionaryArray.from_arrays(np.zeros(len(rows), np.int8), [self._url_of(part.blob)]).cast(
-            pa.string()
-        )
+        paths = pa.DictionaryArray.from_arrays(np.zeros(len(rows), np.int8), [self.url_of(part.blob)]).cast(pa.string())
         sink = io.BytesIO()
         pq.write_table(pa.table({"file_path": paths, "pos": rows}, schema=_DELETES), sink, compression="zstd")
         self._blob.set(key, sink.getvalue())
@@ -107,7 +116,7 @@ class IcebergTable:
 
     def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
         """Store the manifests of a version and the list of them, which comes first in the result."""
-        return Manifests(self._handle, contents, step, self._url_of).stored()
+        return Manifests(self._handle, contents, step, self.url_of).stored()
 
     def show(self, contents: CollectionState, known: Publication, *, is_new: bool) -> None:
         """Write the metadata of the present version, unless it is there, and say that it is the newest."""
@@ -123,10 +132,10 @@ class IcebergTable:
             shown = self._blob.get(key)
         if shown is not None and self.mark(known.id) not in shown.replace(b" ", b""):
             raise foreign(f"{self._blob.url}/{key}", contents.name)
-        if shown is not None and (below := json.loads(shown)["location"]) != self._location(contents):
+        if shown is not None and (below := json.loads(shown)["location"]) != self.location(contents):
             raise InvalidUsage(
                 f"the iceberg table of {contents.name!r} names its files below {below}, and they lie below "
-                f'{self._location(contents)}: call unpublish("iceberg"), and publish again'
+                f'{self.location(contents)}: call unpublish("iceberg"), and publish again'
             )
         if newest < number:
             self._blob.set(hint, str(number).encode())
@@ -134,7 +143,7 @@ class IcebergTable:
                 self._blob.delete(f"{root}v{number - 2}.metadata.json")
         if self._catalog is not None or self._catalog_name:
             told = CatalogTable(self._catalog, self._catalog_name, known.options["identifier"])
-            told.take(contents, known, self._url_of, self.url(contents, known), self._handle.engine.clock.wall_ms())
+            told.take(contents, known, self.url_of, self.url(contents, known), self._handle.engine.clock.wall_ms())
 
     def mark(self, table: str) -> bytes:
         """Return what each metadata file says of its table."""
@@ -147,45 +156,60 @@ class IcebergTable:
 
     def url(self, contents: CollectionState, known: Publication) -> str:
         """Return the newest metadata of the table."""
-        return self._url_of(f"{table_root(contents.id)}metadata/v{known.version + 1}.metadata.json")
+        return self.url_of(f"{table_root(contents.id)}metadata/v{known.version + 1}.metadata.json")
 
-    def _url_of(self, key: str) -> str:
+    def stored_metadata(self, contents: CollectionState, known: Publication) -> dict[str, Any]:
+        """Return the metadata of the present version as it is stored, after storing it if it is not.
+
+        Raises:
+            Superseded: the table was given up meanwhile.
+        """
+        key = f"{table_root(contents.id)}metadata/v{known.version + 1}.metadata.json"
+        data = self._blob.get(key)
+        if data is None:
+            self.show(contents, known, is_new=False)
+            data = self._blob.get(key)
+        if data is None or self.mark(known.id) not in data.replace(b" ", b""):
+            raise Superseded(f"the iceberg table of {contents.name!r} was published anew meanwhile: load it again")
+        metadata: dict[str, Any] = json.loads(data)
+        return metadata
+
+    def url_of(self, key: str) -> str:
         """Return what a blob is called in the table: not percent-encoded, because readers take names as they are."""
         url = f"{self._blob.url.rstrip('/')}/{key}".removeprefix("fsspec+")
         # Of a URL, pyiceberg leaves out what follows these; a path it takes whole.
         is_sure = url.startswith("/") and not {"?", "#"} & {*url}
         return f"file://{url}" if is_sure else url
 
-    def _location(self, contents: CollectionState) -> str:
-        return self._url_of(table_root(contents.id).rstrip("/"))
+    def location(self, contents: CollectionState) -> str:
+        """Return the URL of the folder with the files of the table."""
+        return self.url_of(table_root(contents.id).rstrip("/"))
 
     def _table_bytes(self, contents: CollectionState, known: Publication) -> bytes:
         schema, now_ms = version_of(contents, known.schema), self._handle.engine.clock.wall_ms()
-        snapshot = snapshot_json(contents, known, self._url_of, now_ms)
-        table = {
-            "format-version": 2,
+        moment = moment_ms(self._handle, known.as_of)
+        at_ms = now_ms if moment is None else moment
+        snapshot = snapshot_json(contents, known, self.url_of, at_ms)
+        table = table_json(contents, schema, self.location(contents)) | {
             "table-uuid": str(UUID(known.id)),
-            "location": self._location(contents),
             "last-sequence-number": known.version + 1,
-            "last-updated-ms": now_ms,
-            "last-column-id": max((id_ for id_, *_ in all_fields(schema)), default=0),
-            "current-schema-id": known.schema,
-            "schemas": [schema_json(schema)],
-            "default-spec-id": 0,
-            "partition-specs": [{"spec-id": 0, "fields": []}],
-            "last-partition-id": 999,
-            "default-sort-order-id": 0,
-            "sort-orders": [{"order-id": 0, "fields": []}],
+            "last-updated-ms": max(now_ms, at_ms),
             "properties": properties(contents, known),
             "current-snapshot-id": snapshot["snapshot-id"],
             "refs": {"main": {"snapshot-id": snapshot["snapshot-id"], "type": "branch"}},
             "snapshots": [snapshot],
-            "snapshot-log": [{"snapshot-id": snapshot["snapshot-id"], "timestamp-ms": now_ms}],
-            "metadata-log": [],
-            "statistics": [],
-            "partition-statistics": [],
+            "snapshot-log": [{"snapshot-id": snapshot["snapshot-id"], "timestamp-ms": at_ms}],
         }
         return json.dumps(table).encode()
+
+
+def moment_ms(handle: CollectionHandle, time: int) -> int | None:
+    """Return the moment of a time in milliseconds since 1970; None if it has none that Iceberg can store."""
+    try:
+        moment = handle.moment_of(time)
+    except InvalidUsage:  # It is after the year 9999.
+        return None
+    return None if moment is None else int(moment.timestamp() * 1000)
 
 
 class CatalogTable:

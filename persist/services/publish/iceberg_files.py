@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.arrow_types import children
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.log import kinds
+from persist.core.log.fields import Deletes
 from persist.core.log.keys import manifest_key
 from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
 from persist.core.state_rules.publications import resolved_numbers
@@ -73,6 +74,30 @@ def _id_of(field: pa.Field) -> int:
 
 def _field(id_: int, name: str, written: Any) -> dict[str, Any]:
     return {"id": id_, "name": name, "required": False, "type": written}
+
+
+def table_json(contents: CollectionState, schema: CollectionSchema, location: str) -> dict[str, Any]:
+    """Return the metadata of a table that has no snapshot yet."""
+    return {
+        "format-version": 2,
+        "location": location,
+        "last-sequence-number": 0,
+        "last-column-id": max((id_ for id_, *_ in all_fields(schema)), default=0),
+        "current-schema-id": schema.version,
+        "schemas": [schema_json(schema)],
+        "default-spec-id": 0,
+        "partition-specs": [{"spec-id": 0, "fields": []}],
+        "last-partition-id": 999,
+        "default-sort-order-id": 0,
+        "sort-orders": [{"order-id": 0, "fields": []}],
+        "properties": {"persist.collection": contents.id, "gc.enabled": "false"},
+        "refs": {},
+        "snapshots": [],
+        "snapshot-log": [],
+        "metadata-log": [],
+        "statistics": [],
+        "partition-statistics": [],
+    }
 
 
 def snapshot_json(contents: CollectionState, known: Publication, url_of: Any, now_ms: int) -> dict[str, Any]:
@@ -161,7 +186,7 @@ class Manifests:
         self._columns = version_of(contents, step.schema)
         self._schema = Schema.model_validate(schema_json(self._columns))
         self._spec = PartitionSpec()
-        known = contents.published.get("iceberg")
+        known = contents.published.get(step.table)
         files = {} if known is None else {n: file for n, file in known.files.items() if n not in step.removed}
         numbers = resolved_numbers(tuple(file.number for file in step.files), contents.next_number)
         came = zip(numbers, step.files, strict=True)
@@ -183,16 +208,20 @@ class Manifests:
                 return {**super()._meta, "content": "deletes"}
 
         id_ = snapshot_id(self._step.id, self._step.version)
+        described = DataFiles(self._columns, self._url_of)
         keys, manifests = [], []
         left_out = [(part, file) for part, file in self._files if file.deletes is not None]
-        kinds_of_files = [(ManifestWriterV2, self._files, self._data_file), (Deleting, left_out, self._delete_file)]
-        for writer_of, files, described in kinds_of_files:
+        kinds_of_files: list[tuple[Any, Any, Callable[[Part, Deletes | None], Any]]] = [
+            (ManifestWriterV2, self._files, described.data_file),
+            (Deleting, left_out, described.delete_file),
+        ]
+        for writer_of, files, describe in kinds_of_files:
             if not files:
                 continue
             output = _Output(self._url_of(key := self._key()))
             with writer_of(self._spec, self._schema, output, id_, "deflate") as writer:
                 for part, file in files:
-                    writer.add_entry(self._entry(file, described(part, file)))
+                    writer.add_entry(self._entry(file, describe(part, file.deletes)))
             self._handle.engine.blob.set(key, output.value)
             keys.append(key)
             manifests.append(writer.to_manifest_file())
@@ -218,14 +247,26 @@ class Manifests:
             data_file=described,
         )
 
-    def _data_file(self, part: Part, _: PublishedFile) -> Any:
-        low, high, nulls = self._bounds(part)
-        return self._described(
-            0, part.blob, part.rows, part.bytes, lower_bounds=low, upper_bounds=high, null_value_counts=nulls
-        )
 
-    def _delete_file(self, part: Part, file: PublishedFile) -> Any:
-        deletes = file.deletes
+class DataFiles:
+    """The files of a table as Iceberg's manifests describe them, with the columns of one schema.
+
+    Args:
+        url_of: returns the URL of a blob.
+    """
+
+    def __init__(self, columns: CollectionSchema, url_of: Callable[[str], str]) -> None:
+        self._columns = columns
+        self._url_of = url_of
+
+    def data_file(self, part: Part, _: Deletes | None = None) -> Any:
+        """Return the entry of a part."""
+        low, high, nulls = self._bounds(part)
+        bounds = {"lower_bounds": low, "upper_bounds": high, "null_value_counts": nulls}
+        return self._described(0, part.blob, part.rows, part.bytes, **bounds)
+
+    def delete_file(self, part: Part, deletes: Deletes | None) -> Any:
+        """Return the entry of the rows that a part leaves out."""
         assert deletes is not None
         bound = {FILE_PATH: self._url_of(part.blob).encode()}
         return self._described(1, deletes.blob, deletes.rows, deletes.bytes, lower_bounds=bound, upper_bounds=bound)

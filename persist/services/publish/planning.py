@@ -37,7 +37,6 @@ from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage, Superseded
 from persist.core.keyed.events import dead_filter
-from persist.core.log.fields import Table
 from persist.core.log.keys import table_root
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.erasures import erasure_number
@@ -106,12 +105,12 @@ class Planner:
     """Plans versions of one table.
 
     Args:
-        table: its format.
+        table: its name in the log.
         store: stores new parts.
         left_out_share: see `LEFT_OUT_SHARE`; 0 where no rows can be left out of a part.
     """
 
-    def __init__(self, handle: CollectionHandle, table: Table, store: Store, left_out_share: float) -> None:
+    def __init__(self, handle: CollectionHandle, table: str, store: Store, left_out_share: float) -> None:
         self._handle = handle
         self._table = table
         self._store = store

@@ -37,7 +37,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.core.closing import note_on_error
 from persist.core.errors import Conflict, HoldMoved, InvalidUsage, Superseded, UploadExpired
 from persist.core.log import kinds
-from persist.core.log.fields import Deletes, Table, TableFile
+from persist.core.log.fields import PIN_PREFIX, Deletes, Table, TableFile
 from persist.core.log.keys import is_shown, table_root
 from persist.core.names import published_hold
 from persist.core.rendering import Shown, counted
@@ -90,7 +90,7 @@ class Published(Shown):
 class TableFormat(Protocol):
     """What differs between the formats of tables."""
 
-    name: Table
+    name: str  # Of the table: that of the format, or of a pinned time.
 
     def check(self, schema: CollectionSchema, options: Mapping[str, str]) -> None:
         """Raise InvalidUsage if a table cannot have such columns, or options."""
@@ -142,7 +142,8 @@ def publish(
         schema = handle.schema_in(contents, None)
         format.check(schema, options)
         if known is None:
-            _check_free(handle, format.name)
+            if not format.name.startswith(PIN_PREFIX):
+                _check_free(handle, format.name)
         else:
             if not _show(handle, format, contents, known, is_new=False):
                 raise Superseded(f"the {format.name} table of {handle.name!r} was given up meanwhile")
@@ -183,6 +184,8 @@ def _show(
     handle: CollectionHandle, format: TableFormat, contents: CollectionState, known: Publication, *, is_new: bool
 ) -> bool:
     """Let readers find a version; return False if its table was given up meanwhile, and show nothing of it then."""
+    if format.name.startswith(PIN_PREFIX):
+        return True  # The catalog shows it.
     for last in range(SHOWN_MAX):
         try:
             format.show(contents, known, is_new=is_new)
@@ -261,24 +264,55 @@ def publish_together(
 
 def unpublish(handle: CollectionHandle, table: str) -> bool:
     """Give up a table; see `Collection.unpublish`."""
-    writer = handle.engine.writer("unpublish")
     name = format_of(handle, table).name
+    if name == "iceberg":
+        for time in handle.contents().pins:
+            unpin(handle, time)
+    was_there = _give_up(handle, name)
+    if not was_there:
+        delete_abandoned(handle)
+    return was_there
+
+
+def _give_up(handle: CollectionHandle, name: str) -> bool:
+    """Commit that a table is gone, and let readers find it no more; return whether it was there."""
+    writer = handle.engine.writer("unpublish")
 
     def plan() -> bool:
         contents = handle.contents()
         known = contents.published.get(name)
         if known is None:
-            delete_abandoned(handle)
             return False
         step = kinds.Unpublish(handle.id, name, known.version)
         step = msgspec.structs.replace(step, unused=left_unused(contents, step))
         writer.submit([step, *_held(contents, step)], {handle.id: handle.name}).result()
         said = f"the {name} table of {handle.name!r} is given up, and readers may still find it"
-        with note_on_error(partial("{}: unpublish it again.".format, said)):
-            _delete_shown(handle.engine.blob, handle.id, name)
+        if not name.startswith(PIN_PREFIX):
+            with note_on_error(partial("{}: unpublish it again.".format, said)):
+                _delete_shown(handle.engine.blob, handle.id, name)
         return True
 
     return commit_with_retry(plan, action="unpublish", clock=handle.engine.clock, conflicts=(Superseded,))
+
+
+def pin(handle: CollectionHandle, as_of: int, options: Mapping[str, str]) -> None:
+    """Keep a sealed time of the Iceberg table readable through the catalog, whatever is published later.
+
+    Args:
+        options: `at_ms` is when the time was pinned, `until_ms` when it may go; without that, it goes with its tags.
+
+    Raises:
+        AsOfCompacted: the time cannot be read any more.
+    """
+    from persist.services.publish.iceberg import IcebergTable
+
+    format = IcebergTable(handle, {}, pinned=as_of)
+    publish(handle, format, as_of, options={"deletes": "vectors", **options})
+
+
+def unpin(handle: CollectionHandle, as_of: int) -> None:
+    """Give a pinned time up; its files go after the grace period."""
+    _give_up(handle, f"{PIN_PREFIX}{as_of}")
 
 
 def _held(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> list[Step]:
@@ -295,7 +329,7 @@ def _held(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> l
 def published_tables(handle: CollectionHandle) -> list[Published]:
     """Return the newest versions of the tables that a collection is published as."""
     contents = handle.contents()
-    tables = contents.published.items()
+    tables = contents.tables.items()
     return [_published(format_of(handle, table), contents, known, is_new=False) for table, known in tables]
 
 
@@ -483,7 +517,7 @@ def keep_tables_current(engine: Engine) -> None:
 
 def publish_due(engine: Engine, contents: CollectionState) -> None:
     """Publish the tables of a collection that are to have a newer version by now."""
-    for table, known in contents.published.items():
+    for table, known in contents.tables.items():
         time = _due(engine, contents, table, known)
         if time is not None:
             handle = handle_on(engine, contents, contents.schema)

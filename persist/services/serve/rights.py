@@ -25,6 +25,7 @@ class Right(Enum):
 
 RIGHTS = {
     "metrics": Right.READ,
+    "iceberg": Right.READ,
     "ListFlights": Right.READ,
     "GetFlightInfo": Right.READ,
     "GetSchema": Right.READ,

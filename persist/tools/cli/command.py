@@ -42,10 +42,10 @@ SECTIONS = {
     "Look": ("ls", "status", "show", "read", "changes", "diff", "tail", "wait", "sql", "log", "ui"),
     "Derive": ("view", "refresh", "apply"),
     "Name, and keep readable": ("tag", "tags", "untag", "hold", "holds", "release"),
-    "Change": ("evolve", "index", "rename", "clone", "revert", "drop", "erase"),
+    "Change": ("evolve", "index", "rename", "clone", "restore", "drop", "erase"),
     "Exchange": ("export", "publish", "unpublish", "serve"),
-    "Copy": ("backup", "restore", "copy", "verify"),
-    "Maintain": ("maintain", "retain", "compact", "gc", "fsck", "upgrade", "cost", "doctor", "bench"),
+    "Copy": ("backup", "copy", "verify"),
+    "Maintain": ("maintain", "retain", "compact", "gc", "fsck", "policy", "upgrade", "cost", "doctor", "bench"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Commands that copy a location elsewhere and prove copies: backup, copy, restore, verify."""
+"""Commands that copy a location elsewhere and prove copies: backup, copy, verify."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,20 +59,22 @@ def copy(
     target_option: TargetOptions = None,
     target_options_file: TargetFile = None,
 ) -> int:
-    """Copy a location to where nothing is yet, as to move it to another store; call it again if it is interrupted."""
-    return _copied(at, target, leave_out_damaged, target_option, target_options_file)
+    """Copy a location, or a backup, to where nothing is yet; call it again if it is interrupted.
 
+    All is read again before anybody can write to the copy.
+    """
+    from persist.services.backup import copy
 
-@command
-def restore(
-    at: Place,
-    target: Target,
-    leave_out_damaged: LeaveOut = False,
-    target_option: TargetOptions = None,
-    target_options_file: TargetFile = None,
-) -> int:
-    """Copy a backup, which is given first, to where nothing is yet; all is read again before anybody can write."""
-    return _copied(at, target, leave_out_damaged, target_option, target_options_file)
+    options = _target_options(at, target, target_option, target_options_file)
+    done = copy(
+        at.location,
+        target,
+        storage_options=at.options,
+        target_options=options,
+        leave_out_damaged=leave_out_damaged,
+        settings=at.settings(),
+    )
+    return _told(at, target, done)
 
 
 @command
@@ -109,21 +111,6 @@ def _proofs(proof: "Verified") -> list[dict[str, Any]]:
         time, digest = proof.digests.get(name, (None, None))
         rows.append({"of": name, "as_of": time, "digest": digest, "wrong": proof.differences.get(name)})
     return rows + [{"of": wrong.blob, "as_of": None, "digest": None, "wrong": wrong.what} for wrong in proof.problems]
-
-
-def _copied(at: Place, target: str, leave_out_damaged: bool, option: list[str] | None, file: str | None) -> int:
-    from persist.services.backup import copy
-
-    options = _target_options(at, target, option, file)
-    done = copy(
-        at.location,
-        target,
-        storage_options=at.options,
-        target_options=options,
-        leave_out_damaged=leave_out_damaged,
-        settings=at.settings(),
-    )
-    return _told(at, target, done)
 
 
 def _target_options(at: Place, target: str, given: list[str] | None, file: str | None) -> dict[str, Any]:

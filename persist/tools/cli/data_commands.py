@@ -1,9 +1,11 @@
 """Commands that change a schema or index it, move data in and out, and serve it: evolve, index, ingest, publish …"""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +17,7 @@ from persist.tools.cli.listing import Listing, column, time_column
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.read_commands import AsOf, Columns, Format, Output, Where, narrowed
 from persist.tools.cli.text import print_json, say, tell
-from persist.tools.reports.times import time_of, times_of
+from persist.tools.reports.times import times_of
 
 TOKEN_VARIABLE, WRITE_TOKEN_VARIABLE = "PERSIST_SERVE_TOKEN", "PERSIST_SERVE_WRITE_TOKEN"
 
@@ -147,8 +149,7 @@ def export(
     """Write the contents of one time as a folder of Parquet files."""
     with at.reading() as client:
         loaded = client.load(collection)
-        time = None if as_of is None else time_of(as_of)
-        with loaded.snapshot(time, timeout_s=0, **narrowed(columns, where)) as snapshot:
+        with loaded.snapshot(as_of, timeout_s=0, **narrowed(columns, where)) as snapshot:
             made = snapshot.export_parquet(target)
         line = f"wrote {counted(len(made), 'file')} to {target}"
         tell_done(at, {"collection": collection, "target": target, "made": made}, line)
@@ -181,7 +182,7 @@ def publish(
         loaded = client.load(collection)
         made = loaded.publish(
             table,  # type: ignore[arg-type]
-            None if as_of is None else time_of(as_of),
+            as_of,
             deletes=deletes,  # type: ignore[arg-type]
             every=every,
             feed=feed,
@@ -229,6 +230,14 @@ def serve(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Serve metrics there, too: http, for Prometheus and Grafana."),
     ] = None,
+    iceberg: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve the location there as an Iceberg REST catalog, too: http."),
+    ] = None,
+    iceberg_properties: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON that Iceberg readers are given with each table: credentials of S3."),
+    ] = None,
 ) -> int:
     """Tell others of new records and serve reads over Arrow Flight, until it is interrupted.
 
@@ -237,7 +246,7 @@ def serve(
     """
     token = os.environ.get(TOKEN_VARIABLE)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # What gRPC prints of a taken port, the error says in one line.
-    opened = at.writing(background=True) if commits else at.reading()
+    opened = at.writing(background=True) if commits or iceberg is not None else at.reading()
     with opened as client, ExitStack() as stack, stopped_by_sigterm() as stop:
         write_token = os.environ.get(WRITE_TOKEN_VARIABLE) if store or commits else None
         limits = {"sql_memory_bytes": sql_memory and sql_memory << 20, "sql_timeout_s": sql_timeout}
@@ -263,10 +272,32 @@ def serve(
             serving = serve_metrics(client, metrics, token=token, write_token=write_token, insecure=insecure)
             addresses["metrics"] = stack.enter_context(serving)
             line += f"\nMetrics are at {addresses['metrics']}"
+        if iceberg is not None:
+            with _page_packages():
+                from persist.tools.web.iceberg import serve_catalog
+            properties = {} if iceberg_properties is None else _read_properties(iceberg_properties)
+            serving = serve_catalog(
+                client, iceberg, token=token, write_token=write_token, insecure=insecure, properties=properties
+            )
+            addresses["iceberg"] = stack.enter_context(serving)
+            line += f"\nThe Iceberg catalog is at {addresses['iceberg']}"
         tell_done(at, addresses, line)
         typer.get_text_stream("stdout").flush()
         stop.wait()
     return OK
+
+
+def _read_properties(path: Path) -> dict[str, str]:
+    """Return the properties of a JSON file: texts by names."""
+    try:
+        properties = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise persist.InvalidUsage(f"--iceberg-properties {path} cannot be read: {error}") from error
+    if not isinstance(properties, dict) or not all(isinstance(value, str) for value in properties.values()):
+        raise persist.InvalidUsage(
+            f'--iceberg-properties {path} is not an object of texts, such as {{"s3.endpoint": "http://host:9000"}}'
+        )
+    return properties
 
 
 @contextmanager

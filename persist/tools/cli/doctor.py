@@ -222,7 +222,7 @@ def store_findings(client: "persist.Client") -> Iterator[Finding]:
         return
     yield Finding("writes", FINE, f"a blob was written, in {duration(after_s - before_s)}")
     yield _conditional(is_refused)
-    yield _clock(stored_s, before_s, after_s, client.engine.settings.clock_skew_s)
+    yield _clock(stored_s, before_s, after_s, client.engine.follower.policies.newest.clock_skew_s)
 
 
 def _conditional(is_refused: bool) -> Finding:

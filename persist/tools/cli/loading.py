@@ -19,6 +19,7 @@ import pyarrow as pa
 import xxhash
 
 import persist
+from persist.api.creation import write_rows
 from persist.connect.ingest.row_casts import Misfits
 from persist.connect.ingest.row_columns import RowColumns
 from persist.connect.ingest.row_files import pieces_of
@@ -26,6 +27,7 @@ from persist.connect.ingest.row_formats import RowFile
 from persist.core.progress import task
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.write.write_options import WriteMode, WriteOptions
 from persist.tools.cli.text import tell
 
 PIECE_ROWS = 1_000_000
@@ -45,6 +47,7 @@ class Plan:
         piece_rows: rows of one commit.
         skip_bad: write what fits, if not all does.
         late: what to do with events that come too late; None for updates, which are no events.
+        mode: of rows that are no events: as for `Client.write`.
         allow_future: take times that are more than a day ahead of the clock.
     """
 
@@ -56,6 +59,7 @@ class Plan:
     skip_bad: bool = False
     late: str | None = None
     allow_future: bool = False
+    mode: WriteMode = "append"
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,15 @@ def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, p
     has_no_times = plan.late is None and columns.time_column is None and plan.time is None
     if not rows and contents is None:
         handle.submit("create", [handle.at_commit()] if has_no_times else []).result()
-        collection = persist.Collection(replace(handle, create=None))
+        handle = replace(handle, create=None)
+        collection = persist.Collection(handle)
+    if plan.mode == "overwrite" or (plan.mode == "upsert" and rows):
+        # Without a time, the same file may be wanted again after another one: only a token says that it is the same.
+        mark = plan.token if has_no_times else f"{token}/0"
+        options = WriteOptions(time=plan.time, token=mark, allow_future=plan.allow_future)
+        done_before = mark is not None and _remembers(handle, contents, mark)
+        future = write_rows(handle, rows_of(file, columns), plan.mode, options, seal=plan.seal)
+        return Loaded(rows, skipped, int(not done_before), int(done_before), future.result(), future.time)
     if has_no_times:
         done_before = _remembers(handle, contents, f"{token}/0")
         future = collection.write(rows_of(file, columns), diff=plan.diff, token=f"{token}/0")
@@ -181,7 +193,8 @@ def _cut(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 def _token(collection: "persist.Collection", file: RowFile, plan: Plan) -> str:
     """Return a token that names a load by what it does: the same file into the same collection in the same way."""
-    way = (plan.time, plan.diff, plan.piece_rows, plan.skip_bad, plan.late)
+    mode = () if plan.mode == "append" else (plan.mode,)
+    way = (plan.time, plan.diff, plan.piece_rows, plan.skip_bad, plan.late, *mode)
     return f"file {_digest(file, collection.id, file.format, *way)}"
 
 

@@ -13,7 +13,7 @@ from persist.tools.cli.listing import Listing, column, time_column
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.read_commands import AsOf, Format, Output
 from persist.tools.cli.text import print_json, say, tell
-from persist.tools.reports.times import time_of, times_of
+from persist.tools.reports.times import times_of
 
 if TYPE_CHECKING:
     from persist.compute.sql import Wanted
@@ -32,7 +32,7 @@ def tag(
     """Name a sealed time, which stays readable as long as it has a name: --as-of TAG reads it."""
     with at.writing() as client:
         loaded = client.load(collection)
-        tagged = loaded.tag(name, None if time is None else time_of(time), move=move)
+        tagged = loaded.tag(name, time, move=move)
         shown = times_of(loaded)(tagged)
         tell_done(
             at, {"collection": collection, "tag": name, "time": tagged}, f"{collection} as of {shown} is {name!r}"
@@ -89,7 +89,7 @@ def clone(
 ) -> int:
     """Make another collection with the same contents as of a time, without copying data."""
     with at.writing() as client:
-        made = client.clone(collection, name, as_of=None if as_of is None else time_of(as_of))
+        made = client.clone(collection, name, as_of=as_of)
         (since,) = made.since.elements
         shown = times_of(made)(since)
         tell_done(
@@ -120,7 +120,6 @@ def view(
         raise persist.InvalidUsage("--redefine goes with a query, and not with --key: a view keeps its key")
     if start is not None and query is None:
         raise persist.InvalidUsage("--start says where a new view begins: give its query, too")
-    begin = None if start is None else time_of(start)
     if query is None:
         with at.reading() as client:
             loaded = client.view(name)
@@ -131,9 +130,9 @@ def view(
     with at.writing() as client:
         if redefine:
             made = client.view(name)
-            made.redefine(query, start=begin)
+            made.redefine(query, start=start)
         else:
-            made = client.create_view(name, query, key=key, start=begin)
+            made = client.create_view(name, query, key=key, start=start)
         upper = made.refresh()
         made.close()
         tell_done(at, {"view": name, "upper": upper.time}, _up_to_date(client, name, upper))
@@ -300,4 +299,4 @@ def _definition(file: Path) -> "Wanted":
     for name, value in (("key", key), ("start", given.get("start"))):
         if value in ((), ""):
             raise persist.InvalidUsage(f"{file} says `-- {name}:` and names no {'column' if name == 'key' else 'time'}")
-    return Wanted(sql, key, time_of(given["start"]) if "start" in given else None)
+    return Wanted(sql, key, given.get("start"))

@@ -11,7 +11,7 @@ import persist
 from persist.tools.cli.command import OK, PROBLEMS, Name, Terminated, command
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.text import cell, say, tell
-from persist.tools.reports.times import time_of, times_of
+from persist.tools.reports.times import times_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,8 +63,7 @@ def read(
     with at.reading() as client:
         loaded = client.load(collection)
         chosen = narrowed(columns, where)
-        time = None if as_of is None else time_of(as_of)
-        with loaded.snapshot(time, form=form, schema=schema, timeout_s=timeout, **chosen) as snapshot:  # type: ignore[arg-type]
+        with loaded.snapshot(as_of, form=form, schema=schema, timeout_s=timeout, **chosen) as snapshot:  # type: ignore[arg-type]
             write_rows(snapshot.schema, snapshot.to_batches(), wanted, output, limit)
     return OK
 
@@ -95,9 +94,8 @@ def changes(
     with at.reading() as client:
         loaded = client.load(collection)
         chosen = narrowed(columns, where)
-        end = None if until is None else time_of(until)
         chosen |= {"form": form, "schema": schema, "timeout_s": timeout}
-        with loaded.changes(time_of(start), end, **chosen) as updates:
+        with loaded.changes(start, until, **chosen) as updates:
             write_rows(updates.schema, updates.to_batches(), wanted, output, limit, in_order=True)
     return OK
 
@@ -120,7 +118,7 @@ def diff(
     wanted = format_of(format, output, at.as_json)
     with at.reading() as client:
         loaded = client.load(collection)
-        table = loaded.diff(time_of(first), time_of(second), timeout_s=0, **narrowed(columns, where))
+        table = loaded.diff(first, second, timeout_s=0, **narrowed(columns, where))
         write_rows(table.schema, table.to_batches(), wanted, output, limit)
     return OK
 
@@ -149,10 +147,9 @@ def tail(
         )
     with at.reading() as client:
         loaded = client.load(collection)
-        begin = None if as_of is None else time_of(as_of)
         _tell_waiting(loaded, "what comes now is shown as it is sealed")
         with suppress(Terminated):  # It has no end of its own, so this one is as good as any.
-            follow(loaded, begin, contents=contents, until=None if until is None else time_of(until), format=wanted)
+            follow(loaded, as_of, contents=contents, until=until, format=wanted)
     return OK
 
 
@@ -170,10 +167,11 @@ def wait(
     It waits as long as it takes, or for the seconds of --timeout. Status 1 says that it was not sealed in time.
     """
     from persist.core.errors import AsOfCompacted, AsOfNotSealed
+    from persist.core.timeline import parse_time_word
 
     with at.reading() as client:
         handle = client.load(collection)
-        wanted = time_of(until)
+        wanted = parse_time_word(until, client.engine.clock.wall_ms()) or until  # Reads take what is sealed by then.
         _tell_waiting(handle, f"waiting for {until}")
         try:
             handle.snapshot(wanted, timeout_s=timeout).close()

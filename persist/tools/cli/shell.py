@@ -22,7 +22,7 @@ from persist.tools.cli.command import OK, Terminated, command
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.read_commands import Format, Limit, Output
 from persist.tools.cli.text import say, shown, tell, word_error
-from persist.tools.reports.times import time_of, times_of, written_time_of
+from persist.tools.reports.times import times_of, written_time_of
 
 HISTORY_MAX = 1000  # Lines of the shell that are kept for the next one.
 WORDS = ("exit", "quit", "help")  # Alone on a line, these are the commands of the shell without their dot.
@@ -81,7 +81,7 @@ def sql(
     times: dict[str, Any] = {}
     for option in as_of or ():
         name, _, text = option.rpartition("=")
-        times[name] = time_of(text)
+        times[name] = text
     wanted = format_of(format, output, at.as_json)
     if query is None and (time is not None or output is not None):
         raise persist.InvalidUsage("--time and --output go with a query: a shell writes to the screen")
@@ -155,7 +155,7 @@ class Shell:
             for column in schema.columns:
                 say(f"{column}: {schema.arrow.field(column).type}")
         elif name == ".as-of":
-            self.times = {"": time_of(argument)} if argument else {}
+            self.times = {"": argument} if argument else {}
             tell(f"as of {argument}" if argument else "as of the latest")
         elif name == ".format":
             if argument and argument not in ("table", "csv", "json"):

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 import persist
@@ -16,7 +17,7 @@ from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.read_commands import Format, Output
 from persist.tools.cli.status import WAITING
 from persist.tools.cli.text import print_json, print_table, say, tell, word_error
-from persist.tools.reports.times import time_of, times_of
+from persist.tools.reports.times import times_of
 
 HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="Its name, as `holds` shows it.")]
 
@@ -31,9 +32,10 @@ def hold(
     """Keep a time and all after it readable, until the hold is moved or released; moves one that there is."""
     with at.writing() as client:
         loaded = client.load(collection)
-        held = loaded.hold(time_of(time), name=name)
-        if held.time != loaded.handle.as_time("time", time_of(time)):
-            held.advance(time_of(time))
+        wanted = loaded.handle.as_time("time", time)
+        held = loaded.hold(wanted, name=name)
+        if held.time != wanted:
+            held.advance(wanted)
         tell_done(
             at,
             {"collection": collection, "hold": name, "time": held.time},
@@ -181,8 +183,7 @@ def maintain_once(client: "persist.Client", *, refreshes: bool = True, is_repeat
 def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
     """Let the times before since be forgotten, in one commit; say which collections a hold keeps from it."""
     times = {
-        (collection := client.load(name)): collection.handle.as_time("since", time_of(since))
-        for name in dict.fromkeys(names)
+        (collection := client.load(name)): collection.handle.as_time("since", since) for name in dict.fromkeys(names)
     }
     with client.multi_write() as multi:
         for collection, time in times.items():
@@ -225,6 +226,44 @@ def upgrade(
     with at.reading() if dry_run else at.writing() as client:
         report = client.upgrade(dry_run=dry_run)
         tell_done(at, {"dry_run": dry_run, **asdict(report)}, str(report))
+    return OK
+
+
+Seconds = Annotated[int | None, typer.Option(metavar="SECONDS")]
+Count = Annotated[int | None, typer.Option(metavar="NUMBER")]
+
+
+@command
+def policy(
+    at: Place,
+    lease_s: Seconds = None,
+    clock_skew_s: Seconds = None,
+    grace_s: Seconds = None,
+    orphan_grace_s: Seconds = None,
+    log_retention_s: Seconds = None,
+    log_retention_records: Count = None,
+    log_records_max: Count = None,
+    log_bytes_max: Count = None,
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="Let shorter times take effect now: nobody else may use the location.")
+    ] = False,
+) -> int:
+    """Show the times and limits that all clients of the location share, or change some of them."""
+    named = {
+        "lease_s": lease_s,
+        "clock_skew_s": clock_skew_s,
+        "grace_s": grace_s,
+        "orphan_grace_s": orphan_grace_s,
+        "log_retention_s": log_retention_s,
+        "log_retention_records": log_retention_records,
+        "log_records_max": log_records_max,
+        "log_bytes_max": log_bytes_max,
+    }
+    changes = {name: value for name, value in named.items() if value is not None}
+    with at.writing() if changes or at_once else at.reading() as client:
+        shared = client.set_policy(at_once=at_once, **changes) if changes or at_once else client.policy
+        values = msgspec.structs.asdict(shared)
+        tell_done(at, values, "\n".join(f"{name:21} {value}" for name, value in values.items()))
     return OK
 
 

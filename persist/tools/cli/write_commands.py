@@ -1,4 +1,4 @@
-"""Commands that write: create, write, overwrite, delete, revert, seal, drop."""
+"""Commands that write: create, write, overwrite, delete, restore, seal, drop."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -11,7 +11,7 @@ from persist.core.rendering import counted
 from persist.tools.cli.command import MISTAKE, OK, Name, Yes, agreed, command
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.text import tell
-from persist.tools.reports.times import time_of, times_of, written_time_of
+from persist.tools.reports.times import times_of, written_time_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -134,6 +134,10 @@ def write(
         typer.Option("--key", "-k", metavar="NAME", help="Create it if there is none, with this key; may be repeated."),
     ] = None,
     no_key: Annotated[bool, typer.Option("--no-key", help="Create it if there is none, without a key.")] = False,
+    mode: Annotated[
+        str | None,
+        typer.Option(metavar="MODE", help="upsert, append, overwrite or error; else upsert with --key, or append."),
+    ] = None,
     timeline: Annotated[
         str | None,
         typer.Option(
@@ -142,7 +146,7 @@ def write(
     ] = None,
     format: Format = None,
 ) -> int:
-    """Append the updates of a file, or its rows at a time. Given again after a crash, it goes on where it was.
+    """Write the rows or updates of a file: with --key in place of those of their keys. Repeat it after a crash.
 
     With --key, the collection, and the location, are created if they are not there, with the columns of the file.
     """
@@ -154,10 +158,10 @@ def write(
         raise persist.InvalidUsage("--timeline is of a collection that is created: it goes with --key or --no-key")
 
     when = _when(time, time_column, "a row")
-    plan = Plan(when, diff, None if seal is None else written_time_of(seal), token, commit_rows, skip_bad)
+    plan = Plan(when, diff, seal, token, commit_rows, skip_bad)
     plan = replace(plan, allow_future=allow_future)
     own_key = key or ([] if no_key else None)
-    return _load(at, collection, file, format, plan, time_column, ignore, own_key, timeline)
+    return _load(at, collection, file, format, plan, time_column, ignore, own_key, timeline, mode)
 
 
 @command
@@ -181,7 +185,7 @@ def upsert(
     """Give keys of a keyed collection new values, or delete them where a column _deleted is true."""
     from persist.tools.cli.loading import Plan
 
-    when, upper = _when(time, time_column, "an event"), None if seal is None else written_time_of(seal)
+    when, upper = _when(time, time_column, "an event"), seal
     plan = Plan(when, None, upper, token, commit_rows, skip_bad, late=late or "raise")
     plan = replace(plan, allow_future=allow_future)
     return _load(at, collection, file, format, plan, time_column, ignore)
@@ -208,12 +212,14 @@ def _load(
     ignore: list[str] | None,
     key: list[str] | None = None,
     timeline: str | None = None,
+    mode: Any = None,
 ) -> int:
     """Write the updates or, where the plan says what becomes of late ones, the events of a file.
 
     With a key, the collection is created if there is none.
     """
     from persist.connect.ingest.row_files import names_in
+    from persist.engine.write.write_options import choose_mode
     from persist.tools.cli.loading import load, spooled, was_begun
 
     is_events = plan.late is not None
@@ -222,6 +228,11 @@ def _load(
             target = _own(client, collection, None if is_events else rows)
         else:
             target = _target_like(client, collection, rows, key, plan, ignore, timeline)
+        if not is_events:
+            has_diffs = plan.diff is not None or "_diff" in names_in(rows)
+            plan = replace(plan, mode=choose_mode(mode, has_key=bool(key), has_diffs=has_diffs))
+        if mode == "error" and target.handle.create is None:
+            raise persist.errors.CollectionExists(collection)
         has_times = plan.time is None and time_column is None and "_time" in names_in(rows)
         if plan.seal is not None and plan.time is None and not has_times:
             raise persist.InvalidUsage(
@@ -316,7 +327,7 @@ def delete(
 
 
 @command
-def revert(
+def restore(
     at: Place,
     collection: Name,
     as_of: Annotated[
@@ -329,7 +340,7 @@ def revert(
     """Make the contents of a collection what they were, as a change of today: history stays."""
     with at.writing() as client:
         loaded = _own(client, collection)
-        future = loaded.restore(time_of(as_of), time=_named(time), token=token, allow_future=allow_future)
+        future = loaded.restore(as_of, time=_named(time), token=token, allow_future=allow_future)
         tell_done(
             at,
             {"collection": collection, "as_of": as_of, "seqno": future.result(), "time": future.time},
@@ -351,7 +362,7 @@ def seal(
         raise persist.InvalidUsage("say to which time: persist seal LOCATION COLLECTION TIME, or --for-ever")
     with at.writing() as client:
         loaded = _own(client, collection)
-        end = persist.Antichain() if upper is None else written_time_of(upper)
+        end = persist.Antichain() if upper is None else upper
         seqno = loaded.seal(end, allow_future=allow_future).result()
         now = loaded.upper.time
         tell_done(

@@ -24,6 +24,7 @@ from persist.codecs.types.schema import TIME_MAX
 from persist.connect.egress.sink import SINK
 from persist.connect.ingest.source import BEHIND, SOURCE
 from persist.core.log import kinds
+from persist.core.log.fields import Policy
 from persist.core.log.keys import collection_part, listed_checkpoints, listed_records, table_root
 from persist.core.log.records import read_record
 from persist.core.names import release_of
@@ -398,7 +399,9 @@ def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
     for entry, within in zip(dropped, folders, strict=True):
         known = [listed[folder] for folder in within if folder in listed]
         sizes = {key: size for one in known for key, size in one.items()} if len(known) == len(within) else None
-        waiting.append(_waiting(entry, names.get(entry.collection), sizes, state.control, engine.settings, now_s))
+        waiting.append(
+            _waiting(entry, names.get(entry.collection), sizes, state.control, engine.follower.policies.newest, now_s)
+        )
     return waiting + _old_log(client, names, now_s)
 
 
@@ -413,7 +416,7 @@ def _old_log(client: "persist.Client", names: Mapping[str, str], now_s: float) -
         return []
     seqno, collection = control.erasures[-1]
     made = [entry.modified_s for at, entry in listed_checkpoints(engine.blob) if at >= seqno]
-    until_s = min(made, default=now_s) + max(engine.settings.grace_s, 2 * STALE_AFTER_S)
+    until_s = min(made, default=now_s) + max(engine.follower.policies.newest.grace_s, 2 * STALE_AFTER_S)
     records = [entry for at, entry in listed_records(engine.blob) if at < seqno]
     record = read_record(engine.blob, seqno)
     return [
@@ -439,18 +442,18 @@ def _waiting(
     name: str | None,
     sizes: Mapping[str, int] | None,
     control: LocationState,
-    settings: "persist.Settings",
+    policy: Policy,
     now_s: float,
 ) -> WaitingBlobs:
     keys = [] if sizes is None else [*sizes] if dropped.is_destroyed else [k for k in dropped.blobs if k in sizes]
-    until_s, waits_for = dropped.written_ms / 1000 + settings.grace_s, "the grace period"
+    until_s, waits_for = dropped.written_ms / 1000 + policy.grace_s, "the grace period"
     if until_s <= now_s:
         waits_for = "the next gc"
     if is_waited_for(control, dropped):
         lease = max(
             (control.leases[id_] for id_ in dropped.leases if id_ in control.leases), key=lambda lease: lease.expires_ms
         )
-        until_s = max(until_s, lease.expires_ms / 1000 + settings.clock_skew_s)
+        until_s = max(until_s, lease.expires_ms / 1000 + policy.clock_skew_s)
         waits_for = f"the lease of {lease.holder}"
     return WaitingBlobs(
         name or f"one that is gone ({dropped.collection[:8]})",
@@ -471,7 +474,7 @@ def _due(
     control: LocationState,
     now_s: float,
 ) -> list[Due]:
-    tuning, settings = client.engine.settings.tuning, client.engine.settings
+    tuning, skew_s = client.engine.settings.tuning, client.engine.follower.policies.newest.clock_skew_s
     work = {
         ("refresh views", "persist refresh"): [view.view for view in views if view.is_due],
         ("resolve events", "persist compact"): [f.name for f in all_facts if _is_unresolved(f.contents)],
@@ -481,7 +484,7 @@ def _due(
         ],
         ("delete blobs", "persist gc"): [w.collection for w in waiting if w.waits_for == "the next gc"],
         ("end leases that ran out", "persist gc"): [
-            lease.holder for lease in control.leases.values() if lease.expires_ms / 1000 + settings.clock_skew_s < now_s
+            lease.holder for lease in control.leases.values() if lease.expires_ms / 1000 + skew_s < now_s
         ],
     }
     return [Due(*what, len(names), tuple(names[:3])) for what, names in work.items() if names]

@@ -1,40 +1,28 @@
 """Times as people type them."""
 
-import re
 from collections.abc import Callable
 from functools import partial
 
 import persist
 
-_NUMBER = re.compile(r"[+-]?[0-9]+")
-DIGITS_MAX = 30  # Longer ones are no times, and Python converts no very long ones.
-
-
-def time_of(text: str) -> int | str:
-    """Return a time to read at, as the library takes it: a number, or the text of a moment or the name of a tag.
-
-    Raises:
-        InvalidUsage: it is a number that no time can be.
-    """
-    if not _NUMBER.fullmatch(text):
-        return text
-    if len(text) > DIGITS_MAX:
-        raise persist.InvalidUsage(f"a number of {len(text):,} digits is no time: give one from 0 to 2^63 - 2")
-    return int(text)
-
 
 def written_time_of(text: str) -> int | str:
-    """Return a time to write at: a number, or the text of a moment.
+    """Return a time to write at: a number, the text of a moment, or "now".
 
     Raises:
         InvalidUsage: it is neither.
     """
-    from persist.core.timeline import NOW  # Here, because it loads what the help of a command does without.
+    from persist.core.timeline import (  # Here, because it loads what the help of a command does without.
+        NOW,
+        begins_with_a_day,
+        parse_time,
+    )
 
-    time = time_of(text)
-    if isinstance(time, str) and text != NOW and not re.match(r"[0-9]{4}-", text):
+    time: int | str = parse_time(text)
+    if isinstance(time, str) and time != NOW and not begins_with_a_day(time):
         raise persist.InvalidUsage(
-            f"{text!r:.60} is no time: give a number, or, where times are moments, one such as 2026-11-21T12:00:00Z"
+            f'{text!r:.60} is no time: give a number, or, where times are moments, "now" or one such as '
+            "2026-11-21T12:00:00Z"
         )
     return time
 

@@ -13,7 +13,6 @@ from persist.codecs.types.objects import to_objects
 from persist.compute.dataflow.running.reports import depths
 from persist.connect.ingest.source import SOURCE
 from persist.tools.reports.surveys import Facts, portrait, survey
-from persist.tools.reports.times import time_of
 from persist.tools.web.flows import Flows, kind_of
 from persist.tools.web.records import Records
 from persist.tools.web.results import LIST_MAX, Results
@@ -119,7 +118,7 @@ class Explorer:
         ends = sorted((collection.handle.as_time("first", one), collection.handle.as_time("second", two)))
         facts = Facts(collection.handle.contents())
         _check_updates(facts, ends[0] + 1, ends[1] + 1)
-        rows = collection.diff(one, two, timeout_s=0)
+        rows = collection.diff(one, two, timeout_s=0).to_arrow()
         schema, shown = collection.schema, rows.slice(0, ROWS_MAX)
         times = self._last_times(collection, shown, ends[0] + 1, ends[1] + 1)
         return {
@@ -208,7 +207,7 @@ def _listed(facts: Facts, now_s: float) -> dict[str, Any]:
 
 
 def _required(text: str) -> int | str:
-    return time_of(text.strip())
+    return text.strip()
 
 
 def _is_key(wanted: pa.Table) -> pc.Expression:

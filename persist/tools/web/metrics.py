@@ -128,7 +128,7 @@ def serve_metrics(
     Raises:
         InvalidUsage: that is no address, is taken, or can be reached by others and has no token.
     """
-    host, port = _parsed(address)
+    host, port = parse_address("--metrics", address)
     is_local = is_loopback(host)
     if not is_local and token is None and not insecure:
         raise persist.InvalidUsage(
@@ -157,7 +157,12 @@ def _make_app(exposition: Exposition, tokens: Tokens, checks_host: bool) -> Star
     return Starlette(routes=[Route("/metrics", answer, methods=["GET"])])
 
 
-def _parsed(address: str) -> tuple[str, int]:
+def parse_address(option: str, address: str) -> tuple[str, int]:
+    """Return the host and the port of HOST:PORT.
+
+    Raises:
+        InvalidUsage: it is malformed; the error names the option.
+    """
     parts = urlsplit(f"//{address}")
     try:
         host, port = parts.hostname, parts.port
@@ -165,6 +170,6 @@ def _parsed(address: str) -> tuple[str, int]:
         host = port = None
     if not host or port is None or parts.path or parts.query or parts.username:
         raise persist.InvalidUsage(
-            f"--metrics {address!r} is no HOST:PORT, such as 127.0.0.1:9464; port 0 takes a free one"
+            f"{option} {address!r} is not HOST:PORT, such as 127.0.0.1:9464; port 0 takes a free one"
         )
     return host, port

@@ -25,7 +25,6 @@ from persist.compute.query import QueryLimits, QueryResult, is_statement
 from persist.connect.egress.files import row_writer
 from persist.engine.read.results.result import ArrowResult
 from persist.tools.reports.surveys import Facts
-from persist.tools.reports.times import time_of
 from persist.tools.web.slider import cells, first_rows, key_of, span
 
 LIST_MAX = 200  # Rows in one answer of contents.
@@ -274,4 +273,4 @@ def _sorted_rows(snapshot: "persist.Snapshot", sort: str, descending: bool, coun
 
 
 def _time(text: str | None) -> int | str | None:
-    return None if text is None or not text.strip() else time_of(text.strip())
+    return None if text is None or not text.strip() else text.strip()

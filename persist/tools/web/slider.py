@@ -26,7 +26,6 @@ from persist.codecs.types.objects import to_objects
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.core.state_rules.contents import CollectionState
 from persist.tools.reports.surveys import Facts
-from persist.tools.reports.times import time_of
 
 if TYPE_CHECKING:
     from persist.api.collection import Collection
@@ -330,7 +329,7 @@ def _told(collection: "Collection") -> tuple[dict[str, Any], int | None]:
 
 def _read(collection: "Collection", at: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the first rows as of a time, and the first updates of that time."""
-    with collection.snapshot(time_of(at), form="diff", timeout_s=0) as snapshot:
+    with collection.snapshot(at, form="diff", timeout_s=0) as snapshot:
         time = snapshot.as_of
         rows = first_rows(snapshot.to_batches(), snapshot.schema, 0, ROWS)
     timeline = collection.timeline

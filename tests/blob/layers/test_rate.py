@@ -9,7 +9,7 @@ import pytest
 
 from persist.blob.errors import Throttled
 from persist.blob.layers.pacing import AdaptiveRate
-from persist.blob.layers.retry import RetryBlob, RetryPolicy
+from persist.blob.layers.retry import RetryBlob
 from persist.blob.protocol import MemoryBlob
 from tests.support.clocks import ImpatientClock
 
@@ -41,7 +41,7 @@ class Bucket(MemoryBlob):
 def test_one_client_finds_the_rate_of_a_store_and_no_call_fails() -> None:
     clock = ImpatientClock()
     store = Bucket(clock, per_s=200)
-    blob = RetryBlob(store, RetryPolicy(attempts_max=1), clock=clock, chance=random.Random(1))
+    blob = RetryBlob(store, attempts_max=1, clock=clock, chance=random.Random(1))
     began_s = clock.monotonic_s()
 
     for _ in range(20_000):
@@ -106,8 +106,7 @@ def test_turns_are_shared_by_all_callers_and_evenly_spaced() -> None:
 def test_a_call_whose_turn_would_come_after_its_deadline_fails_at_once() -> None:
     clock = ImpatientClock()
     store = Bucket(clock, per_s=0.0)
-    policy = RetryPolicy(deadline_s=5, throttled_deadline_s=5)
-    blob = RetryBlob(store, policy, clock=Shifted(clock), chance=random.Random(1))
+    blob = RetryBlob(store, 5, throttled_s=5, clock=Shifted(clock), chance=random.Random(1))
     with pytest.raises(Throttled, match="slow down"):
         blob.get("key")
     asked = store.refused

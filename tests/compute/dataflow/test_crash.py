@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob.layers.retry import RetryPolicy
 from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
@@ -20,8 +19,8 @@ from tests.proofs.simulator.world import ClientStore, Moments, Tap
 from tests.support.clocks import ImpatientClock
 from tests.support.stepped import WAIT_S, Stepped, wait_until
 
-ONCE = persist.Settings(background=False, tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
-IMPATIENT = persist.Settings(tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
+ONCE = persist.Settings(background=False, tuning=Tuning(attempts_max=1))
+IMPATIENT = persist.Settings(tuning=Tuning(attempts_max=1))
 FAILURES = (persist.Unavailable, persist.Indeterminate)
 DELAY = 2
 
@@ -173,7 +172,7 @@ def test_run_forever_repeats_a_step_whose_commit_is_in_doubt() -> None:
         bank = Bank(writer)
         bank.transfer()
         store = Stepped(inner)
-        settings = persist.Settings(tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
+        settings = persist.Settings(tuning=Tuning(attempts_max=1))
 
         def fail() -> None:
             raise persist.Unavailable("no answer")

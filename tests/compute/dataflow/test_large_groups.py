@@ -1,6 +1,7 @@
 """Large groups are kept in order: the same results as looking at all of a group, for a logarithm of the cost."""
 
 from collections import Counter
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -14,6 +15,7 @@ from persist.codecs.errors import DiffOverflow
 from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.large_groups import LargeGroups
 from persist.compute.dataflow.plan.plan import WindowFunction
+from persist.compute.dataflow.state.costs import Costs
 from persist.compute.dataflow.state.ranked import Order, Ranked
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
@@ -27,9 +29,13 @@ CASES = [at for at, (_, each) in enumerate(OPERATORS) if each.__name__ in RANKED
 ROWS = 20_000
 
 
+# Every group is ranked at once, in blocks of few records.
+ALWAYS = Costs(large_rows=1, change_rows=0, block_rows=1)
+
+
 @pytest.fixture
 def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Rank every group at once, in blocks of few records; count what is done with them."""
+    """Count what is done with ranked groups."""
     done = Counter[str]()
     changed = LargeGroups.changed
 
@@ -37,10 +43,6 @@ def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         done["changed"] += 1
         return changed(self, *arguments)
 
-    monkeypatch.setattr("persist.compute.dataflow.operators.reduce.LARGE_ROWS", 1)
-    monkeypatch.setattr("persist.compute.dataflow.operators.large_groups.LARGE_ROWS", 1)
-    monkeypatch.setattr("persist.compute.dataflow.operators.large_groups.CHANGE_ROWS", 0)
-    monkeypatch.setattr("persist.compute.dataflow.state.ranked.BLOCK_ROWS", 1)
     monkeypatch.setattr(LargeGroups, "changed", counted)
     return done
 
@@ -49,18 +51,16 @@ def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_ranked_groups_agree_with_recomputing_from_scratch(which: int, data: Any, always_ranked: Counter[str]) -> None:
-    compare(data, 1, [(which, [0, 1, 0])], 16)
+    compare(data, 1, [(which, [0, 1, 0])], 16, ALWAYS)
 
 
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), room=st.sampled_from([1, 6, 1 << 20]), cost=st.sampled_from([0, 1, 4]))
 def test_groups_are_ranked_and_forgotten_in_any_order(
-    monkeypatch: pytest.MonkeyPatch, always_ranked: Counter[str], data: Any, room: int, cost: int
+    always_ranked: Counter[str], data: Any, room: int, cost: int
 ) -> None:
-    monkeypatch.setattr("persist.compute.dataflow.operators.large_groups.ROWS_MAX", room)
-    monkeypatch.setattr("persist.compute.dataflow.operators.large_groups.CHANGE_ROWS", cost)
-    monkeypatch.setattr("persist.compute.dataflow.operators.large_groups.MADE_AT_ONCE", 1)
-    compare(data, 1, [(data.draw(st.sampled_from(CASES)), [0, 1, 0]) for _ in range(2)], 16)
+    costs = replace(ALWAYS, ranked_rows=room, change_rows=cost, ranked_at_once=1)
+    compare(data, 1, [(data.draw(st.sampled_from(CASES)), [0, 1, 0]) for _ in range(2)], 16, costs)
 
 
 KINDS = [pa.int64(), pa.float64(), pa.string(), pa.binary(), pa.uint64(), pa.decimal128(30, 2)]
@@ -77,9 +77,8 @@ VALUES: list[list[Any]] = [
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), kind=st.integers(0, len(KINDS) - 1), down=st.booleans(), first=st.booleans())
 def test_a_ranked_multiset_is_in_order_whatever_is_added_and_taken_away(
-    monkeypatch: pytest.MonkeyPatch, data: Any, kind: int, down: bool, first: bool
+    data: Any, kind: int, down: bool, first: bool
 ) -> None:
-    monkeypatch.setattr("persist.compute.dataflow.state.ranked.BLOCK_ROWS", 4)
     domain = Domain()
     words = domain.encode(pa.array(VALUES[kind], KINDS[kind]))
     order = Order([(1, down, first), (0, False, False)], [pa.int64(), KINDS[kind]], domain)
@@ -91,7 +90,7 @@ def test_a_ranked_multiset_is_in_order_whatever_is_added_and_taken_away(
     for at, diff in begin:
         known[in_order[at]] += diff
     records: Ints = np.array([in_order[at] for at, _ in begin], np.int64).reshape(-1, 2).T
-    ranked = Ranked(order, records, np.array([diff for _, diff in begin], np.int64))
+    ranked = Ranked(order, records, np.array([diff for _, diff in begin], np.int64), Costs(block_rows=4))
     for at, diff in data.draw(st.lists(change, max_size=40)):
         known[in_order[at]] += diff
         ranked.add(in_order[at], diff)

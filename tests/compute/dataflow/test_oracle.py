@@ -1,11 +1,13 @@
 """Every operator gives what recomputing from scratch at every time gives."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persist.compute.dataflow.state.costs import USUAL, Costs
 from tests.compute.dataflow.oracle import updates_of
 from tests.compute.dataflow.programs import OPERATORS, build
 from tests.compute.dataflow.schedule import captured, complete, drive, updates_strategy
@@ -14,28 +16,22 @@ from tests.support.tiers import examples
 NAMES = [operator.__name__ for _, operator in OPERATORS]
 
 
-def compare(data: st.DataObject, dimensions: int, choices: list[tuple[int, list[int]]], size: int) -> None:
+def compare(
+    data: st.DataObject, dimensions: int, choices: list[tuple[int, list[int]]], size: int, costs: Costs = USUAL
+) -> None:
     program, streams = build(dimensions, 2, choices)
     captures = [each.stream.capture() for each in streams]
     probes = [each.stream.probe() for each in streams]
     inputs = [data.draw(updates_strategy(dimensions, size), label=f"in{number}") for number in range(2)]
-    with pytest.MonkeyPatch.context() as patch:
-        if data.draw(st.booleans(), label="as columns"):
-            without_plain_python(patch)
-        with program.open(optimise=data.draw(st.booleans())) as running:
-            drive(data.draw, running, inputs, dimensions, data.draw(st.integers(0, 4), label="steps"))
+    if data.draw(st.booleans(), label="as columns"):  # A few updates are handled as many are.
+        costs = replace(costs, plain_rows=0, piece_rows=2)
+    with program.open(optimise=data.draw(st.booleans()), costs=costs) as running:
+        drive(data.draw, running, inputs, dimensions, data.draw(st.integers(0, 4), label="steps"))
     given = [updates_of(each) for each in inputs]
     for stream, capture, probe in zip(streams, captures, probes, strict=True):
         assert probe.frontier is not None
         expected = complete(stream.of(given), probe.frontier)
         assert captured(capture.rows()) == expected, stream.stream.node
-
-
-def without_plain_python(patch: pytest.MonkeyPatch) -> None:
-    """Let a few updates be handled as many are."""
-    patch.setattr("persist.compute.dataflow.operators.reduce.FEW_ROWS", 0)
-    for name in ("operators", "reduce"):
-        patch.setattr(f"persist.compute.dataflow.operators.{name}.PIECE_ROWS", 2)
 
 
 @pytest.mark.thorough(except_every=3)
@@ -56,11 +52,8 @@ def test_random_programs_agree_with_recomputing_from_scratch(dimensions: int, da
     compare(data, dimensions, data.draw(st.lists(choice, min_size=2, max_size=4), label="operators"), 6)
 
 
-@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100))
 @given(data=st.data(), cells=st.sampled_from([1, 4, 16]), few=st.sampled_from([0, 48]))
-def test_many_times_at_once_are_reduced_block_by_block(
-    monkeypatch: pytest.MonkeyPatch, data: Any, **limits: int
-) -> None:
-    monkeypatch.setattr("persist.compute.dataflow.operators.reduce.CELLS_MAX", limits["cells"])
-    monkeypatch.setattr("persist.compute.dataflow.operators.reduce.FEW_ROWS", limits["few"])
-    compare(data, 1, [(data.draw(st.integers(0, len(OPERATORS) - 1)), [0, 1, 0])], 12)
+def test_many_times_at_once_are_reduced_block_by_block(data: Any, cells: int, few: int) -> None:
+    costs = Costs(cells=cells, plain_rows=few)
+    compare(data, 1, [(data.draw(st.integers(0, len(OPERATORS) - 1)), [0, 1, 0])], 12, costs)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from persist.compute.dataflow.operators import logic
+from persist.compute.dataflow.state.costs import Costs
 from persist.compute.dataflow.updates.words import NULL, Domain
 from persist.dataflow import Program
 
@@ -73,19 +74,14 @@ def ranked_first(rows: list[tuple[int | None, int, int]], count: int, counted: s
 
 @pytest.mark.parametrize("counted", ["rank", "dense_rank"])
 @pytest.mark.parametrize("large", [False, True])
-def test_records_that_agree_in_the_order_are_in_or_out_together(
-    counted: Any, large: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if large:
-        for name, value in (("reduce.LARGE_ROWS", 1), ("large_groups.LARGE_ROWS", 1), ("large_groups.CHANGE_ROWS", 0)):
-            monkeypatch.setattr(f"persist.compute.dataflow.operators.{name}", value)
-        monkeypatch.setattr("persist.compute.dataflow.state.ranked.BLOCK_ROWS", 3)
+def test_records_that_agree_in_the_order_are_in_or_out_together(counted: Any, large: bool) -> None:
+    costs = Costs(large_rows=1, change_rows=0, block_rows=3) if large else Costs()
     for seed in range(6):
         chance, count, down = random.Random(seed), seed % 4 + 1, seed % 2 > 0
         program, held, have = Program("first"), Counter[Any](), Counter[Any]()
         rows = program.input("rows", key={"g": pa.int64(), "first": pa.int64(), "last": pa.int64()})
         seen = rows.group_by("g").top_k(count, "first", descending=down, counted=counted).capture()
-        with program.open() as running:
+        with program.open(costs=costs) as running:
             for time in range(5):
                 changes = Counter[Any]()
                 for _ in range(5):

@@ -23,6 +23,7 @@ from persist.compute.dataflow.operators.large_groups import Group
 from persist.compute.dataflow.operators.ranked_windows import REACH_MAX, ranking_of_windows
 from persist.compute.dataflow.operators.windows import windows
 from persist.compute.dataflow.plan.plan import Bound, WindowFunction
+from persist.compute.dataflow.state.costs import Costs
 from persist.compute.dataflow.updates.words import Domain
 
 Row: TypeAlias = dict[str, Any]
@@ -394,9 +395,8 @@ def changed_by(group: Group, domain: Domain, rows: list[Row], diffs: list[int], 
 
 
 @pytest.mark.parametrize("block", [2, 3])
-def test_a_change_of_a_large_partition_changes_what_the_model_says(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.compute.dataflow.state.ranked.BLOCK_ROWS", block)
-    monkeypatch.setattr("persist.compute.dataflow.operators.ranked_windows.PIECE_ROWS", 2)
+def test_a_change_of_a_large_partition_changes_what_the_model_says(block: int) -> None:
+    costs = Costs(block_rows=block, window_rows=2)
     chance, tried = random.Random(block), 0
     for function in [*OF_PLACE[::3], *OF_FRAMES, *OF_FRAMES]:
         call = drawn(function, chance, is_plain=True)
@@ -404,7 +404,7 @@ def test_a_change_of_a_large_partition_changes_what_the_model_says(block: int, m
         pool = [row_of(chance, 0.1) for _ in range(14)]
         for _ in range(10):
             held[chance.randrange(len(pool))] += 1
-        ranking = ranking_of_windows([call], SCHEMA, domain)
+        ranking = ranking_of_windows([call], SCHEMA, domain, costs)
         if ranking is None:
             continue
         tried += 1
@@ -429,15 +429,12 @@ RUNNING: list[tuple[Bound, Bound]] = [
 
 
 @pytest.mark.parametrize("function", [case for case in OF_FRAMES if case.arguments in ((), ("v",), ("f",))])
-def test_running_functions_of_a_large_partition_follow_its_first_and_its_last_rows(
-    function: WindowFunction, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("persist.compute.dataflow.state.ranked.BLOCK_ROWS", 2)
+def test_running_functions_of_a_large_partition_follow_its_first_and_its_last_rows(function: WindowFunction) -> None:
     for number, (start, end) in enumerate(RUNNING):
         call, chance = replace(function, by=(("x", False, True),), start=start, end=end), random.Random(number)
         domain = Domain()
         rows = ordered([row_of(chance, 0) for _ in range(6)], call.by)
-        ranking = ranking_of_windows([call], SCHEMA, domain)
+        ranking = ranking_of_windows([call], SCHEMA, domain, Costs(block_rows=2))
         if ranking is None:
             continue
         group = ranking(words_of(domain, rows), np.ones(6, np.int64))

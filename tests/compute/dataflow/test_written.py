@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist
-from persist.blob.layers.retry import RetryPolicy
 from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
 from persist.dataflow import Antichain, Program, Running, col, lit
@@ -106,7 +105,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 2
 def test_whatever_fails_outputs_hold_what_was_given_and_sealed(steps: Any) -> None:
     """Commits fail or are in doubt, programs are closed, and updates that no step has taken are lost."""
     store = Stepped(MemoryBlob())
-    options = persist.Settings(background=False, tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
+    options = persist.Settings(background=False, tuning=Tuning(attempts_max=1))
 
     def fail(what: str) -> None:
         raise (persist.Unavailable if what == "fail" else persist.Indeterminate)("not now")

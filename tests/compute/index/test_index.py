@@ -435,7 +435,7 @@ def test_other_processes_look_up_by_what_they_are_sent(facts: persist.Collection
     facts.write([(ROWS, (7919, 5))], time=1, seal=2).result()
     (path,) = paths_of(facts.handle, facts.handle.known(), facts.schema, 1, ["id", "d"])
     sent = pickle.loads(pickle.dumps(path))
-    found = sent.records(pa.table({"d": [7919]}), facts.handle.engine.reader())
+    found = pa.concat_tables(sent.records(pa.table({"d": [7919]}), facts.handle.engine.reader()))
     assert sorted(found["id"].to_pylist()) == sorted(row["id"] for row in plain(facts, "d = 7919"))
 
 
@@ -452,9 +452,9 @@ def test_what_cannot_be_an_index_is_refused(client: persist.Client) -> None:
     with pytest.raises(SchemaMismatch, match="'c' is there twice"):
         orders.index("c", "c")
     with pytest.raises(InvalidUsage, match="takes keys, such as"):
-        orders.get()
+        orders.get()  # type: ignore[call-overload]
     with pytest.raises(InvalidUsage, match="takes keys, such as"):
-        orders.get([1], where="c = 1")
+        orders.get([1], where="c = 1")  # type: ignore[call-overload]
     orders.index("c")  # A list beside it is held as it is.
     orders.write([(1, (["a"], 5))], time=0, seal=1).result()
     with indexes_that_always_pay():

@@ -12,6 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from persist.codecs.types.schema import CollectionSchema
+from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.query import add_functions
 from persist.compute.sql.compile import planned
 from persist.compute.sql.lower import Lowering
@@ -160,13 +161,14 @@ def check(
     is_rewritten: bool = True,
     known: Known = NOTHING,
     asked: str | None = None,
+    costs: Costs = USUAL,
 ) -> None:
     """Raise AssertionError unless the dataflow has DuckDB's answer after each step: to `asked`, if that is given."""
     program, answer, inputs = program_of(sql, tables, is_rewritten=is_rewritten, known=known)
     seen, duck = answer.capture(), Duck(tables)
     state: dict[str, Counter[Row]] = {name: Counter() for name in tables}
     have: Counter[Row] = Counter()
-    with program.open() as running:
+    with program.open(costs=costs) as running:
         for time, batch in enumerate(steps):
             for name, rows in batch.items():
                 for row, diff in rows:

@@ -1,6 +1,7 @@
 """Groups and rows that are compared with a value of all of them: only those between the old and the new one change."""
 
 from collections import Counter
+from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from persist.compute.dataflow.operators.join import BoundedJoin
+from persist.compute.dataflow.state.costs import Costs
 from persist.compute.dataflow.state.ranked import Ranked
 from persist.compute.dataflow.updates.times import Ints
 from persist.dataflow import Program, col
@@ -35,18 +37,19 @@ NAN = float("nan")
 EARLY = datetime(2020, 1, 2)
 
 
+# Every left is kept in order, in blocks of few records.
+RANKED = Costs(large_rows=1, change_rows=0, block_rows=2)
+
+
 @pytest.fixture
 def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Keep every left in order, in blocks of few records; count what is looked up in them."""
+    """Count what is looked up in what is kept in order."""
     done, between = Counter[str](), Ranked.between
 
     def counted(self: Ranked, one: int, other: int) -> Ints:
         done["between"] += 1
         return between(self, one, other)
 
-    monkeypatch.setattr("persist.compute.dataflow.operators.join.LARGE_ROWS", 1)
-    monkeypatch.setattr("persist.compute.dataflow.operators.join.CHANGE_ROWS", 0)
-    monkeypatch.setattr("persist.compute.dataflow.state.ranked.BLOCK_ROWS", 2)
     monkeypatch.setattr(Ranked, "between", counted)
     return done
 
@@ -55,14 +58,14 @@ def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("sql", BOUNDED)
 def test_what_lies_between_two_bounds_is_looked_up(sql: str, always_ranked: Counter[str]) -> None:
     for seed in range(5):
-        check(sql, changes(seed, steps=8, size=6))
+        check(sql, changes(seed, steps=8, size=6), costs=RANKED)
     assert always_ranked["between"] > 1
 
 
 @pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("sql", WHOLE)
 def test_a_join_that_shows_its_bound_or_asks_for_more_looks_up_all(sql: str, always_ranked: Counter[str]) -> None:
-    check(sql, changes(1))
+    check(sql, changes(1), costs=RANKED)
     assert not always_ranked["between"]
 
 
@@ -88,7 +91,7 @@ def test_only_what_has_the_order_of_the_comparison_is_looked_up_by_it(
     program = Program("below")
     left, right = program.input("left", key={"x": of_left}), program.input("right", key={"y": of_bound})
     seen = left.cross(right).filter(col("x") < col("y")).map(x=col("x")).capture()
-    with program.open() as running:
+    with program.open(costs=RANKED) as running:
         running["left"].insert([((value, None), 0, 1) for value in values])
         before: list[Any] = []
         below = Counter[Any]()
@@ -112,7 +115,6 @@ def _moment(value: Any) -> Any:
 def test_what_is_kept_in_order_is_dropped_when_many_rows_change(
     always_ranked: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.compute.dataflow.operators.join.CHANGE_ROWS", 2)
     dropped = Counter[bool]()
     run = BoundedJoin.run
 
@@ -123,6 +125,6 @@ def test_what_is_kept_in_order_is_dropped_when_many_rows_change(
 
     monkeypatch.setattr(BoundedJoin, "run", counted)
     for seed in range(6):
-        check(BOUNDED[2], changes(seed, steps=8, size=3 + seed))
+        check(BOUNDED[2], changes(seed, steps=8, size=3 + seed), costs=replace(RANKED, change_rows=2))
     assert dropped[True]
     assert always_ranked["between"]

@@ -10,7 +10,6 @@ import pytest
 
 import persist
 from persist.blob.errors import Unavailable
-from persist.blob.layers.retry import RetryPolicy
 from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.stores.file import FileBlob
@@ -22,10 +21,11 @@ from tests.compute.sql.two_ways import QUIET, requests_by_key, way_of
 from tests.support.copies import Copies
 from tests.support.stepped import Stepped
 from tests.support.tiers import examples
+from tests.support.tuned import tuned
 
 VIEW, ABOVE = "totals", "shares"  # The second one reads the first one.
 ROUNDS = max(3, examples(12))
-MORTAL = persist.Settings(background=False, tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
+MORTAL = persist.Settings(background=False, tuning=Tuning(attempts_max=1))
 T = TypeVar("T")
 
 
@@ -123,7 +123,7 @@ def test_a_refresh_that_is_overtaken_again_and_again_ends_and_leaves_nothing(ban
 
 
 def test_a_refresh_holds_what_it_reads_of_an_input_that_is_compacted_meanwhile(bank: Bank, blob: MemoryBlob) -> None:
-    settings = persist.Settings(background=False, grace_s=0, orphan_grace_s=0)
+    settings = tuned(background=False, grace_s=0, orphan_grace_s=0)
     with persist.open(blob, settings=settings) as other:
         moves, store = other.load("moves"), Stepped(blob)
         bank.transfer(1500)  # In a part of its own.

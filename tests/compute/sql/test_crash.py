@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import persist
-from persist.blob.layers.retry import RetryPolicy
 from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.blob.stores.file import FileBlob
@@ -73,7 +72,7 @@ def test_a_store_that_fails_and_leaves_it_in_doubt_doubles_nothing_in_views(seed
         bank.transfer()
         views = views_of(writer)
         shaky = UnreliableBlob(inner, chance, unavailable=0.05, not_happened_doubtful=0.05, happened_but_failed=0.05)
-        settings = persist.Settings(tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
+        settings = persist.Settings(tuning=Tuning(attempts_max=1))
         failures = 0
         for _ in range(6):
             try:
@@ -167,7 +166,7 @@ def test_views_that_are_opened_together_survive_a_store_that_goes_away() -> None
         bank.transfer()
         views_of(writer)
         shaky = UnreliableBlob(inner)
-        settings = persist.Settings(tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
+        settings = persist.Settings(tuning=Tuning(attempts_max=1))
         with persist.open(shaky, settings=settings) as client:
             with open_together([client.view(name) for name in VIEWS]) as together:
                 together.refresh()

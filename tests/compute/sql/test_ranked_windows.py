@@ -10,6 +10,7 @@ import pytest
 
 import persist
 from persist.compute.dataflow.operators.large_groups import LargeGroups
+from persist.compute.dataflow.state.costs import Costs
 from tests.compute.sql.oracle import changes, check
 
 FIRST = "PARTITION BY a ORDER BY b DESC"
@@ -50,9 +51,13 @@ WINDOWS = [
 ]
 
 
+# Every group is ranked at once, in blocks of few records.
+RANKED = Costs(large_rows=1, change_rows=0, block_rows=3, window_rows=2)
+
+
 @pytest.fixture
 def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Rank every group at once, in blocks of few records; count what is done with them."""
+    """Count what is done with ranked groups."""
     done = Counter[str]()
     changed = LargeGroups.changed
 
@@ -60,11 +65,6 @@ def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         done["changed"] += 1
         return changed(self, *arguments)
 
-    monkeypatch.setattr("persist.compute.dataflow.operators.reduce.LARGE_ROWS", 1)
-    monkeypatch.setattr("persist.compute.dataflow.operators.large_groups.LARGE_ROWS", 1)
-    monkeypatch.setattr("persist.compute.dataflow.operators.large_groups.CHANGE_ROWS", 0)
-    monkeypatch.setattr("persist.compute.dataflow.state.ranked.BLOCK_ROWS", 3)
-    monkeypatch.setattr("persist.compute.dataflow.operators.ranked_windows.PIECE_ROWS", 2)
     monkeypatch.setattr(LargeGroups, "changed", counted)
     return done
 
@@ -73,7 +73,7 @@ def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("sql", FIRST_ROWS)
 def test_first_rows_of_partitions_in_order(sql: str, always_ranked: Counter[str]) -> None:
     for seed in range(3):
-        check(sql, changes(seed, steps=8, size=6))
+        check(sql, changes(seed, steps=8, size=6), costs=RANKED)
     assert always_ranked["changed"] > 20
 
 
@@ -84,7 +84,7 @@ def test_functions_of_a_place_have_no_frame(frame: str, always_ranked: Counter[s
     every = ("row_number()", "rank()", "dense_rank()", "percent_rank()", "cume_dist()", "ntile(2)", "lag(b)", "lead(b)")
     shown = ", ".join(f"{each} OVER w AS f{at}" for at, each in enumerate(every))
     asked = f"SELECT a, b, {shown} FROM (SELECT DISTINCT a, b FROM t) WINDOW w AS (PARTITION BY a ORDER BY b {frame})"
-    check(asked, changes(1, steps=3, size=6))
+    check(asked, changes(1, steps=3, size=6), costs=RANKED)
     assert always_ranked["changed"]
 
 
@@ -92,7 +92,7 @@ def test_functions_of_a_place_have_no_frame(frame: str, always_ranked: Counter[s
 @pytest.mark.parametrize("sql", WINDOWS)
 def test_windows_over_partitions_in_order(sql: str, always_ranked: Counter[str]) -> None:
     for seed in range(4):
-        check(sql, changes(seed, steps=8, size=8))
+        check(sql, changes(seed, steps=8, size=8), costs=RANKED)
     assert always_ranked["changed"] > 20
 
 
@@ -101,7 +101,7 @@ def test_a_row_that_moves_away_from_its_equals_changes_their_rank(always_ranked:
     moved = (1, 4, "z", None, None, None)
     steps = [{"t": [(row, 1) for row in rows]}, {"t": [(rows[0], -1), (moved, 1)]}, {"t": [(moved, -1), (rows[0], 1)]}]
     for sql in (f"SELECT s, rank() {OVER} AS r FROM t", f"SELECT s, sum(b) {OVER} - sum(b) {OVER} AS r FROM t"):
-        check(sql, steps)
+        check(sql, steps, costs=RANKED)
     assert always_ranked["changed"]
 
 
@@ -111,7 +111,7 @@ def test_a_row_that_goes_from_its_equals_to_a_place_of_its_own_changes_the_dense
     rows = [(1, b, text, None, None, None) for b, text in ((5, "a"), (5, "b"), (7, "c"), (8, "d"), (9, "e"))]
     moved = (1, 4, "z", None, None, None)
     steps = [{"t": [(row, 1) for row in rows]}, {"t": [(rows[0], -1), (moved, 1)]}, {"t": [(moved, -1), (rows[0], 1)]}]
-    check(f"SELECT s, dense_rank() {OVER} AS r FROM t", steps)
+    check(f"SELECT s, dense_rank() {OVER} AS r FROM t", steps, costs=RANKED)
     assert always_ranked["changed"]
 
 
@@ -119,7 +119,9 @@ def test_copies_of_a_row_are_as_many_rows_in_the_reach_of_a_function(always_rank
     rows = [(1, b, "x", None, None, None) for b in (2, 2, 3, 4)]
     ahead = [(1, b, "y", None, None, None) for b in (0, 1)]
     steps = [{"t": [(row, 1) for row in rows]}, {"t": [(row, 1) for row in ahead]}, {"t": [(rows[0], -1)]}]
-    check("SELECT b, s, first_value(s) OVER (PARTITION BY a ORDER BY b ROWS 2 PRECEDING) AS r FROM t", steps)
+    check(
+        "SELECT b, s, first_value(s) OVER (PARTITION BY a ORDER BY b ROWS 2 PRECEDING) AS r FROM t", steps, costs=RANKED
+    )
     assert always_ranked["changed"]
 
 

@@ -276,7 +276,7 @@ def _submit_late(view: View, other: View) -> None:
     found = redefinition(view.handle.engine, view.handle, SUMS + " HAVING sum(n) > 3")
     assert found is not None
     other.redefine(LARGE)
-    view.client.engine.submit("redefine", found.steps, dict(found.names)).result()
+    view.handle.engine.submit("redefine", found.steps, dict(found.names)).result()
 
 
 QUERIES = [

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.core.settings import Tuning
 from tests.connect.spark.cluster import Cluster, Driver, running_cluster, until
+from tests.support.tuned import tuned
 
 pytestmark = pytest.mark.spark
 
 # Nobody else uses these locations: what nothing refers to goes at once.
-SETTINGS = persist.Settings(background=False, grace_s=0, orphan_grace_s=0, tuning=Tuning(hold_linger_s=0))
+SETTINGS = tuned(background=False, grace_s=0, orphan_grace_s=0, hold_linger_s=0)
 
 Place = tuple[str, dict[str, Any]]
 

@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 import persist
 import persist.spark
 from persist.blob.errors import MissingBlob
-from persist.blob.layers.retry import RetryPolicy
 from persist.blob.protocol import MemoryBlob
 from persist.blob.stores.file import FileBlob
 from persist.compute.tasks.compaction_jobs import TaskStore
@@ -23,9 +22,10 @@ from persist.connect.spark import compacting as maintenance
 from persist.core.settings import Tuning
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.compact import Compactor, LocalPartMaker
+from tests.support.tuned import tuned
 
 SMALL = Tuning(part_bytes=64 << 10, keyframe_rows_min=20, merge_runs=3, inline_runs=4)
-SETTINGS = persist.Settings(background=False, grace_s=0, orphan_grace_s=0, tuning=replace(SMALL, hold_linger_s=0))
+SETTINGS = tuned(background=False, grace_s=0, orphan_grace_s=0, tuning=replace(SMALL, hold_linger_s=0))
 ROWS = 12_000
 
 
@@ -243,9 +243,8 @@ def test_a_store_that_tasks_cannot_reach_fails_the_job_with_the_reason_and_chang
 ) -> None:
     location = filled(tmp_path / "location")
     before, stored = state(location), parts(location)
-    retry = RetryPolicy(attempts_max=1)
     elsewhere = {"endpoint_url": "http://127.0.0.1:9", "region": "x", "access_key_id": "x", "secret_access_key": "x"}
-    settings = persist.Settings(background=False, tuning=Tuning(retry=retry))
+    settings = persist.Settings(background=False, tuning=Tuning(attempts_max=1))
     monkeypatch.setattr(maintenance, "TaskStore", lambda *_: TaskStore("s3://nowhere/at/all", elsewhere, settings))
     with pytest.raises(PySparkException, match=r"persist\.errors\.Unavailable: .*127\.0\.0\.1:9"):
         compact(spark, location, partitions=2)

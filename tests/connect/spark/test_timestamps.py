@@ -17,8 +17,9 @@ from pyspark.sql.types import TimestampNTZType, TimestampType
 
 import persist
 import persist.spark
+from tests.support.tuned import tuned
 
-QUIET = persist.Settings(background=False, grace_s=0, orphan_grace_s=0)
+QUIET = tuned(background=False, grace_s=0, orphan_grace_s=0)
 VALUE = {
     "local": pa.timestamp("us"),
     "moment": pa.timestamp("ms", "Europe/Berlin"),

@@ -12,10 +12,11 @@ import persist
 from persist.blob.protocol import Blob, BlobEntry, MemoryBlob
 from tests.core.keyed.model import Event, resolved
 from tests.support.resolving import resolve_events
+from tests.support.tuned import tuned
 
 KEY, VALUE = {"k": pa.int64()}, {"mark": pa.int64(), "v": pa.string(), "gone": pa.bool_()}
 # What happens by itself would be at no step in particular.
-SETTINGS = persist.Settings(background=False, grace_s=0, orphan_grace_s=0)
+SETTINGS = tuned(background=False, grace_s=0, orphan_grace_s=0)
 EACH = 3  # Of the steps, each case takes every third one.
 LARGE = 1500  # Rows enough for a part in a blob of its own.
 

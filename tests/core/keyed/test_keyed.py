@@ -15,6 +15,7 @@ import persist
 from persist.core.log import kinds
 from persist.events import InsertIfAbsent, PerKey
 from tests.support.reads import rows_with
+from tests.support.tuned import tuned
 from tests.support.watched import WatchedBlob
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
@@ -196,7 +197,7 @@ def test_what_is_pending_is_told_and_destroyed_with_the_collection(client: persi
     assert users.unsealed.updates == 5000
     assert "not sealed" in repr(users)
     users.drop().result()
-    settings = persist.Settings(grace_s=0, orphan_grace_s=0)
+    settings = tuned(grace_s=0, orphan_grace_s=0)
     with persist.open(client.url, settings=settings) as other:
         assert other.gc().parts == 1
 
@@ -219,7 +220,7 @@ def test_an_examination_finds_a_key_with_two_values(client: persist.Client, is_f
 
 
 def test_garbage_collection_keeps_what_is_pending(tmp_path: Path) -> None:
-    settings = persist.Settings(grace_s=0, orphan_grace_s=0, background=False)
+    settings = tuned(grace_s=0, orphan_grace_s=0, background=False)
     with persist.open(tmp_path, settings=settings) as client:
         users = keyed(client)
         users.upsert([(k, "a" * 50) for k in range(5000)], time=3).result()

@@ -15,10 +15,11 @@ from persist.blob.protocol import MemoryBlob
 from tests.core.keyed.test_crash import MortalBlob
 from tests.support import model
 from tests.support.stepped import WAIT_S
+from tests.support.tuned import tuned
 
 NAMES = ("accounts", "owners")
 POLICIES: dict[str, Any] = {"accounts": "seal", "owners": "background"}
-SETTINGS = persist.Settings(background=False, grace_s=0, orphan_grace_s=0)
+SETTINGS = tuned(background=False, grace_s=0, orphan_grace_s=0)
 LARGE = 20_000  # Rows enough for a part in a blob of its own.
 
 

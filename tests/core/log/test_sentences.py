@@ -57,7 +57,6 @@ SENTENCES: list[tuple[Any, str]] = [
     (kinds.Note(ID, "moved"), "noted on 'c': moved"),
     (kinds.GrantLease("l", "someone", 1), "someone took a lease"),
     (kinds.GrantLease("l", "someone", 1, renews=True), "someone renewed a lease"),
-    (kinds.EndLease("0123456789"), "the lease 01234567 ended"),
     (kinds.OpenWriter("r", "someone"), "someone opened the location exclusively"),
     (kinds.OpenWriter("r", "someone", force=True), "someone opened the location exclusively by force"),
     (kinds.Collected((("a", 1), ("b", 2))), "forgot 2 things whose blobs were deleted"),

@@ -105,7 +105,7 @@ class Tables:
             brought = (part(100 + self.drawn, 1),)
         step = kinds.Publish(
             ID,
-            table,  # type: ignore[arg-type]
+            table,
             TABLE,
             self.versions.get(table, -1) + 1,
             4,
@@ -145,7 +145,7 @@ def test_a_published_table_has_what_its_versions_brought_and_did_not_remove(seed
         table = tables.chance.choice(("delta", "iceberg"))
         tables.publish(table)
         if tables.chance.random() < 0.15:
-            step = kinds.Unpublish(ID, table, tables.versions[table])  # type: ignore[arg-type]
+            step = kinds.Unpublish(ID, table, tables.versions[table])
             try:
                 tables.contents = unpublished(tables.contents, step)
             except OtherUnused as error:

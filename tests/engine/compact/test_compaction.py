@@ -145,7 +145,7 @@ def test_every_readable_time_reads_the_same_whatever_was_compacted(seed: int) ->
 def test_every_time_reads_the_same_where_few_ranges_of_keys_change_often(seed: int) -> None:
     """Most changes go to a small range of keys that moves on now and then, or grows at the end; a few go anywhere."""
     chance, by_time, current = random.Random(seed), list[dict[int, str]](), dict[int, str]()
-    tuning = Tuning(part_bytes=8 << 10, keyframe_rows_min=20, merge_runs=4, keyframe_space=chance.choice([0.1, 0.5, 9]))
+    tuning = Tuning(part_bytes=8 << 10, keyframe_rows_min=20, merge_runs=4)
     since = shared = quiet = 0
     with opened(MemoryBlob(), tuning=tuning) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)

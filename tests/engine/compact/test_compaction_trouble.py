@@ -535,7 +535,7 @@ def test_collections_that_stand_still_cost_no_requests() -> None:
 
 def test_what_was_retracted_before_it_was_written_is_destroyed_in_the_background_too() -> None:
     blob = MemoryBlob()
-    with opened(blob, policy(keyframe_rows_min=1000), destroy_after_s=0) as client:
+    with opened(blob, policy(keyframe_rows_min=1000)) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         c.write([((1, "secret"), 1, -1), ((2, "stays"), 1, 1)], seal=2).result()
         c.allow_compaction(1).result()

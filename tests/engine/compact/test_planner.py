@@ -123,7 +123,7 @@ def test_what_was_retracted_before_since_is_destroyed_when_it_must_be() -> None:
 
 def test_keyframes_are_thinned_evenly_where_they_outgrow_the_history() -> None:
     history = [part_of(1000, at, at, negatives=1) for at in range(0, 60, 10)]
-    policy = Tuning(keyframe_space=0.5, merge_runs=9)
+    policy = Tuning(merge_runs=9)
     every = {f"as_of{at}": 1000 for at in range(9, 60, 10)}
     work = next_work(contents_of(*history, **every, upper=60), policy)
     assert isinstance(work, Thin)
@@ -137,11 +137,11 @@ def test_keyframes_that_share_most_parts_cost_what_they_do_not_share() -> None:
     shared = row_of_parts()
     made: dict[str, Any] = {f"as_of{at}": [*shared[:9], part_of(100, 0, 0, keys=(900, 909))] for at in range(9, 60, 10)}
     history = [part_of(200, at, at, negatives=1) for at in range(0, 60, 10)]
-    rare, crowded = Tuning(keyframe_space=0.5, merge_runs=9), Tuning(keyframe_space=0.2, merge_runs=9)
-    assert next_work(contents_of(*history, **made, upper=60), rare) is None
-    work = next_work(contents_of(*history, **made, upper=60), crowded)
+    assert next_work(contents_of(*history, **made, upper=60), Tuning(merge_runs=9)) is None
+    crowded = [part_of(70, at, at, negatives=1) for at in range(0, 60, 10)]
+    work = next_work(contents_of(*crowded, **made, upper=60), Tuning(merge_runs=9))
     assert isinstance(work, Thin)
-    assert len(work.keyframes) == 3, "two of 100 rows fit into a fifth of 1,200"
+    assert len(work.keyframes) == 3, "two of 100 rows fit into a half of 420"
 
 
 def test_keyframes_together_do_not_name_many_times_the_parts_that_there_are() -> None:

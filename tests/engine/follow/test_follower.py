@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -132,10 +133,10 @@ def pauses(following: Follower, answers: list[object], timeout_s: float | None =
     return waited.pauses_s
 
 
-@pytest.mark.parametrize(("is_remote", "poll_s", "longest_s"), [(False, None, 0.005), (True, None, 1.0), (True, 9, 9)])
-def test_only_where_a_request_costs_money_pauses_become_long(
-    is_remote: bool, poll_s: float | None, longest_s: float
-) -> None:
+@pytest.mark.parametrize(
+    ("is_remote", "poll_s", "longest_s"), [(False, "by store", 0.005), (True, "by store", 1.0), (True, 9, 9)]
+)
+def test_only_where_a_request_costs_money_pauses_become_long(is_remote: bool, poll_s: Any, longest_s: float) -> None:
     blob = MemoryBlob()
     blob.is_remote = is_remote  # type: ignore[attr-defined]
     assert Follower(blob, ImpatientClock(), poll_s).longest_pause_s == longest_s

@@ -5,8 +5,8 @@ import pytest
 
 import persist
 from persist.blob.protocol import MemoryBlob
-from persist.core.settings import Tuning
 from tests.support.clocks import DatedBlob, ImpatientClock
+from tests.support.tuned import tuned
 
 
 def test_a_pinned_client_sees_all_collections_as_they_were_at_a_seqno(blob: MemoryBlob) -> None:
@@ -38,9 +38,7 @@ def test_a_pinned_client_sees_all_collections_as_they_were_at_a_seqno(blob: Memo
 def test_a_seqno_that_is_not_there_yet_or_not_any_more_is_refused() -> None:
     clock = ImpatientClock()
     blob = DatedBlob(clock)
-    settings = persist.Settings(
-        background=False, grace_s=0, orphan_grace_s=0, log_retention_s=3600, tuning=Tuning(log_retention_records=16)
-    )
+    settings = tuned(background=False, grace_s=0, orphan_grace_s=0, log_retention_s=3600, log_retention_records=16)
     with persist.open(blob, settings=settings, clock=clock) as client:
         numbers = client.create_or_load("numbers", key={"k": pa.int64()})
         with pytest.raises(persist.InvalidUsage, match=r"seqno=7 is not in the log of .* yet, whose last is 0"):

@@ -16,7 +16,7 @@ from persist.engine.follow.log_identity import PROVE_AFTER_S, PROVE_READS_AFTER_
 from persist.errors import LogInterrupted, LogReplaced
 from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
-from tests.support.rollback import QUIET, TRUSTING, copied, interrupted, made, opened, restore, rolled_back, write
+from tests.support.rollback import QUIET, copied, interrupted, made, opened, restore, rolled_back, trusting, write
 from tests.support.tuned import tuned
 
 
@@ -135,7 +135,7 @@ def test_a_hole_that_comes_while_the_client_writes_is_noticed_at_the_next_checkp
 
 def test_what_was_acknowledged_beyond_the_hole_does_not_hide_it_the_next_time() -> None:
     blob, clock = MemoryBlob(), ImpatientClock()
-    with opened(blob, clock, settings=TRUSTING) as client:
+    with trusting(opened(blob, clock)) as client:
         collection = made(client)
         write(collection, range(6))
         copy = copied(blob)
@@ -230,7 +230,7 @@ def test_a_checkpoint_tells_that_the_record_it_was_made_after_is_another_one() -
 def test_proving_costs_one_request_now_and_then_and_none_on_the_way() -> None:
     clock = ImpatientClock()
     blob = MeteredBlob(MemoryBlob())
-    with opened(blob, clock, settings=TRUSTING) as client:
+    with trusting(opened(blob, clock)) as client:
         collection = made(client)
         write(collection, range(1))
         before = blob.counts()["get"].requests

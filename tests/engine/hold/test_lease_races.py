@@ -7,19 +7,17 @@ import pytest
 
 import persist
 from persist.blob.protocol import Blob, MemoryBlob
-from persist.core.settings import Tuning
 from persist.engine.hold import WantedClaim
 from tests.support.clocks import ImpatientClock
 from tests.support.stepped import Gate, Stepped, wait_until
+from tests.support.tuned import tuned
 
 KEY = {"k": pa.int64()}
 ROWS = 20_000
 
 
 def opened(blob: Blob, clock: ImpatientClock | None = None) -> persist.Client:
-    settings = persist.Settings(
-        background=False, grace_s=0, orphan_grace_s=0, tuning=Tuning(merge_runs=2, hold_linger_s=0)
-    )
+    settings = tuned(background=False, grace_s=0, orphan_grace_s=0, merge_runs=2, hold_linger_s=0)
     return persist.open(blob, clock=clock or ImpatientClock(), settings=settings)
 
 

@@ -447,7 +447,7 @@ def test_what_cannot_be_let_go_of_now_is_let_go_of_later_and_what_is_gone_can_be
 
 
 def test_background_threads_renew_and_let_go(blob: MemoryBlob) -> None:
-    settings = persist.Settings(lease_s=1, clock_skew_s=0, tuning=Tuning(hold_linger_s=0.1))
+    settings = tuned(lease_s=1, clock_skew_s=0, hold_linger_s=0.1)
     with persist.open(blob, settings=settings) as reader, persist.open(blob, settings=settings) as writer:
         theirs = collection(writer)
         snapshot = reader.load("c").snapshot(3)

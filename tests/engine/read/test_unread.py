@@ -1,5 +1,7 @@
 """A listen looks at the parts that it has not read, and finds the same as if it looked at all of them."""
 
+from typing import Any
+
 import msgspec
 import pyarrow as pa
 import pytest
@@ -87,10 +89,10 @@ def test_a_step_looks_at_no_part_that_was_read(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("is_remote", "poll_s", "longest"), [(False, None, 0.005), (True, None, 1.0), (True, 0.2, 0.2)]
+    ("is_remote", "poll_s", "longest"), [(False, "by store", 0.005), (True, "by store", 1.0), (True, 0.2, 0.2)]
 )
 def test_who_waits_looks_often_where_that_costs_little(
-    is_remote: bool, poll_s: float | None, longest: float, monkeypatch: pytest.MonkeyPatch
+    is_remote: bool, poll_s: Any, longest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MemoryBlob, "is_remote", is_remote, raising=False)
     with persist.open(MemoryBlob(), settings=persist.Settings(background=False, poll_s=poll_s)) as client:

@@ -8,6 +8,7 @@ import pytest
 
 import persist
 from persist.blob.protocol import BlobEntry, MemoryBlob
+from persist.engine.follow.follower import Follower
 from persist.engine.upkeep import Upkeep
 from persist.engine.upkeep.background import COMMITS_MAX, RepeatingThread
 from tests.support.clocks import ImpatientClock
@@ -31,7 +32,7 @@ class SlowToListParts(MemoryBlob):
 
 def test_a_lease_is_renewed_while_the_collection_of_garbage_takes_long() -> None:
     blob = SlowToListParts()
-    settings = persist.Settings(lease_s=1.0, gc_interval_s=1.0)
+    settings = tuned(lease_s=1.0, gc_interval_s=1.0)
     with persist.open(blob, settings=settings) as client:
         c = client.create_or_load("c", key={"k": pa.int64()})
         c.hold(0)
@@ -66,8 +67,9 @@ class Due:
         self.client, self.clock = client, clock
         self.failing: persist.PersistError | None = None
         settings = tuned(**{"background": False, "gc_interval_s": 3600.0, **changed})
+        follower = Follower(client.engine.blob, clock, policy=settings.tuning.policy)
         self.upkeep = Upkeep(
-            writer.leases, writer.consumers, writer.compaction, self.collect, self.shorten, clock, settings
+            writer.leases, writer.consumers, writer.compaction, self.collect, self.shorten, clock, settings, follower
         )
 
     def collect(self) -> None:

@@ -9,12 +9,12 @@ from hypothesis import example, given, settings
 
 import persist
 from persist.blob.protocol import MemoryBlob
-from persist.core.settings import Tuning
 from persist.engine.follow.checkpoint import write_checkpoint
 from persist.engine.upkeep.references import ALL_AGAIN_S
 from persist.engine.write.part_writer import PartWriter
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.tiers import examples
+from tests.support.tuned import tuned
 
 KEY = {"k": pa.int64()}
 GRACE_S = 600.0
@@ -35,11 +35,11 @@ def opened(blob: DatedBlob) -> persist.Client:
     return persist.open(
         blob,
         clock=blob.clock,
-        settings=persist.Settings(
+        settings=tuned(
             background=False,
             grace_s=GRACE_S,
             orphan_grace_s=GRACE_S,
-            tuning=Tuning(hold_linger_s=0),
+            hold_linger_s=0,
         ),
     )
 

@@ -463,7 +463,6 @@ def test_gc_of_an_idle_location_does_not_go_on_writing_records(dated: DatedBlob)
         {"background": 1},
         {"gc_interval_s": "x"},
         {"log_retention_records": 20.5},
-        {"cache_memory_bytes": 1e6},
     ],
 )
 def test_bad_settings_are_refused(bad: dict[str, object]) -> None:

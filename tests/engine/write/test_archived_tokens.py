@@ -11,11 +11,11 @@ from persist.blob.protocol import MemoryBlob
 from persist.blob.stores.file import FileBlob
 from persist.core.log import kinds
 from persist.core.log.records import read_record
-from persist.core.settings import Tuning
 from persist.engine.follow.checkpoint import write_checkpoint
 from persist.errors import CorruptBlob, TokenForgotten, TokenReused
+from tests.support.tuned import tuned
 
-SETTINGS = persist.Settings(background=False, grace_s=0, orphan_grace_s=0, tuning=Tuning(hold_linger_s=0))
+SETTINGS = tuned(background=False, grace_s=0, orphan_grace_s=0, hold_linger_s=0)
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
 OTHERS = 40
 

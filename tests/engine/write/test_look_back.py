@@ -5,7 +5,6 @@ import shlex
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -425,21 +424,6 @@ def test_a_look_costs_one_read_of_few_bytes_for_each_commit(memory: MemoryBlob, 
         after = blob.counts()["get"]
         assert after.requests == before.requests + 8
         assert after.bytes - before.bytes <= 8 * 256
-
-
-def test_who_does_without_the_look_pays_no_read_and_may_lose_what_was_acknowledged(clock: ImpatientClock) -> None:
-    blob = MemoryBlob()
-    metered = MeteredBlob(blob)
-    with persist.open(metered, clock=clock, settings=replace(QUIET, look_back=False)) as client:
-        write(collection := made(client), range(1))
-        copy, before = copied(blob), metered.counts()
-        write(collection, range(1, 9))
-        assert [metered.counts()[what].requests - before[what].requests for what in ("get", "list")] == [0, 0]
-        restore(blob, copy)
-        write(collection, range(9, 10))
-    assert upper(blob, clock) == 1
-    with pytest.raises(persist.InvalidUsage, match="look_back"):
-        persist.Settings(look_back=1)  # type: ignore[arg-type]
 
 
 def test_racing_clients_look_back_and_all_of_them_commit(memory: MemoryBlob) -> None:

@@ -15,11 +15,11 @@ from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.stores.s3 import S3Blob
 from persist.core.log.keys import record_key
-from persist.core.settings import Tuning
 from persist.engine.write.store_checks import StoreProof
 from tests.core.log.test_commits import create
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.servers.hostile_s3 import MISREAD, TRUTH, HostileS3, Lie, hostile_s3, swapped
+from tests.support.tuned import tuned
 
 KEY = {"k": pa.int64()}
 HOUR = 3600.0
@@ -309,7 +309,7 @@ def test_a_full_store_says_so_at_once() -> None:
 
 def test_a_record_that_was_truncated_meanwhile_is_no_proof_against_the_store() -> None:
     blob = DatedBlob(ImpatientClock())
-    settings = persist.Settings(log_retention_s=5 * HOUR, background=False, tuning=Tuning(log_retention_records=50))
+    settings = tuned(log_retention_s=5 * HOUR, background=False, log_retention_records=50)
     with (
         persist.open(blob, settings=settings, clock=blob.clock) as client,
         persist.open(blob, clock=ImpatientClock()) as asleep,  # By its own clock, no time passes.

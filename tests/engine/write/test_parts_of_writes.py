@@ -12,6 +12,7 @@ import pytest
 from persist.blob.errors import PersistError, Unavailable
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import MemoryBlob
+from persist.blob.threads import SystemClock
 from persist.codecs.evolution import evolved
 from persist.codecs.order.digest import DIGEST_MODULUS
 from persist.codecs.part.part import Part
@@ -45,7 +46,7 @@ def parts(blob: MemoryBlob) -> PartWriter:
 @pytest.fixture
 def steps(parts: PartWriter) -> Iterator[WriteSteps]:
     with ThreadPoolExecutor(1) as pool:
-        yield WriteSteps(parts, pool)
+        yield WriteSteps(parts, pool, SystemClock())
 
 
 def table(rows: int, time: int = 5, diff: int = 1) -> pa.Table:
@@ -327,7 +328,9 @@ def test_of_a_stream_that_breaks_off_what_was_uploaded_is_deleted(steps: WriteSt
     store = UnreliableBlob(blob)
     store.next_faults("set", *[Fault.NONE, Fault.UNAVAILABLE] * 20)
     with ThreadPoolExecutor(1) as pool:
-        made = WriteSteps(PartWriter(store, lambda: 7, memory_budget=4 << 20), pool).of(A, SCHEMA, endless(), None)
+        made = WriteSteps(PartWriter(store, lambda: 7, memory_budget=4 << 20), pool, SystemClock()).of(
+            A, SCHEMA, endless(), None
+        )
         assert made is not None
         assert isinstance(made.upload_error(), Unavailable)
         assert stored(blob) == []

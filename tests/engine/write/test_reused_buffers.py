@@ -12,6 +12,7 @@ import pytest
 
 import persist
 from persist.blob.protocol import MemoryBlob
+from persist.blob.threads import SystemClock
 from persist.codecs.types.schema import CollectionSchema, Side
 from persist.codecs.updates.updates import Stamp
 from persist.engine.write.part_writer import PartWriter
@@ -55,7 +56,7 @@ FORMS: dict[str, Form] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_a_large_write_that_is_encoded_later_is_what_the_caller_had_when_it_returned(form: str) -> None:
     blob, pool = MemoryBlob(), Later()
-    steps = WriteSteps(PartWriter(blob, lambda: 0), pool)
+    steps = WriteSteps(PartWriter(blob, lambda: 0), pool, SystemClock())
     ids, v = np.arange(ROWS), np.ones(ROWS)
     write = steps.of("c", SCHEMA, FORMS[form](ids, v), Stamp(0, 1))
     ids[:] = ids[::-1].copy()

@@ -120,7 +120,7 @@ def test_a_restored_location_proves_itself_before_it_takes_a_write(
     with persist.open(place, settings=SETTINGS) as client:
         client.load("orders").compact()
     _runs("backup", place, backup)
-    _runs("restore", backup, whole)
+    _runs("copy", backup, whole)
     write(whole, 100)
     assert keys(whole) == [*range(20), 100]
     [part] = (backup / "part").rglob("*.parquet")
@@ -128,11 +128,11 @@ def test_a_restored_location_proves_itself_before_it_takes_a_write(
     damaged[len(damaged) // 2] ^= 1
     part.write_bytes(damaged)
     capsys.readouterr()
-    assert main(["restore", str(backup), str(broken)]) != 0
+    assert main(["copy", str(backup), str(broken)]) != 0
     assert part.name in "".join(capsys.readouterr())
     with persist.open(broken, mode="read") as client:
         assert client.collections() == [], "nobody can take it for a location"
-    assert main(["restore", "--leave-out-damaged", str(backup), str(broken)]) == 1
+    assert main(["copy", "--leave-out-damaged", str(backup), str(broken)]) == 1
     assert part.name in "".join(capsys.readouterr())
     with persist.open(broken, mode="read") as client:
         assert client.collections() == ["orders"]

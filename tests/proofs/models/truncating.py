@@ -12,7 +12,7 @@ read the newest checkpoint has a fresh state, and the record after it may be old
     look      read the next slot; after an hour, the newest checkpoint comes first, and what lies below its floor is
               not read: the client goes on from the checkpoint
     offer     create the record in the free slot
-    back      look for the record before the own one, unless nobody wants that (`Settings.look_back`)
+    back      look for the record before the own one, unless a release does not
     after     look at the floor, if the end was not seen in this hour. A record below it is not part of the log: it is
               offered anew, unless the create itself took so long that it may have been there and gone: that is doubt
 

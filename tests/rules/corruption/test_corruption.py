@@ -40,6 +40,7 @@ from tests.rules.corruption.location import (
     read_all,
 )
 from tests.rules.golden.kinds import POLICY
+from tests.support.tuned import tuned
 
 pytestmark = pytest.mark.thorough(except_every=14)
 
@@ -386,7 +387,7 @@ def test_damage_is_never_taken_for_a_newer_version() -> None:
 # Compaction and the collection of garbage, over what is damaged.
 
 
-NO_GRACE = persist.Settings(background=False, grace_s=0, orphan_grace_s=0, tuning=replace(POLICY, hold_linger_s=0))
+NO_GRACE = tuned(background=False, grace_s=0, orphan_grace_s=0, tuning=replace(POLICY, hold_linger_s=0))
 
 
 def blob_with(blobs: Mapping[str, bytes]) -> MemoryBlob:

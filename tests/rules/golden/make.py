@@ -15,6 +15,7 @@ from typing import Any, get_args
 import msgspec
 import pyarrow as pa
 import xxhash
+from msgspec import structs
 
 import persist
 from persist.blob.stores.file import FileBlob
@@ -131,6 +132,9 @@ def main() -> None:
             write_remembered(client)
             commit(client, kinds.TruncateLog(1))
             commit(client, kinds.Upgrade(FORMAT))
+            longer = {name: value + 1 for name, value in structs.asdict(client.policy).items()}
+            client.set_policy(**longer, at_once=True)
+            client.set_policy(grace_s=3600)
             large.tag("beginning", 0)
             large.retain(1000).result()
             large.describe("large", properties={"a": "b"}, columns={"b": "text"}).result()

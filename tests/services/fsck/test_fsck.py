@@ -34,7 +34,6 @@ from persist.core.log.framing import FORMAT, encode_framed, put_framed
 from persist.core.log.keys import checkpoint_key, checkpoint_seqno, record_key, uploaded_seqno
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, read_record
-from persist.core.settings import Tuning
 from persist.engine.follow.checkpoint import Checkpoint, read_checkpoint, read_newest_checkpoint
 from persist.engine.follow.directory import DirectoryEntry
 from persist.engine.follow.follower import Follower
@@ -45,13 +44,12 @@ from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.parts import commit_parts
 from tests.support.paths import GOLDEN
+from tests.support.tuned import tuned
 
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.string()}
 HOUR, DAY = 3600.0, 86400.0
-SETTINGS = persist.Settings(
-    background=False, log_retention_s=3600, tuning=Tuning(hold_linger_s=0, log_retention_records=16)
-)
+SETTINGS = tuned(background=False, log_retention_s=3600, hold_linger_s=0, log_retention_records=16)
 
 
 @pytest.fixture
@@ -977,9 +975,7 @@ def test_a_list_is_named_after_the_record_that_names_it_even_if_that_lost_a_race
 
 
 def test_nothing_is_reported_while_writers_write_destroy_and_collect(tmp_path: Path) -> None:
-    settings = persist.Settings(
-        background=False, grace_s=0, log_retention_s=3600, tuning=Tuning(log_retention_records=16, hold_linger_s=0)
-    )
+    settings = tuned(background=False, grace_s=0, log_retention_s=3600, log_retention_records=16, hold_linger_s=0)
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -1032,7 +1028,7 @@ class Meddling(MemoryBlob):
 @pytest.mark.parametrize("deep", [True, False])
 def test_a_blob_that_is_committed_or_collected_meanwhile_is_no_finding(deep: bool) -> None:
     blob = Meddling()
-    settings = persist.Settings(background=False, grace_s=0, orphan_grace_s=0)
+    settings = tuned(background=False, grace_s=0, orphan_grace_s=0)
     with persist.open(blob, settings=settings) as client:
         c, gone = (client.create_or_load(name, key=KEY, value=VALUE) for name in ("c", "gone"))
         c.write(rows(0, 20_000, 0)).result()
@@ -1138,7 +1134,7 @@ def test_a_location_whose_log_is_lost_is_a_problem_and_repair_deletes_nothing(
     for folder in lost:
         shutil.rmtree(tmp_path / "shop" / folder, ignore_errors=True)
     before = sorted(tmp_path.rglob("*"))
-    settings = persist.Settings(grace_s=0, orphan_grace_s=0)
+    settings = tuned(grace_s=0, orphan_grace_s=0)
     for repair in (False, True):
         report = persist.fsck(tmp_path / "shop", repair=repair, settings=settings)
         (problem,) = report.problems

@@ -21,7 +21,7 @@ from persist.tools.cli.main import main
 from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import ImpatientClock
 from tests.support.parts import commit_parts
-from tests.support.rollback import KEY, QUIET, TRUSTING, copied, interrupted, made, opened, restore, rolled_back, write
+from tests.support.rollback import KEY, QUIET, copied, interrupted, made, opened, restore, rolled_back, trusting, write
 from tests.support.stepped import Stepped
 
 Blobs = dict[str, bytes]
@@ -85,7 +85,7 @@ def test_parts_that_only_lost_records_name_are_kept_with_them() -> None:
 
 def test_parts_that_the_collection_has_besides_are_not_set_aside() -> None:
     blob, clock = MemoryBlob(), ImpatientClock()
-    client = opened(blob, clock, settings=TRUSTING)
+    client = trusting(opened(blob, clock))
     with client:
         collection = made(client)
         rows = pa.table({"k": range(100), "_time": [9] * 100, "_diff": [1] * 100})

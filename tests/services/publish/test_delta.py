@@ -21,7 +21,6 @@ SETTINGS = tuned(
     background=False,
     grace_s=0,
     orphan_grace_s=0,
-    destroy_after_s=0,
     hold_linger_s=0,
     keyframe_rows_min=1,
     inline_bytes=0,

@@ -107,12 +107,12 @@ def is_let_in(use: Use, connection: Connection) -> bool:
 
 
 def test_every_endpoint_of_the_table_is_in_the_matrix_and_no_other_is_served(client: persist.Client) -> None:
-    assert {"metrics", "DoAction", "DoExchange", *USES} == RIGHTS.keys()
+    assert {"metrics", "iceberg", "DoAction", "DoExchange", *USES} == RIGHTS.keys()
     with serving(client, (READS, WRITES)) as server, flight.FlightClient(server.url) as connection:
         options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {WRITES}".encode())])
         assert {f"DoAction/{action.type}" for action in connection.list_actions(options)} <= RIGHTS.keys()
         methods = {name.rpartition("/")[2] for name in server._calls._methods}
-        assert methods == {name for name in RIGHTS if "/" not in name} - {"metrics"}
+        assert methods == {name for name in RIGHTS if "/" not in name} - {"metrics", "iceberg"}
         with pytest.raises(pa.ArrowInvalid, match="there is no 'DoAction/drop'"):
             [*connection.do_action(flight.Action("drop", b"{}"), options)]
 

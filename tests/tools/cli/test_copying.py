@@ -29,7 +29,7 @@ def test_a_backup_is_restored_and_proved(capsys: pytest.CaptureFixture[str]) -> 
     again = json.loads(told(capsys, "backup", "shop", "kept", "--json"))
     assert (again["target"], again["blobs"], again["damaged"]) == ("kept", 0, [])
     assert "whole" in told(capsys, "verify", "kept", "--against", "shop")
-    assert "1 collection" in told(capsys, "restore", "kept", "again")
+    assert "1 collection" in told(capsys, "copy", "kept", "again")
     assert "1 collection" in told(capsys, "copy", "again", "moved")
     with persist.open("moved") as client:
         assert sorted(client.load("orders").snapshot().rows()) == [(1, 5), (2, 7)]
@@ -53,7 +53,7 @@ def test_what_is_wrong_with_a_backup_is_the_exit_status(capsys: pytest.CaptureFi
     assert not (tmp_path / "shop" / "inside").exists()
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
-    assert "cat.jpg" in told(capsys, "restore", "kept", "photos", status=2)
+    assert "cat.jpg" in told(capsys, "copy", "kept", "photos", status=2)
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
 
 
@@ -73,7 +73,7 @@ def test_options_of_the_environment_are_for_stores_and_not_for_the_folder_beside
     monkeypatch.setenv("PERSIST_STORAGE_OPTIONS", '{"endpoint_url": "http://127.0.0.1:9", "fsync": false}')
     assert told(capsys, "backup", "shop", "kept").startswith("kept has 1 collection as of record ")
     assert "whole" in told(capsys, "verify", "kept", "--against", "shop")
-    assert "1 collection" in told(capsys, "restore", "kept", "again")
-    for command in (["restore", "kept", "memory://far"], ["copy", "memory://far", "there"]):
+    assert "1 collection" in told(capsys, "copy", "kept", "again")
+    for command in (["copy", "kept", "memory://far"], ["copy", "memory://far", "there"]):
         assert "'endpoint_url' is not an option of memory://" in told(capsys, *command, status=2)
     assert "is not an option of a folder" in told(capsys, "ls", "kept", "--storage-option", "region=x", status=2)

@@ -24,9 +24,10 @@ from persist.tools.cli import dispatch, loading
 from persist.tools.cli.main import main
 from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
+from tests.support.tuned import tuned
 from tests.tools.cli.test_wording import PYTHON
 
-AT_ONCE = persist.Settings(background=False, grace_s=0, orphan_grace_s=0)
+AT_ONCE = tuned(background=False, grace_s=0, orphan_grace_s=0)
 
 
 @pytest.fixture

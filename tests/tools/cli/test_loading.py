@@ -418,8 +418,7 @@ def test_a_write_with_a_key_creates_location_and_collection(tmp_path: Path, caps
     assert written(location, "orders", str(file), "--key", "id") == 0
     file.write_text("id,at,amount,note\n3,2026-11-03,7,x\n")
     assert written(location, "orders", str(file), "--key", "id") == 0  # The column note was text, as it is without any.
-    assert written(location, "orders", str(file)) == 0
-    assert "was written before" in capsys.readouterr().out
+    assert written(location, "orders", str(file), "--key", "id") == 0  # Once more, which replaces what it has written.
     with persist.open(location, mode="read") as client:
         orders = client["orders"]
         assert [str(orders.schema.arrow.field(name).type) for name in orders.schema.names] == [
@@ -427,6 +426,24 @@ def test_a_write_with_a_key_creates_location_and_collection(tmp_path: Path, caps
         ]
         assert (orders.schema.key_names, orders.schema.timeline) == (("id",), "ms")
         assert orders.snapshot().to_arrow()["id"].to_pylist() == [1, 2, 3]
+
+
+def test_the_mode_of_a_write_says_what_becomes_of_what_is_there(tmp_path: Path, capsys: Printed) -> None:
+    location, file = str(tmp_path / "shop"), tmp_path / "orders.csv"
+    file.write_text("id,amount\n1,9.5\n2,3\n")
+    rows = []
+    for mode in ([], [], ["--mode", "append"], ["--mode", "overwrite"]):
+        assert written(location, "orders", str(file), "--key", "id", *mode) == 0
+        with persist.open(location, mode="read") as client:
+            rows.append(client["orders"].snapshot().count())
+    assert rows == [2, 2, 4, 2]
+    assert written(location, "orders", str(file), "--key", "id", "--mode", "error") != 0
+    assert written(location, "orders", str(file), "--mode", "replace") == 2
+    assert 'use "upsert", "append"' in capsys.readouterr().err
+    assert written(location, "orders", str(file), "--key", "id", "--time", "2026-11-21", "--seal", "2026-11-22") == 2
+    assert written(location, "days", str(file), "--key", "id", "--time", "2026-11-21", "--seal", "2026-11-22") == 0
+    assert written(location, "days", str(file), "--key", "id", "--time", "2026-11-21", "--seal", "2026-11-22") == 0
+    assert "was written before" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("times", [[], ["--time", "3"], ["--time-column", "t"]])
@@ -493,16 +510,16 @@ def test_standard_input_creates_a_collection_without_the_columns_that_are_ignore
         assert (client["orders"].columns, client["orders"].schema.timeline) == (["id", "x"], None)
 
 
-def test_a_collection_is_reverted_to_what_it_held(place: str, tmp_path: Path, capsys: Printed) -> None:
+def test_a_collection_is_restored_to_what_it_held(place: str, tmp_path: Path, capsys: Printed) -> None:
     for number, text in enumerate(("1,5.5\n", "2,7.0\n")):
         (tmp_path / "a.csv").write_text("id,amount\n" + text)
         assert main(["create", place, f"sales {number}", "-k", "id:int64", "-v", "amount:float64"]) == 0
         assert main(["overwrite", place, "sales 0", str(tmp_path / "a.csv"), "--time", str(number)]) == 0
-    assert main(["revert", place, "sales 0", "0", "--time", "7"]) == 0
+    assert main(["restore", place, "sales 0", "0", "--time", "7"]) == 0
     assert "sales 0 holds what it held as of 0, from 7 on" in capsys.readouterr().out
     with persist.open(place, mode="read") as client:
         assert [*client.load("sales 0").snapshot().rows()] == [(1, 5.5)]
-    assert main(["revert", place, "sales 0", "99"]) == 2
+    assert main(["restore", place, "sales 0", "99"]) == 2
 
 
 def test_write_and_ingest_reject_the_same_rows_for_the_same_reasons(

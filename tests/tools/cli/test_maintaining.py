@@ -103,7 +103,7 @@ def test_requests_are_counted_in_the_process_and_never_in_the_log() -> None:
         is_remote = True
 
     store = RemoteMemory()
-    with persist.open(store, settings=tuned(background=False, look_back=False)) as client:
+    with persist.open(store, settings=tuned(background=False)) as client:
         for number in range(150):
             client.write("orders", [{"id": number}], key=["id"]).result()
         client.maintain()
@@ -161,3 +161,16 @@ def test_logs_are_remarks_or_lines_or_json(
 )  # fmt: skip
 def test_a_level_and_a_format_are_chosen(said: str, verbose: bool, wanted: tuple[int, str]) -> None:
     assert chosen(said, verbose) == wanted
+
+
+def test_the_policy_is_shown_and_changed_for_all_clients(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    location = str(shop)
+    assert main(["policy", location, "--grace-s", "60", "--log-records-max", "500"]) == 0
+    assert "grace_s               60\n" in capsys.readouterr().out
+    assert main(["policy", location, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["grace_s"], shown["lease_s"], shown["log_records_max"]) == (60, 600, 500)
+    with persist.open(location) as client:
+        assert client.policy.grace_s == 60
+    assert main(["policy", location, "--lease-s", "0"]) == 2
+    assert "lease_s=0 is not allowed" in capsys.readouterr().err

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import persist
-from persist.core.settings import Tuning
 from persist.tools.cli.main import main
 from tests.support.forks import forked_python
+from tests.support.tuned import tuned
 
 Printed = pytest.CaptureFixture[str]
 NOBODY = [
@@ -494,7 +494,7 @@ def test_standard_input_that_is_closed_is_an_empty_file(place: str) -> None:
 
 def test_what_would_be_deleted_is_told_without_deleting_it(tmp_path: Path, capsys: Printed) -> None:
     place = tmp_path / "location"
-    settings = persist.Settings(background=False, grace_s=0, orphan_grace_s=0, tuning=Tuning(log_retention_records=16))
+    settings = tuned(background=False, grace_s=0, orphan_grace_s=0, log_retention_records=16)
     with persist.open(place, settings=settings) as client:
         made = client.create_or_load("gone", key={"k": pa.int64()})
         made.write(pa.table({"k": range(20_000)}), time=0, seal=1).result()

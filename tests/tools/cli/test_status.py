@@ -7,14 +7,14 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.core.settings import Tuning
 from persist.tools.cli.main import main
 from persist.tools.reports.health import RECENT, Health, health_of
 from persist.tools.reports.surveys import KnownFacts
+from tests.support.tuned import tuned
 
 Printed = pytest.CaptureFixture[str]
 NOW_S = 1_767_312_000.0  # 2026-01-02T00:00Z
-SETTINGS = persist.Settings(background=False, grace_s=0, tuning=Tuning(merge_runs=2))
+SETTINGS = tuned(background=False, grace_s=0, merge_runs=2)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import persist
 from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.api.view import View
+from persist.core.log.fields import Policy
 from persist.services import backup
 from persist.tools.cli import dispatch
 
@@ -57,11 +58,13 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "refresh": ([Client.view], {"views"}),
     "release": ([], {"hold", "yes"}),
     "rename": ([Collection.rename], set()),
-    "restore": ([backup.copy], {"target_options_file"}),
     "retain": ([Collection.retain], {"yes"}),
-    "revert": ([Collection.restore], set()),
+    "restore": ([Collection.restore], set()),
     "seal": ([Collection.seal], {"for_ever"}),
-    "serve": ([Client.serve], {"metrics", "sql_memory"}),  # Its `sql_memory_bytes`, in MB.
+    "serve": (
+        [Client.serve],
+        {"iceberg", "iceberg_properties", "metrics", "sql_memory"},
+    ),
     "show": ([], ROWS_OUT),
     "status": ([], {"watch"} | ROWS_OUT),
     "sql": ([Client.sql], LIMITED),
@@ -71,6 +74,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "ui": ([], {"host", "port", "allow_host", "open_"}),
     "unpublish": ([Collection.unpublish], set()),
     "untag": ([Collection.untag], set()),
+    "policy": ([Client.set_policy, Policy], set()),
     "upgrade": ([Client.upgrade], set()),
     "upsert": ([Collection.upsert], ROWS_IN | {"time_column", "commit_rows"}),
     "verify": ([backup.verify], {"target_option", "target_options_file"} | ROWS_OUT),  # Its `against_options`.

@@ -40,7 +40,6 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.compute.dataflow.operators.arrangement import Arrangement
-from persist.compute.dataflow.operators.large_groups import CHANGE_ROWS, LARGE_ROWS
 from persist.compute.dataflow.operators.linear import Shape, compiled
 from persist.compute.dataflow.operators.operators import Operator, Position
 from persist.compute.dataflow.plan.plan import Join
@@ -52,8 +51,6 @@ from persist.compute.dataflow.updates.words import NULL, Domain
 from persist.core.expression.evaluation import factored_conjuncts, type_of
 from persist.core.expression.term import SQL, Call, Col, Term, calls, columns_of
 from persist.core.progress import check_limits
-
-SORT_ROWS = 4096  # From so many look-ups on, sorting them pays: neighbours then share what they touch.
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +159,7 @@ class JoinOperator(Operator):
                 keys = keys.take(keep, axis=1, mode="clip")
             hashes = key_hashes(keys)
             order = None
-            if len(hashes) > SORT_ROWS and (hashes[1:] < hashes[:-1]).any():
+            if len(hashes) > self.costs.sort_rows and (hashes[1:] < hashes[:-1]).any():
                 # Look-ups of ascending hashes are faster, and pay for the sort of many rows.
                 order = hashes.argsort(kind="stable")
                 hashes, keys = hashes.take(order), keys.take(order, axis=1, mode="clip")
@@ -343,14 +340,14 @@ class BoundedJoin(JoinOperator):
     def run(self) -> None:
         bound, left = self._bound.new, self._left.new
         self._between = None
-        if bound is not None and self._left.spine.rows >= LARGE_ROWS:
+        if bound is not None and self._left.spine.rows >= self.costs.large_rows:
             self._between = self._looked_at(bound)
         try:
             super().run()
         finally:
             self._between = None  # Who requests contents sees all records.
         if self._ranked is not None and left is not None:
-            if left.shape[1] * CHANGE_ROWS > 2 * self._ranked.rows:
+            if left.shape[1] * self.costs.change_rows > 2 * self._ranked.rows:
                 self._ranked = None
                 return
             for *record, _, diff in self._ordered(left[1:]).T.tolist():
@@ -387,7 +384,7 @@ class BoundedJoin(JoinOperator):
             keys = np.empty((0, 1), np.int64)
             _, rows = self._left.lookup(key_hashes(keys), keys, has_new=False)
             ordered = self._ordered(rows[1:])
-            self._ranked = Ranked(self._order, ordered[:-2], ordered[-1])
+            self._ranked = Ranked(self._order, ordered[:-2], ordered[-1], self.costs)
         records = self._ranked.between(*words)
         # As a batch: the hash of the empty key, the words, the time of the bound, the diffs.
         updates = np.empty((len(records) + 1, records.shape[1]), np.int64)

@@ -22,15 +22,11 @@ from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, c
 from persist.compute.dataflow.operators.folds import quantiles
 from persist.compute.dataflow.operators.logic import aggregate
 from persist.compute.dataflow.plan.plan import Counted, WindowFunction
+from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.ranked import Order, Ranked, Record, has_rank
 from persist.compute.dataflow.updates.batch import check_sum, products, starts_of
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
-
-LARGE_ROWS = 1024  # Groups of fewer rows are looked at as a whole.
-CHANGE_ROWS = 512  # A change of a ranked group costs as much as looking at so many rows.
-MADE_AT_ONCE = 16  # So many groups are ranked in one step at most: to rank one costs more than to look at it.
-ROWS_MAX = 1 << 25  # Of all ranked groups of a reduction; those that were not used for longest go first.
 
 Made: TypeAlias = dict[Record, int]
 
@@ -120,7 +116,9 @@ class TopGroup(MadeGroup):
 class AggregatedGroup(MadeGroup):
     """Aggregates of a group: the values of each min, max and median in order, and the sums of the others."""
 
-    def __init__(self, aggregates: Sequence[Wanted], domain: Domain, records: Ints, diffs: Ints) -> None:
+    def __init__(
+        self, aggregates: Sequence[Wanted], domain: Domain, records: Ints, diffs: Ints, costs: Costs = USUAL
+    ) -> None:
         self._aggregates = aggregates
         self._domain = domain
         self._counts = dict.fromkeys(range(len(aggregates)), 0)  # Of values that are not NULL.
@@ -135,7 +133,7 @@ class AggregatedGroup(MadeGroup):
                 self._accumulate(at, records[at][is_value], diffs[is_value])
             else:
                 order = Order([(0, False, False)], [wanted.of], domain)
-                self._ranked[at] = Ranked(order, records[at : at + 1, is_value], diffs[is_value])
+                self._ranked[at] = Ranked(order, records[at : at + 1, is_value], diffs[is_value], costs)
 
     def add(self, records: Ints, diffs: Ints) -> None:
         self._count += _exact_sum(diffs)
@@ -185,14 +183,21 @@ class FoldedGroup(MadeGroup):
     """Quantiles of the only column of a group: its values in order."""
 
     def __init__(
-        self, calls: Sequence[WindowFunction], kind: pa.DataType, domain: Domain, records: Ints, diffs: Ints
+        self,
+        calls: Sequence[WindowFunction],
+        kind: pa.DataType,
+        domain: Domain,
+        records: Ints,
+        diffs: Ints,
+        costs: Costs = USUAL,
     ) -> None:
         self._calls = calls
         self._kind = kind
         self._domain = domain
         is_value = records[0] != NULL
         self._nulls = _exact_sum(diffs[~is_value])
-        self._ranked = Ranked(Order([(0, False, False)], [kind], domain), records[:, is_value], diffs[is_value])
+        order = Order([(0, False, False)], [kind], domain)
+        self._ranked = Ranked(order, records[:, is_value], diffs[is_value], costs)
         self.orders = [self._ranked]
 
     def add(self, records: Ints, diffs: Ints) -> None:
@@ -228,30 +233,33 @@ def ranking_of_top(
     kinds: Sequence[pa.DataType],
     domain: Domain,
     counted: Counted = "row_number",
+    costs: Costs = USUAL,
 ) -> Ranking | None:
     """Return a function that ranks a group of `logic.top_k`; None if its records cannot be ranked."""
     if not all(map(has_rank, kinds)) or not kinds:
         return None
     every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {by_row for by_row, *_ in by})]
     order, places = Order(every, kinds, domain), [at for at, *_ in by]
-    return lambda records, diffs: TopGroup(Ranked(order, records, diffs), skip, count, places, counted)
+    return lambda records, diffs: TopGroup(Ranked(order, records, diffs, costs), skip, count, places, counted)
 
 
-def ranking_of_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Ranking | None:
+def ranking_of_aggregates(aggregates: Sequence[Wanted], domain: Domain, costs: Costs = USUAL) -> Ranking | None:
     """Return a function that ranks a group of `logic.multiset_aggregates`; None if its values cannot be ranked."""
     if not all(wanted.kind in ACCUMULABLE or has_rank(wanted.of) for wanted in aggregates):
         return None
-    return lambda records, diffs: AggregatedGroup(aggregates, domain, records, diffs)
+    return lambda records, diffs: AggregatedGroup(aggregates, domain, records, diffs, costs)
 
 
-def ranking_of_folds(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Ranking | None:
+def ranking_of_folds(
+    calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain, costs: Costs = USUAL
+) -> Ranking | None:
     """Return a function that ranks a group of `folds.folds`; None if it looks at groups as a whole."""
     is_single = len(schema) == 1 and has_rank(schema.field(0).type)
     if not is_single or any(call.function != "quantile" or call.is_distinct or call.constants[1] for call in calls):
         return None
     if any(len(call.constants) != 4 for call in calls):
         return None
-    return lambda records, diffs: FoldedGroup(calls, schema.field(0).type, domain, records, diffs)
+    return lambda records, diffs: FoldedGroup(calls, schema.field(0).type, domain, records, diffs, costs)
 
 
 class LargeGroups:
@@ -261,8 +269,9 @@ class LargeGroups:
         ranking: makes one.
     """
 
-    def __init__(self, ranking: Ranking) -> None:
+    def __init__(self, ranking: Ranking, costs: Costs = USUAL) -> None:
         self._ranking = ranking
+        self._costs = costs
         self._groups: dict[Record, Group] = {}  # Those used last come last.
         self._sizes: dict[Record, int] = {}  # What it costs to look at the whole group: rows, as it was ranked.
 
@@ -315,20 +324,20 @@ class LargeGroups:
             sizes: rows of the group of each key, before the changes.
             numbers, times: of the changes, as of `known`.
         """
-        large = np.flatnonzero((sizes >= LARGE_ROWS) & (sizes <= ROWS_MAX))
+        large = np.flatnonzero((sizes >= self._costs.large_rows) & (sizes <= self._costs.ranked_rows))
         if not len(large):
             return large
         changes = np.bincount(numbers, minlength=len(sizes))
         chosen = []
-        for at in large[: 4 * MADE_AT_ONCE].tolist():
+        for at in large[: 4 * self._costs.ranked_at_once].tolist():
             if self._pays(int(sizes[at]), int(changes[at]), times, numbers, at):
                 chosen.append(at)
-        return np.array(chosen[:MADE_AT_ONCE], np.int64)
+        return np.array(chosen[: self._costs.ranked_at_once], np.int64)
 
     def make(self, key: Record, records: Ints, diffs: Ints) -> None:
         """Rank a group."""
         rows = records.shape[1] + sum(group.rows for group in self._groups.values())
-        while self._groups and rows > ROWS_MAX:
+        while self._groups and rows > self._costs.ranked_rows:
             oldest = next(iter(self._groups))
             rows -= self._groups[oldest].rows
             self._forget(oldest)
@@ -362,7 +371,7 @@ class LargeGroups:
 
     def _pays(self, rows: int, changes: int, times: Ints, numbers: Ints, at: int) -> bool:
         """Return whether changes of a ranked group cost less than looking at all of it at each of their times."""
-        if changes * CHANGE_ROWS <= 2 * rows:
+        if changes * self._costs.change_rows <= 2 * rows:
             return True
         moments = len(np.unique(times[numbers == at]))
-        return changes * CHANGE_ROWS <= rows * (moments + 1)
+        return changes * self._costs.change_rows <= rows * (moments + 1)

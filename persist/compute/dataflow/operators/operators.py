@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from persist.compute.dataflow.operators.linear import Shape
 from persist.compute.dataflow.plan.draft import Captured, Probed, to_table
+from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.updates.batch import (
     Keys,
     Layout,
@@ -42,12 +43,14 @@ class Position:
         inputs: the operators it reads.
         outer: how many dimensions the times of the program have.
         depth: how many iterations it is in.
+        costs: when it goes another way.
     """
 
     title: str
     inputs: Sequence["Operator"]
     outer: int
     depth: int
+    costs: Costs = USUAL
 
 
 class Operator:
@@ -55,7 +58,7 @@ class Operator:
 
     Attributes:
         may_rest: it may be left out of a pass in which nobody needs what it gives: what it keeps is what it reads.
-        title, inputs, outer, depth: see `Position`.
+        title, inputs, outer, depth, costs: see `Position`.
         dimensions: of its times: those of the program, and one for each iteration.
         frontier: how far its inputs are complete, in the program's dimensions.
         rounds: the iterations that are under way, outermost first.
@@ -77,6 +80,7 @@ class Operator:
         self.frontier = Antichain(as_given((0,) * at.outer))
         self.rounds: tuple[int, ...] = ()
         self.out: Ints | None = None
+        self.costs = at.costs
         self.moves_times = False
         self.given_out = 0
         self.seconds = 0.0
@@ -197,9 +201,6 @@ def requested(inputs: Sequence[Operator], keys: Keys | None, origins: Sequence[i
     return rows if is_same else rows[:, keys.selects(rows)]
 
 
-PIECE_ROWS = 1 << 17  # Some 60 MiB of updates of sums of floats.
-
-
 class StashingOperator(Operator):
     """An operator of one input whose updates wait until they are ready.
 
@@ -235,11 +236,12 @@ class StashingOperator(Operator):
 
     def with_shape(self, updates: Ints) -> Ints:
         """Return updates after what is done to them first."""
-        if not self._adds_up or updates.shape[1] <= PIECE_ROWS:
+        if not self._adds_up or updates.shape[1] <= self.costs.piece_rows:
             return self.shape(updates)
         updates = updates[:, uncancelled(updates)]  # A piece does not see that another one takes a record back.
-        starts = range(0, max(1, updates.shape[1]), PIECE_ROWS)
-        pieces = [to_batch(self.shape(updates[:, start : start + PIECE_ROWS]), self.layout)[1:] for start in starts]
+        most = self.costs.piece_rows
+        starts = range(0, max(1, updates.shape[1]), most)
+        pieces = [to_batch(self.shape(updates[:, start : start + most]), self.layout)[1:] for start in starts]
         return np.concatenate(pieces, axis=1)
 
     def taken(self) -> Ints | None:

@@ -32,11 +32,11 @@ from persist.compute.dataflow.operators.large_groups import Group, Ranking
 from persist.compute.dataflow.operators.logic import copies
 from persist.compute.dataflow.operators.windows import EXTREMES, SUMMED, Totals, column_of, placed, totals
 from persist.compute.dataflow.plan.plan import WindowFunction
+from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.ranked import Order, Ranked, has_rank
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import NULL, Domain, is_ordered
 
-PIECE_ROWS = 1 << 17  # So many records of a long stretch are computed at once.
 REACH_MAX = 1 << 20
 
 Span: TypeAlias = tuple[int, int, int, int]  # Records from and to, before the change and after it.
@@ -98,7 +98,9 @@ def _reach(call: WindowFunction, number: int) -> _Reach | None:
     return _Reach(back, ahead, has_peers, call.start is None, call.end is None, of)
 
 
-def ranking_of_windows(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Ranking | None:
+def ranking_of_windows(
+    calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain, costs: Costs = USUAL
+) -> Ranking | None:
     """Return a function that ranks a partition of `windows.windows`; None if its functions look at all of it."""
     if len({call.by for call in calls}) != 1 or not all(map(has_rank, schema.types)) or not len(schema):
         return None
@@ -112,8 +114,8 @@ def ranking_of_windows(calls: Sequence[WindowFunction], schema: pa.Schema, domai
     named = dict.fromkeys(at for at, *_ in by)
     every = [next(key for key in by if key[0] == at) for at in named]
     order = Order([*every, *((at, False, False) for at in range(len(schema)) if at not in named)], schema.types, domain)
-    window = _Window(tuple(calls), known, schema, domain, [*named])
-    return lambda records, diffs: WindowedGroup(window, Ranked(order, records, diffs))
+    window = _Window(tuple(calls), known, schema, domain, [*named], costs.window_rows)
+    return lambda records, diffs: WindowedGroup(window, Ranked(order, records, diffs, costs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ class _Window:
     schema: pa.Schema
     domain: Domain
     by: Sequence[int]
+    long: int
 
     def sums(self, block: Ints) -> list[Totals]:
         """Return the totals of the arguments of sums, and empty ones for functions that are no sums."""
@@ -267,7 +270,7 @@ class WindowedGroup(Group):
         old = self._partition
         self._partition = new = _Partition(self._ranked.blocks, self._window, old.known)
         gone, come = [], []
-        for old_first, old_end, new_first, new_end in _pieces(self._affected(old, new)):
+        for old_first, old_end, new_first, new_end in _pieces(self._affected(old, new), self._window.long):
             was, now = self._answers(old, old_first, old_end), self._answers(new, new_first, new_end)
             was, now = _different(was, now)
             gone.append(was)
@@ -306,7 +309,7 @@ class WindowedGroup(Group):
             spans.append((first, head, other, other + head - first))
             tail = max(tail, head)
             spans.append((tail, end, other + tail - first, other_end))
-        return _joined(spans)
+        return _joined(spans, self._window.long)
 
     def _depends(self, old: _Partition, new: _Partition, stretch: Span) -> bool:
         """Return whether a total that a function needs, over what is before a stretch or behind it, has changed."""
@@ -417,26 +420,26 @@ def _between(changed: Sequence[Span], total: int, total_new: int) -> list[Span]:
     return [*stretches, (at, total, other, total_new)]
 
 
-def _joined(spans: Sequence[Span]) -> list[Span]:
+def _joined(spans: Sequence[Span], long: int) -> list[Span]:
     """Return spans, with those that follow each other as one, unless they are long."""
     joined: list[Span] = []
     for span in spans:
         if span[0] == span[1] and span[2] == span[3]:
             continue
         last = joined[-1] if joined else None
-        if last is not None and last[1] == span[0] and last[3] == span[2] and span[1] - last[0] < PIECE_ROWS:
+        if last is not None and last[1] == span[0] and last[3] == span[2] and span[1] - last[0] < long:
             joined[-1] = (last[0], span[1], last[2], span[3])
         else:
             joined.append(span)
     return joined
 
 
-def _pieces(spans: Sequence[Span]) -> Iterator[Span]:
+def _pieces(spans: Sequence[Span], long: int) -> Iterator[Span]:
     """Yield spans; long stretches, of as many records before and after, in pieces."""
     for first, end, other, other_end in spans:
         if end - first != other_end - other:
             yield first, end, other, other_end
             continue
-        for at in range(first, end, PIECE_ROWS):
-            stop = min(at + PIECE_ROWS, end)
+        for at in range(first, end, long):
+            stop = min(at + long, end)
             yield at, stop, other + at - first, other + stop - first

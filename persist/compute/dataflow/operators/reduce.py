@@ -24,19 +24,16 @@ import pyarrow as pa
 
 from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.few_groups import Record, Values, closed, corrections, plain_rows
-from persist.compute.dataflow.operators.large_groups import LARGE_ROWS, LargeGroups, Ranking
+from persist.compute.dataflow.operators.large_groups import LargeGroups, Ranking
 from persist.compute.dataflow.operators.linear import Shape
 from persist.compute.dataflow.operators.logic import KeysOf, Logic, Result
-from persist.compute.dataflow.operators.operators import PIECE_ROWS, Operator, Position
+from persist.compute.dataflow.operators.operators import Operator, Position
 from persist.compute.dataflow.operators.versions import number_moments, rows_of_keys, rows_of_others, split_versions
 from persist.compute.dataflow.state.spine import Allocate, Spine
 from persist.compute.dataflow.updates.batch import Keys, Layout, distinct_keys, key_hashes, starts_of, to_batch
 from persist.compute.dataflow.updates.times import Flags, Ints, Stash
 from persist.core.antichain import Coordinates
 from persist.core.progress import check_limits
-
-CELLS_MAX = 1 << 22  # Cells of versions (records times moments) that are looked at together.
-FEW_ROWS = 48  # Up to so many rows, plain Python beats numpy.
 
 
 class ReduceOperator(Operator):
@@ -63,7 +60,7 @@ class ReduceOperator(Operator):
         ranking: Ranking | None = None,
     ) -> None:
         super().__init__(at)
-        self.large = None if ranking is None else LargeGroups(ranking)
+        self.large = None if ranking is None else LargeGroups(ranking, at.costs)
         self.arrangement = arrangement
         self.logic = logic
         self.shape = shape
@@ -160,7 +157,7 @@ class TotalReduce(ReduceOperator):
         Each piece of it is shaped at once, so that what it was made of goes.
         """
         changes, count = [], keys.shape[1]
-        if self.large is not None and len(old_numbers) >= LARGE_ROWS:
+        if self.large is not None and len(old_numbers) >= self.costs.large_rows:
             sizes = np.bincount(old_numbers, minlength=count)
             wanted = self.large.worthwhile(sizes, numbers, new[-2])
             for at in wanted.tolist():
@@ -184,11 +181,11 @@ class TotalReduce(ReduceOperator):
     ) -> list[Ints]:
         """Return what `_in_blocks` does, of some keys after the other: what they share is only their operator.
 
-        Memory: several times `PIECE_ROWS` rows, or the rows of the largest key, besides what is given and returned.
+        Memory: several times `Costs.piece_rows`, or the rows of the largest key, besides what is given and returned.
         """
         count = keys.shape[1]
         check_limits()
-        if len(numbers) + len(old_numbers) <= PIECE_ROWS or count == 1:
+        if len(numbers) + len(old_numbers) <= self.costs.piece_rows or count == 1:
             return [self.shape(self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one_time)[1:])]
         changes = []
         for first, end in ((0, count // 2), (count // 2, count)):
@@ -222,9 +219,9 @@ class TotalReduce(ReduceOperator):
         count, most = keys.shape[1], int(sizes.max())
         rows = np.bincount(numbers, minlength=count) + np.bincount(old_numbers, minlength=count)
         cells = int((rows * (sizes + 1)).sum())
-        if cells > CELLS_MAX:  # Rows of one record share their cells.
+        if cells > self.costs.cells:  # Rows of one record share their cells.
             cells = int((self._records(numbers, new, old_numbers, old, count) * (sizes + 1)).sum())
-        width = max(1, most * CELLS_MAX // max(cells, 1))
+        width = max(1, most * self.costs.cells // max(cells, 1))
         if width >= most:
             return self._changes(keys, numbers, new, old_numbers, old, is_one_time=False)
         changes = []
@@ -335,7 +332,7 @@ class PartialReduce(ReduceOperator):
         count = sum(chunk.shape[1] for chunk in due) + (0 if new is None else new.shape[1])
         if not count:
             return
-        if count <= FEW_ROWS:
+        if count <= self.costs.plain_rows:
             self._run_few(new, due)
             return
         pairs = [_pairs(chunk, self.dimensions, self.keys) for chunk in due]
@@ -371,7 +368,7 @@ class PartialReduce(ReduceOperator):
         keys = np.array([*wanted], np.int64).reshape(len(wanted), self.keys).T
         hashes = key_hashes(keys)
         numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
-        if len(numbers) > FEW_ROWS:
+        if len(numbers) > self.costs.plain_rows:
             todo = [[number, *time, 1] for number, times in enumerate(wanted.values()) for time in times]
             self._corrected(np.array(todo, np.int64).T, keys, hashes, numbers, records)
             return

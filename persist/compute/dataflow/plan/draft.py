@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.types.schema import CollectionSchema
+from persist.compute.dataflow.plan.optimise import optimised
 from persist.compute.dataflow.plan.plan import Persist, Plan, Source, Upper
 from persist.compute.dataflow.updates.batch import Layout, to_batch
 from persist.compute.dataflow.updates.times import Ints
@@ -175,6 +176,14 @@ class Draft:
     def upper_of(self, collection: str) -> Any:
         """Return a stream without records that is complete as far as a collection is sealed."""
         raise NotImplementedError
+
+    def optimise(self) -> Plan:
+        """Return the plan that is run."""
+        return optimised(self.plan)
+
+    def outline(self) -> Plan:
+        """Return a plan that says of what each output is made, and whether it looks at times."""
+        return self.plan.without_unused()
 
     def holders(self, collection: str) -> list[str]:
         """Return what the permanent holds on a source are called: none if the program has no outputs."""

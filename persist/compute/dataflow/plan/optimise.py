@@ -113,7 +113,7 @@ def trimmed(plan: Plan) -> Plan:
             if isinstance(source.operator, Arrange):
                 continue
             schema = _kept(source.schema, names)
-            stages = (*before.get(at, ()), *([] if schema is source.schema else [_all_of(schema)]))
+            stages = (*before.get(at, ()), *([] if schema is source.schema else [all_of(schema)]))
             if stages:
                 inputs[at] = smaller_plan.add(Linear(stages), (source.number,), schema, node.scope).number
                 readers[source.number].remove(node.number)
@@ -130,7 +130,7 @@ def trimmed(plan: Plan) -> Plan:
 def _behind(plan: Plan, number: int) -> int:
     """Return an operator itself, or the one whose columns it picks, if these are all by now."""
     node = plan.nodes[number]
-    is_same = node.operator == Linear((_all_of(node.schema),)) and plan.nodes[node.inputs[0]].schema == node.schema
+    is_same = node.operator == Linear((all_of(node.schema),)) and plan.nodes[node.inputs[0]].schema == node.schema
     return node.inputs[0] if is_same else number
 
 
@@ -146,7 +146,7 @@ def _trim(plan: Plan, node: Node, needed: set[str]) -> None:
         case Linear(stages):
             stages, _ = _needed_of(stages, needed)
             if not needed >= {*node.schema.names} and not (stages and isinstance(stages[-1], Map)):
-                stages = (*stages, _all_of(_kept(node.schema, needed)))
+                stages = (*stages, all_of(_kept(node.schema, needed)))
             operator = Linear(stages)
         case Join(on):
             names = needed | {one for pairs in on for one, _ in pairs}
@@ -164,7 +164,8 @@ def _kept(schema: pa.Schema, names: Set[str]) -> pa.Schema:
     return schema if names >= {*schema.names} else pa.schema([field for field in schema if field.name in names])
 
 
-def _all_of(schema: pa.Schema) -> Map:
+def all_of(schema: pa.Schema) -> Map:
+    """Return the stage that gives just the columns of a schema."""
     return Map(tuple((name, Col(name)) for name in schema.names))
 
 

@@ -6,7 +6,7 @@ operator is one of the classes below; linear ones are the stages of a `Linear`. 
 on their inputs and on their output, where the optimiser puts them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -124,6 +124,18 @@ class Aggregates:
 
     outputs: tuple[tuple[str, str, str], ...]
     is_complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Clamped:
+    """A multiplicity less a number, but from 0 up to a greatest one."""
+
+    less: int = 0
+    most: int | None = None
+
+    def __call__(self, count: int) -> int:
+        count = max(0, count - self.less)
+        return count if self.most is None else min(count, self.most)
 
 
 Counted: TypeAlias = Literal["row_number", "rank", "dense_rank"]
@@ -361,11 +373,39 @@ class Plan:
     nodes: dict[int, Node] = field(default_factory=dict)
     scopes: dict[int, ScopeInfo] = field(default_factory=lambda: {ROOT: ScopeInfo(ROOT, ROOT, "root", 0, 0)})
 
-    def add(self, operator: Operator, inputs: tuple[int, ...], schema: pa.Schema, scope: int = ROOT) -> Node:
+    def add(
+        self, operator: Operator, inputs: tuple[int, ...], schema: pa.Schema, scope: int = ROOT, name: str = ""
+    ) -> Node:
         """Add a node and return it."""
-        node = Node(1 + max(self.nodes, default=0), operator, inputs, schema, scope)
+        node = Node(1 + max(self.nodes, default=0), operator, inputs, schema, scope, name)
         self.nodes[node.number] = node
         return node
+
+    def add_plan(self, other: "Plan", places: Mapping[int, int]) -> dict[int, int]:
+        """Add the nodes and scopes of another plan under new numbers; return the numbers of all of its nodes here.
+
+        Args:
+            places: the nodes that are here already, by their numbers there.
+        """
+        first, scopes = max(self.nodes, default=0), max(self.scopes)
+        numbers = {number: places.get(number, first + number) for number in other.nodes}
+        for info in other.scopes.values():
+            if info.number != ROOT:
+                parent = info.parent + scopes if info.parent != ROOT else ROOT
+                number = info.number + scopes
+                self.scopes[number] = ScopeInfo(number, parent, info.name, info.limit, info.depth)
+        for node in other.nodes.values():
+            if node.number in places:
+                continue
+            operator = node.operator
+            if isinstance(operator, Variable) and operator.feedback is not None:
+                operator = Variable(operator.name, numbers[operator.feedback])
+            inputs = tuple(numbers[source] for source in node.inputs)
+            scope = node.scope + scopes if node.scope != ROOT else ROOT
+            self.nodes[numbers[node.number]] = Node(
+                numbers[node.number], operator, inputs, node.schema, scope, node.name
+            )
+        return numbers
 
     def change(self, number: int, **changes: Any) -> Node:
         """Replace attributes of a node."""

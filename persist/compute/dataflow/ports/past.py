@@ -1,18 +1,16 @@
 """What a collection held as of a time, read for some keys: where requests of a partial program end.
 
-A request names columns and their values. The records are found, whatever costs least by the descriptors of parts,
+A request names columns and their values. A bulk look-up (`persist.engine.read.lookups.matching`) finds the records in
+the parts that may hold such values, or in those of an index of the collection. An index is used if it reads much less
+by the descriptors of parts, so no I/O is done to choose.
 
-    by the key       the row groups that may hold one of the keys, if the columns are the first ones of the key
-    by an index      the same in an index of the collection, and what has changed since
-    by a scan        of the parts that may hold such values; records with others are dropped as they are decoded
-
-No I/O is done to choose. What is read is encoded as the program encodes its sources. A source of few bytes is read
-whole at its first request, and kept.
+What is read is encoded as the program encodes its sources. A source of few bytes is read whole at its first request,
+and kept.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
 
@@ -24,21 +22,18 @@ import pyarrow.types as pat
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.part import Part
-from persist.compute.dataflow.updates.batch import Keys, distinct_columns
+from persist.compute.dataflow.updates.batch import Keys
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
-from persist.compute.index import PAYS, Path, own_path, paths_of
+from persist.compute.index import PAYS, Path, paths_of
 from persist.core.errors import AsOfCompacted, CollectionNotFound, LeaseExpired, SourceLost, WouldRecompute
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
-from persist.engine.read.lookups.lookup import Lookup
-from persist.engine.read.merging import read_snapshot
+from persist.engine.read.lookups.matching import estimate_matching, read_matching
 from persist.engine.read.planning.scan import Scan, narrowed_scan
 from persist.engine.read.results.snapshot import Snapshot
 
 SMALL_BYTES = 256 << 10  # Decoded: a collection of fewer is read whole.
-SPARSE_ROWS = 20  # Rows of the collection for each key: then a look-up decodes little, even if it reads much.
-SPARSE_TIMES = 4  # So many times the collection, at most, is decoded by such look-ups.
 KEPT_BYTES = 64 << 20  # Of what was requested in a refresh: the same is requested by several operators.
 INDEXED_ROWS = 40_000  # That are read for each key that is looked up in an index, at most.
 LISTED_MAX = 10_000  # More values are named by their bounds in the filter that prunes parts.
@@ -181,31 +176,25 @@ class Past:
     def _read(self, keys: Keys) -> Ints:
         names = tuple(self._columns.names[column] for column in keys.columns)
         table = self._as_table(names, keys)
-        lookup = None if table is None else self._cheapest(names, table, keys)
-        if lookup is not None:
-            size, read = lookup
-            tables: Iterator[pa.Table] = iter([read()])
+        reader, path = self._handle.engine.reader(), None if table is None else self._path(names)
+        least = None if table is None or path is not None else self._least(len(table))
+        if table is None:
+            table = pa.table({})  # Which reads all records.
+        scan = replace(narrowed_scan(self._scan, _pruning(table)) or self._scan, filter=None)
+        size = estimate_matching(scan, table)
+        if path is not None and PAYS * (by_index := path.bytes_of(table)) <= size:
+            size, found = by_index, path.records(table, reader)
         else:
-            scan = self._scan if table is None else narrowed_scan(self._scan, _pruning(table)) or self._scan
-            size = scan.memory
-            tables = self._scanned(scan)
-        least = None if lookup is not None or table is None else self._least(names, len(table))
+            found = read_matching(scan, table, reader)
         self.readings.append(Reading(self.title, names, keys.words.shape[1], size, least))
-        made = [self._encoded([found]) for found in tables]
-        chosen = [updates[:, keys.selects(updates)] for updates in made]
+        updates = [self._encoded([one]) for one in found]
+        chosen = [one[:, keys.selects(one)] for one in updates]
         return np.concatenate([np.empty((len(self._columns) + 2, 0), np.int64), *chosen], axis=1)
 
-    def _least(self, names: Sequence[str], keys: int) -> int | None:
-        """Return about how many bytes an index by some columns would leave to decode; None if there is one."""
-        if self._path(names) is not None:
-            return None
+    def _least(self, keys: int) -> int:
+        """Return about how many bytes an index by the columns of some keys would leave to decode."""
         rows = sum(part.rows for part in self._scan.all_parts)
         return min(self.bytes, keys * INDEXED_ROWS * self.bytes // max(rows, 1))
-
-    def _scanned(self, scan: Scan) -> Iterator[pa.Table]:
-        reader = self._handle.engine.reader().for_once()
-        for piece in scan.slices_within(reader.slice_bytes):
-            yield from read_snapshot(piece, "diff", reader)
 
     def _as_table(self, names: Sequence[str], keys: Keys) -> pa.Table | None:
         """Return keys with the types of the collection; None if it cannot hold one of them."""
@@ -221,39 +210,10 @@ class Past:
             columns.append(values)
         return pa.table(columns, schema=pa.schema([(name, one.type) for name, one in zip(names, columns, strict=True)]))
 
-    def _cheapest(
-        self, names: tuple[str, ...], keys: pa.Table, requested: Keys
-    ) -> tuple[int, Callable[[], pa.Table]] | None:
-        """Return what looks keys up, with about how many bytes it decodes; None if a scan costs less."""
-        scan, reader = self._scan, self._handle.engine.reader().for_once()
-        rows = sum(part.rows for part in scan.all_parts)
-        if {*names} == {*scan.schema.key_names} and not any(column.null_count for column in keys.columns):
-            lookup = Lookup(scan)
-            wanted = lookup.wanted(keys.select([*scan.schema.key_names]))
-            size, read = lookup.bytes_of(wanted)[0], lambda: lookup.contents(wanted, "diff", reader)
-            return (size, read) if 2 * size <= scan.memory or SPARSE_ROWS * len(keys) <= rows else None
-        path = self._path(names)
-        if path is None:
-            return None
-        own = keys.select([*path.columns])
-        if len(path.columns) < len(names):  # Words tell keys of all types apart, and Arrow does not.
-            places = [names.index(name) for name in path.columns]
-            distinct = Keys(tuple(places), distinct_columns(requested.words.take(places, axis=0)))
-            own = self._as_table(path.columns, distinct)
-            assert own is not None, "all keys have the types of the collection"
-        size, read = path.bytes_of(own)[0], lambda: path.records(own, reader)
-        is_sparse = size <= SPARSE_TIMES * scan.memory and SPARSE_ROWS * len(own) <= rows
-        narrow = narrowed_scan(scan, _pruning(keys)) or scan
-        return (size, read) if is_sparse or PAYS * size <= narrow.memory else None
-
     def _path(self, names: Sequence[str]) -> Path | None:
-        """Return the path by which records are found by as many of some columns as possible."""
-        scan, handle = self._scan, self._handle
-        key = scan.schema.key_names
-        count = next((at for at, name in enumerate(key) if name not in names), len(key))
-        paths = [path] if (path := own_path(scan, count)) is not None else []
-        contents = handle.folded(handle.known())
-        paths += paths_of(handle, contents, scan.given, self._as_of, self._columns.names)
+        """Return the index by which records are found by as many of some columns as possible."""
+        handle = self._handle
+        paths = paths_of(handle, handle.folded(handle.known()), self._scan.given, self._as_of, self._columns.names)
         fits = [path for path in paths if {*path.columns} <= {*names}]
         return max(fits, key=lambda path: len(path.columns), default=None)
 

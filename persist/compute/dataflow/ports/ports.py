@@ -125,9 +125,7 @@ class Ports:
             for source, schema, gate in sources
         ]
         try:
-            begin = self.outputs.begin_at(
-                self.sources, self._conditions, self._program.plan.without_unused(), resume_at
-            )
+            begin = self.outputs.begin_at(self.sources, self._conditions, self._program.outline(), resume_at)
             for source in self.sources:
                 source.start(begin)
         except SourceLost:

@@ -90,6 +90,7 @@ from persist.compute.dataflow.plan.stages import Map, ident, move_times, origins
 from persist.compute.dataflow.ports.output import KeptLinear, KeptOutput, kept_schema
 from persist.compute.dataflow.running.partial import Accumulation
 from persist.compute.dataflow.running.resume import Counts, counts_of
+from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Allocate
 from persist.compute.dataflow.updates.batch import Layout
 from persist.compute.dataflow.updates.times import Ints
@@ -174,8 +175,10 @@ class Builder:
         allocate: Allocate,
         kept: Mapping[int, str] = MappingProxyType({}),
         known: Mapping[int, Statistics] = MappingProxyType({}),
+        costs: Costs = USUAL,
     ) -> None:
         self.plan = plan
+        self._costs = costs
         self.domain = domain
         self.graph = Graph()
         self._captures = captures
@@ -236,7 +239,7 @@ class Builder:
                 if source.scope == info.parent:
                     self._visit(source, operators)
                     sources.append(self._made[source.number])
-        loop = Loop(Position(info.name, [], self.plan.dimensions, info.depth - 1), info.limit)
+        loop = Loop(Position(info.name, [], self.plan.dimensions, info.depth - 1, self._costs), info.limit)
         self._loops[scope] = loop
         loop.complete(sources)
         loop.operators = self._scope(scope)
@@ -301,7 +304,8 @@ class Builder:
                 return sink
 
     def _position(self, node: Node, inputs: Sequence[Operator], title: str = "") -> Position:
-        return Position(title or node.title, inputs, self.plan.dimensions, self.plan.scopes[node.scope].depth)
+        depth = self.plan.scopes[node.scope].depth
+        return Position(title or node.title, inputs, self.plan.dimensions, depth, self._costs)
 
     def _keeping(self, node: Node, made: KeptLinear) -> list[Operator]:
         """Return the operators that keep what an operator has given in a hidden collection."""
@@ -450,15 +454,15 @@ class Builder:
         """Return how large groups are kept in order; None if they are always looked at as a whole."""
         match reduce.logic:
             case Aggregates():
-                return ranking_of_aggregates(wanted, self.domain)
+                return ranking_of_aggregates(wanted, self.domain, self._costs)
             case TopK(count, _, skip, _, counted):
                 values = _picked(given, reduce.values)
                 order = _order(reduce.logic, values)
-                return ranking_of_top(count, skip, order, values.types, self.domain, counted)
+                return ranking_of_top(count, skip, order, values.types, self.domain, counted, self._costs)
             case Windowed(calls):
-                return ranking_of_windows(calls, _picked(given, reduce.values), self.domain)
+                return ranking_of_windows(calls, _picked(given, reduce.values), self.domain, self._costs)
             case Folded(calls):
-                return ranking_of_folds(calls, _picked(given, reduce.values), self.domain)
+                return ranking_of_folds(calls, _picked(given, reduce.values), self.domain, self._costs)
         return None
 
 

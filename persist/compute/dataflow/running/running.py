@@ -14,7 +14,7 @@ import pyarrow as pa
 from persist.blob.errors import Indeterminate, InvalidUsage, Unavailable
 from persist.compute.dataflow.operators.operators import Operator
 from persist.compute.dataflow.plan.draft import Draft
-from persist.compute.dataflow.plan.optimise import Statistics, optimised, statistics_of
+from persist.compute.dataflow.plan.optimise import Statistics, statistics_of
 from persist.compute.dataflow.plan.origin import kept_apart
 from persist.compute.dataflow.plan.plan import Constant, Input, Plan, Source, Upper, passed_early
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
@@ -25,6 +25,7 @@ from persist.compute.dataflow.running.graph import Builder
 from persist.compute.dataflow.running.partial import Partial, requested_columns, why_whole
 from persist.compute.dataflow.running.reports import OperatorReport, reports_of, shown
 from persist.compute.dataflow.running.resume import resumed
+from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Spill, in_memory
 from persist.compute.dataflow.updates.times import meet_of
 from persist.compute.dataflow.updates.words import Domain
@@ -52,6 +53,7 @@ class Options:
         memory_budget: bytes of arrangements that stay in memory; what is merged beyond that goes to mapped files.
         spill_folder: where these are; None for the system's folder for temporary files.
         partial: a program that goes on from sealed outputs reads of its sources only what its changes touch, if it can.
+        costs: from how many rows on operators do the same in another way.
     """
 
     optimise: bool = True
@@ -60,6 +62,7 @@ class Options:
     memory_budget: int = 4 << 30
     spill_folder: str | PathLike[str] | None = None
     partial: bool = False
+    costs: Costs = USUAL
 
     def __post_init__(self) -> None:
         for name in ("optimise", "replace", "jump", "partial"):
@@ -68,6 +71,8 @@ class Options:
         budget, folder = self.memory_budget, self.spill_folder
         if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
             raise InvalidUsage(f"memory_budget={budget!r} is not a number of bytes: give a whole one from 0 on")
+        if not isinstance(self.costs, Costs):
+            raise InvalidUsage(f"costs={self.costs!r:.100} are no Costs")
         if folder is not None and not (isinstance(folder, str | PathLike) and isdir(folder)):
             raise InvalidUsage(f"spill_folder={folder!r} is not a folder: make it, or leave it out")
 
@@ -118,7 +123,7 @@ class Running(Closes):
     ) -> None:
         """Open a program; known is what to take inputs and sources for, in place of what collections tell."""
         self.program = program
-        self.plan: Plan = optimised(program.plan) if options.optimise else program.plan.without_unused()
+        self.plan: Plan = program.optimise() if options.optimise else program.plan.without_unused()
         self.first_seqno: int | None = None
         self.why_whole: str | None = None
         self._options = options
@@ -132,7 +137,8 @@ class Running(Closes):
         self._spill = Spill(options.memory_budget, options.spill_folder)
         kept = {number: name for number in kept_apart(self.plan) if (name := program.kept(number)) is not None}
         known = statistics_of(engine, self.plan) if known is None else known
-        builder = Builder(self.plan, self._domain, program.captures, program.probes, self._spill.allocate, kept, known)
+        allocate, costs = self._spill.allocate, options.costs
+        builder = Builder(self.plan, self._domain, program.captures, program.probes, allocate, kept, known, costs)
         self._graph = builder.build()
         self._words = _Sweep(self._domain, self._live)
         self._gates: dict[int, Gate] = {}
@@ -172,6 +178,7 @@ class Running(Closes):
             )
         if engine is None:
             return
+        reason = why_whole(self.plan) if self._options.partial else None
         try:
             conditions = [UpperReader(engine, *upper) for upper in uppers]
             ports = Ports(
@@ -184,7 +191,7 @@ class Running(Closes):
                 conditions=conditions,
                 replace=self._options.replace,
                 jump=self._options.jump,
-                is_brief=self._options.partial and self._may_be_partial(),
+                is_brief=self._options.partial and self._may_be_partial(reason),
             )
         except BaseException:
             self.close()
@@ -193,7 +200,7 @@ class Running(Closes):
         self._followed = [*self._sources, *conditions]
         try:
             if self._options.partial:
-                self._become_partial()
+                self._become_partial(reason)
             for source in self._sources:
                 if source.operator.written:
                     self._inputs[source.operator.collection] = source.opened()
@@ -201,17 +208,15 @@ class Running(Closes):
             self.close()
             raise
 
-    def _may_be_partial(self) -> bool:
+    def _may_be_partial(self, reason: str | None) -> bool:
         """Return whether it looks as if the program goes on from sealed outputs, and can do so without its sources."""
         handles = [self.program.output(sink.collection) for sink in self._graph.sinks]
-        return why_whole(self.plan) is None and all(
-            handle is not None and handle.known().upper.time != 0 for handle in handles
-        )
+        return reason is None and all(handle is not None and handle.known().upper.time != 0 for handle in handles)
 
-    def _become_partial(self) -> None:
-        """Begin without the contents of the sources, where they can be requested later."""
+    def _become_partial(self, reason: str | None) -> None:
+        """Begin without the contents of the sources, where they can be requested later, unless there is a reason."""
         assert self._outputs is not None
-        reason, at = why_whole(self.plan), self._outputs.goes_on_from
+        at = self._outputs.goes_on_from
         if reason is None and at is None:
             reason = "an output begins"
         if reason is None and any(output.corrects or output.compares for output in self._outputs.every):
@@ -543,7 +548,7 @@ def requested_indexes(program: Draft, key_of: Callable[[str], tuple[str, ...]]) 
     Args:
         key_of: returns the key columns of a collection.
     """
-    plan = optimised(program.plan)
+    plan = program.optimise()
     if why_whole(plan) is not None:
         return []
     builder = Builder(plan, Domain(), program.captures, program.probes, in_memory)

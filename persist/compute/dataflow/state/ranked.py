@@ -24,11 +24,10 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import DiffOverflow
 from persist.codecs.types.arrow_types import is_text
+from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.updates.batch import summed
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import NULL, Domain, directed, is_ordered
-
-BLOCK_ROWS = 1024  # Blocks are split when they have twice as many.
 
 Record: TypeAlias = tuple[int, ...]  # As words.
 SortKey: TypeAlias = tuple[Any, ...]
@@ -109,16 +108,17 @@ class Ranked:
         records, diffs: int64[words, n] and int64[n]: what it holds at first, in any order, consolidated or not.
     """
 
-    def __init__(self, order: Order, records: Ints, diffs: Ints) -> None:
+    def __init__(self, order: Order, records: Ints, diffs: Ints, costs: Costs = USUAL) -> None:
         self._order = order
+        self._block_rows = costs.block_rows
         self._width = len(records)
         self._blocks: list[Ints] = []  # None of them is changed in place: see `blocks`.
         self._firsts: list[SortKey] = []
         self._counts: list[int] = []
         self.rows = 0
         rows = _consolidated(np.concatenate((records, diffs[None])).take(order.sorted(records), axis=1))
-        for first in range(0, rows.shape[1], BLOCK_ROWS):
-            self._put(len(self._blocks), rows[:, first : first + BLOCK_ROWS].copy())
+        for first in range(0, rows.shape[1], self._block_rows):
+            self._put(len(self._blocks), rows[:, first : first + self._block_rows].copy())
 
     @property
     def bytes(self) -> int:
@@ -224,7 +224,7 @@ class Ranked:
             self._counts[at] += max(after, 0) - max(before, 0)
             return
         new_block = np.concatenate((block[:, :place], block[:, place + 1 :]), axis=1)
-        if new_block.shape[1] < BLOCK_ROWS // 4 and len(self._blocks) > 1:
+        if new_block.shape[1] < self._block_rows // 4 and len(self._blocks) > 1:
             # Few records are no block of their own: they go into a neighbour.
             other = at - 1 if at else 1
             pair = (self._blocks[other], new_block) if other < at else (new_block, self._blocks[other])
@@ -235,7 +235,7 @@ class Ranked:
     def _replace(self, at: int, block: Ints) -> None:
         """Let a block hold other records; it is split if they are many, and goes if there are none."""
         self._remove(at)
-        if block.shape[1] >= 2 * BLOCK_ROWS:
+        if block.shape[1] >= 2 * self._block_rows:
             half = block.shape[1] // 2
             self._put(at, block[:, half:].copy())
             block = block[:, :half].copy()

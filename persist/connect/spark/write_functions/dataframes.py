@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -48,11 +48,12 @@ from persist.connect.spark.workers import surfaced_errors, writable
 from persist.connect.spark.write_functions.conditions import Condition, is_pushed
 from persist.connect.spark.write_functions.upserting import upsert
 from persist.core.antichain import Antichain
-from persist.core.errors import DuplicateKeys, InvalidUsage, SchemaMismatch
+from persist.core.errors import CollectionExists, DuplicateKeys, InvalidUsage, SchemaMismatch
 from persist.core.timeline import Moment
 from persist.engine.location.opening import create_target_of_rows, loaded, open_engine
+from persist.engine.write.write_options import WriteMode, choose_mode
 
-Mode = Literal["append", "overwrite"]
+SAME_KEYS = "its key is one of the rows"  # In place of the text of a condition, in the digest of an upsert.
 PUSHES_FILTERS = "spark.sql.python.filterPushdown.enabled"  # Spark hands conditions to the data source.
 
 
@@ -61,7 +62,7 @@ def write(
     location: str,
     collection: str,
     *,
-    mode: Mode = "append",
+    mode: WriteMode | None = None,
     key: Sequence[str] | None = None,
     timeline: Any = ...,
     where: str | Column | None = None,
@@ -85,6 +86,8 @@ def write(
             collection, in any order.
         mode: "append" adds the rows. "overwrite" makes the contents those of df: the difference from what was sealed
             last is written as updates at one time, and history stays. Rows may not repeat a key, but see multiset.
+            "upsert" does so for the keys of df alone. "error" refuses a collection that exists. None means "upsert" if
+            key names columns and df has no `_diff`, and otherwise "append".
         key: create the collection, with the columns of df and these as its key ([] for none), if there is none; the
             location, too. If it is there, its key must be this one.
         timeline: of one that is created, as for `Client.write`.
@@ -112,22 +115,25 @@ def write(
         DuplicateKeys: overwriting, and rows of df repeat a key.
         Errors that tasks find, such as keys that come twice, or `_diff` 0, come as Spark's, with ours in its message.
     """
-    if mode not in get_args(Mode):
-        raise InvalidUsage(f'mode={mode!r} is not a mode of writing: use "append" or "overwrite"')
     df = rename(df, RESERVED)
+    chosen = choose_mode(mode, has_key=bool(key), has_diffs="_diff" in df.columns)
+    if mode == "error" and key is None:
+        raise InvalidUsage('mode="error" creates the collection: it goes with key=')
     options = write_options(
         location, collection, spell(time, df), seal, token, partitions, storage_options, allow_future=allow_future
     )
     condition = None if where is None else Condition.of(where)
-    if condition is not None and mode != "overwrite":
+    if condition is not None and chosen != "overwrite":
         raise InvalidUsage(f'where={condition.text!r} goes with mode="overwrite": to append, filter the DataFrame')
-    if multiset and mode != "overwrite":
+    if multiset and chosen != "overwrite":
         raise InvalidUsage('multiset=True goes with mode="overwrite": to append, keys may have several rows anyway')
     prepared(df.sparkSession)
     folds = ignores_case(df.sparkSession)
     if key is not None:
         with open_engine(options.location, options.storage) as engine:
             is_there = collection in engine.names()
+            if is_there and mode == "error":
+                raise CollectionExists(collection)
             known = loaded(engine, collection).schema.names if is_there else df.columns
             key = [key] if isinstance(key, str) else match_names(key, known, folds=folds)
             held = to_stored_schema(df.schema, creates=not is_there)
@@ -135,14 +141,14 @@ def write(
             create_target_of_rows(engine, collection, columns, key=key, timeline=timeline, time=time)
     elif timeline is not ...:
         raise InvalidUsage(f"timeline={timeline!r} is of a collection that is created: it goes with key=")
-    if mode == "append":
+    if chosen == "append":
         write = DataFrameWrite.append(options, df.schema, folds=folds)
         planned = write.planned
         frame = df if planned.is_done else ranged(df, planned.target.schema, partitions)
         uploaded = upload_by_tasks(frame, write.task)
         planned.commit(uploaded.parts, uploaded.digest)
     else:
-        text = None if condition is None else condition.text
+        text = SAME_KEYS if chosen == "upsert" else None if condition is None else condition.text
         write = DataFrameWrite.overwrite(replace(options, multiset=multiset), df.schema, text, folds=folds)
         if is_ranged_by_key(write.planned.target.schema):
             df = cast_exactly(rename(df, write.planned.target.schema.names), _fields(write.planned.target.schema))
@@ -150,6 +156,11 @@ def write(
                 _check_nested_keys(df, write.planned.target)
             write.planned.until_committed(
                 lambda planned: _overwrite(df, replace(write, planned=planned), partitions, condition)
+            )
+        elif chosen == "upsert":
+            raise InvalidUsage(
+                f"Spark has no ranges of keys of {collection!r}, whose first key field is nested or whose columns "
+                "differ by case only. Use Collection.upsert."
             )
         else:
             _overwrite_on_driver(df, write, condition)
@@ -207,6 +218,12 @@ def _with_present(df: DataFrame, planned: PlannedWrite, marker: str | None, cond
     present = retracted(df.sparkSession, planned, condition)
     if present is None:
         return new
+    if planned.where == SAME_KEYS:
+        names = planned.target.schema.key_names
+        others = [unused(f"_key{n}", present.columns) for n in range(len(names))]
+        keys = df.select(*(F.col(quoted(name)).alias(other) for name, other in zip(names, others, strict=True)))
+        same = [F.col(quoted(name)).eqNullSafe(F.col(other)) for name, other in zip(names, others, strict=True)]
+        present = present.join(keys, reduce(and_, same), "left_semi")
     present = present if marker is None else present.withColumn(marker, F.lit(False))
     return reduce(DataFrame.unionByName, [new, present])
 

@@ -152,6 +152,8 @@ def with_moments(updates: pa.Table, moments: Timeline | None) -> pa.Table:
 class Changes(ArrowResult):
     """The updates in `[lower, upper)`; see `Collection.changes`. Nothing is read until a method asks for it."""
 
+    INTERNAL = frozenset({"moments", "scan", "slices", "transitions"})
+
     def __init__(
         self,
         scan: Scan,
@@ -213,7 +215,32 @@ class Changes(ArrowResult):
 
     def __repr__(self) -> str:
         lower, upper = (shown_time(time, timeline_of(self.scan.schema)) for time in (self.lower, self.upper))
-        return f"Changes({lower}, {upper}, columns={list(self.scan.columns)})"
+        return f"{type(self).__name__}({lower}, {upper}, columns={list(self.scan.columns)})"
+
+
+class Difference(Changes):
+    """What differs between the contents as of two times; see `Collection.diff`. Memory: the updates between them."""
+
+    def __init__(self, updates: Changes, transitions: "Transitions", *, is_backwards: bool) -> None:
+        super().__init__(updates.scan, updates._reading, None, transitions)
+        self._transitions = transitions
+        self._is_backwards = is_backwards
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of `Transitions.schema` without `_time`."""
+        names = self._transitions.schema
+        return names.remove(names.get_field_index("_time"))
+
+    def _read(self) -> Iterator[pa.Table]:
+        names = self._transitions.fields.names[:-1]
+        none = pa.schema([self.scan.given.arrow.field(name) for name in (*names, "_diff")]).empty_table()
+        pieces = [table.select(none.column_names) for table in self._read_scan(self.scan)]
+        table = consolidate(pa.concat_tables([none, *pieces]), names)
+        if self._is_backwards:
+            table = table.set_column(len(names), "_diff", pc.negate_checked(table["_diff"]))
+        times = pa.repeat(pa.scalar(0, pa.int64()), len(table))
+        yield self._transitions.of(table.append_column("_time", times)).drop_columns("_time")
 
 
 CHANGE, OLD = "_change", "_old_"  # What a transition is; before the name of a column: its old value.

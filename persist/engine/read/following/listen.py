@@ -29,7 +29,7 @@ import pyarrow as pa
 from persist.blob.errors import InvalidUsage
 from persist.core.antichain import Antichain
 from persist.core.closing import Closes
-from persist.core.rendering import ShownByRepr
+from persist.core.rendering import Completed, ShownByRepr
 from persist.core.state_rules.contents import CollectionState, check_changes_readable
 from persist.engine.follow.follower import Follower
 from persist.engine.read.parts.reader import ClaimedRead
@@ -146,11 +146,26 @@ class Piece:
 PlanChanges = Callable[[ClaimedRead, CollectionState, int, Antichain], Sequence[Piece]]
 
 
-class Listen(ShownByRepr, Steps[Progress]):
+class Listen(ShownByRepr, Completed, Steps[Progress]):
     """An iterator of `Progress`; waits for the next seal by reading the log. Close it, or use it in a `with`.
 
     Not for use from several threads at once, except `close`.
     """
+
+    INTERNAL = frozenset(
+        {
+            "advance",
+            "check_kept",
+            "check_unclosed",
+            "has_advanced",
+            "move_to",
+            "planned",
+            "reached",
+            "read",
+            "slice_bytes",
+        }
+        | {"step", "take_first"}
+    )
 
     def __init__(
         self,

@@ -50,12 +50,16 @@ class KeySamples:
         return 1000 + self.keys.nbytes
 
     @classmethod
-    def of(cls, part: Part, schema: CollectionSchema) -> "KeySamples | None":
-        """Return those in the descriptor of a part, or None if there are none. Cost: some 2 µs for each value."""
+    def of(cls, part: Part, schema: CollectionSchema, count: int | None = None) -> "KeySamples | None":
+        """Return those in the descriptor of a part, or None if there are none. Cost: some 2 µs for each value.
+
+        Args:
+            count: how many of the key columns are returned, the first ones; None for all.
+        """
         if not schema.key_names or ordered_keys(part, schema) is None:
             return None
         samples = part.keys or []
-        fields = [schema.arrow.field(name) for name in schema.key_names]
+        fields = [schema.arrow.field(name) for name in schema.key_names[:count]]
         columns = [_array([key[at] for key in samples], field.type) for at, field in enumerate(fields)]
         keys = pa.Table.from_arrays(columns, schema=pa.schema(fields))
         return cls(SortedKeys(keys), np.array(sample_rows(part.rows, len(samples)), np.int64))

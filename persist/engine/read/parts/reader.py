@@ -25,14 +25,14 @@ from persist.blob.protocol import Blob
 from persist.blob.threads import Pool
 from persist.codecs.order.arrays import copied
 from persist.codecs.part.decoding import decode_part
-from persist.codecs.part.index import PartIndex, decode_groups
+from persist.codecs.part.index import OpenGroups, PartIndex, decode_groups
 from persist.codecs.part.key_range import KeyRange
 from persist.codecs.part.lending import give_back_freed
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import LeaseExpired
 from persist.engine.hold import Claim
-from persist.engine.read.parts.caches import PartCaches, SliceLeftovers, SpilledRows, decoded_rows, fetched
+from persist.engine.read.parts.caches import PartCaches, SliceLeftovers, SpilledRows, fetched
 from persist.engine.write.part_writer import MEMORY_BUDGET
 
 S = TypeVar("S")
@@ -40,7 +40,6 @@ T = TypeVar("T")
 
 ALL_KEYS: KeyRange = KeyRange()
 WHOLE_BYTES_MAX = 1 << 20  # Smaller parts are always fetched whole.
-ONCE_BYTES = 16 << 20  # Of what look-ups decode for others with other keys right afterwards.
 
 
 class PartReader:
@@ -86,16 +85,6 @@ class PartReader:
         """
         made = copy(self)
         made._leftovers = SliceLeftovers(bytes_max)
-        return made
-
-    def for_once(self) -> "PartReader":
-        """Return the same for look-ups that nobody repeats: little of what they decode is kept.
-
-        Memory that is decoded to again costs no page faults: of those that a cold refresh looks up in six million rows,
-        they take a third of the time.
-        """
-        made = copy(self)
-        made.decoded = decoded_rows(ONCE_BYTES)
         return made
 
     @property
@@ -326,13 +315,6 @@ class PartReader:
         use_threads: bool = True,
     ) -> tuple[pa.Table, bytes]:
         """Return what `groups` does, and the bytes it was made of, for `decoded_groups`."""
-        index = self._indexes.get(self.blob, part, schema)
-        largest = max((index.groups[n].rows for n in groups), default=0) * part.memory // part.rows
-        if largest > self.memory_budget:
-            raise InvalidUsage(
-                f"memory_budget={self.memory_budget} cannot hold a row group of {part.name!r}, which takes {largest} "
-                "bytes decoded."
-            ).with_remedy(f"Give {{memory_budget:option:{4 * largest}}} or more.")
         if not groups:
             return _no_rows(schema, columns), b""
 
@@ -342,8 +324,32 @@ class PartReader:
             )
             return rows, data
 
-        within = index.groups[groups[0]].start, index.groups[groups[-1]].end
-        return fetched(self.blob, part, decoded, within)
+        return fetched(self.blob, part, decoded, self._bytes_of(part, schema, groups))
+
+    def open_groups(
+        self, part: Part, schema: CollectionSchema, groups: Sequence[int], coded: Sequence[str] = ()
+    ) -> OpenGroups:
+        """Fetch and verify consecutive row groups of a part whose file has this schema. Cost: one GET of a range."""
+        index = self._indexes.get(self.blob, part, schema)
+        start, end = self._bytes_of(part, schema, groups)
+
+        def opened(data: bytes) -> OpenGroups:
+            view = memoryview(data)
+            pieces = [(n, view[index.groups[n].start - start : index.groups[n].end - start]) for n in groups]
+            return OpenGroups(pieces, index, part.as_stored, schema, coded)
+
+        return fetched(self.blob, part, opened, (start, end))
+
+    def _bytes_of(self, part: Part, schema: CollectionSchema, groups: Sequence[int]) -> tuple[int, int]:
+        """Return where consecutive row groups begin and end; refuse those that the budget cannot hold."""
+        index = self._indexes.get(self.blob, part, schema)
+        largest = max(index.groups[n].rows for n in groups) * part.memory // part.rows
+        if largest > self.memory_budget:
+            raise InvalidUsage(
+                f"memory_budget={self.memory_budget} cannot hold a row group of {part.name!r}, which takes {largest} "
+                "bytes decoded."
+            ).with_remedy(f"Give {{memory_budget:option:{4 * largest}}} or more.")
+        return index.groups[groups[0]].start, index.groups[groups[-1]].end
 
     def decoded_groups(
         self,

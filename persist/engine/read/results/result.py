@@ -3,7 +3,7 @@
 import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,20 +14,26 @@ from persist.codecs.types.sql_names import check_sql_names
 from persist.codecs.types.values import python_type
 from persist.core.closing import Closes
 from persist.core.progress import task
-from persist.core.rendering import ShownByRepr
+from persist.core.rendering import Completed, ShownByRepr
 from persist.engine.read.parts.reader import ClaimedRead
 from persist.engine.read.planning.scan import rows_without_columns
 from persist.engine.read.results.frames import DtypeBackend, in_milliseconds, to_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
 
 BATCH_ROWS_MAX = 128 * 1024
 WHOLE_NUMBERS = pa.decimal128(38, 0)  # The type of a sum of integers: exact, however many there are.
 
 
-class ArrowResult(Closes, ShownByRepr):
+class ArrowResult(Closes, ShownByRepr, Completed):
     """Base of everything that can be read as Arrow; subclasses yield tables, each of bounded size.
 
     While it is open, what it reads is kept: close it, use it in a `with`, or drop it.
     """
+
+    INTERNAL = frozenset({"narrowed"})
 
     def __init__(self, reading: ClaimedRead) -> None:
         self._reading = reading
@@ -65,7 +71,7 @@ class ArrowResult(Closes, ShownByRepr):
         for table in self._tables():
             yield from table.to_batches(max_chunksize=BATCH_ROWS_MAX)
 
-    def to_pandas(self, *, dtype_backend: DtypeBackend | None = None, **options: Any) -> Any:
+    def to_pandas(self, *, dtype_backend: DtypeBackend | None = None, **options: Any) -> "pd.DataFrame":
         """Return the whole result as a `pandas.DataFrame`. No value changes on the way.
 
         A sum of integers, which is stored as decimal(38, 0), is int64 if all of its values fit.
@@ -81,7 +87,7 @@ class ArrowResult(Closes, ShownByRepr):
         table = self.to_arrow()
         return to_frame(table if keeps_types else whole_as_int64(table), dtype_backend, options)
 
-    def to_polars(self) -> Any:
+    def to_polars(self) -> "pl.DataFrame":
         """Return the whole result as a `polars.DataFrame`. No value changes on the way; sums are as in `to_pandas`.
 
         Raises:
@@ -140,7 +146,7 @@ class ArrowResult(Closes, ShownByRepr):
         for table in self._tables():
             yield table if filter is None else table.filter(filter)
 
-    def lazy(self) -> Any:
+    def lazy(self) -> "pl.LazyFrame":
         """Return a `polars.LazyFrame`: of a query on it, only parts that may match are read, and only columns it needs.
 
         It reads when it is collected, as often as that is; keep this result open until then.

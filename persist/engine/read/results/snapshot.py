@@ -11,7 +11,7 @@ from dataclasses import replace
 from html import escape
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, get_args, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -119,7 +119,10 @@ class Snapshot(ArrowResult):
         form: "rows" or "diff".
         find_by_index: tells what to read in place of a scan, given `erasure_number` of its contents, and how many bytes
             may be in memory at once.
+        again: the collection and the arguments that another process takes it by, once more, if it is pickled.
     """
+
+    INTERNAL = frozenset({"again", "by_index", "explain_narrowed", "find_by_index", "scan", "slices", "unsummed"})
 
     def __init__(
         self, scan: Scan, form: Form, reading: ClaimedRead, contents: CollectionState, slice_bytes: int
@@ -132,6 +135,7 @@ class Snapshot(ArrowResult):
         self.form: Form = form
         self.scan = scan
         self.find_by_index: Callable[[int, Scan, int], Shortcut | None] = no_shortcut
+        self.again: tuple[Any, ...] | None = None
         self._lookup: Lookup | None = None
 
     @property
@@ -239,6 +243,12 @@ class Snapshot(ArrowResult):
         request = Request.of(self.scan.given, group_by, aggregations)
         with self._reading.explained():
             return aggregate(self.scan, request, self._reading(), self._consolidated)
+
+    @overload
+    def get(self, keys: list[Any]) -> list[Any]: ...
+
+    @overload
+    def get(self, keys: Any) -> Any: ...
 
     def get(self, keys: Any) -> Any:
         """Return the rows with certain keys, as this snapshot would hold them if it were filtered by them.
@@ -392,9 +402,19 @@ class Snapshot(ArrowResult):
         more = ", more rows" if len(rows) > ROWS_SHOWN else ""
         return f"{html_rows(self.schema.names, cells)}<pre>{escape(plain(repr(self)))}{more}</pre>"
 
+    def __reduce__(self) -> Any:
+        if self.again is None:
+            raise InvalidUsage(f"{self!r} cannot go to another process: pass its collection, or to_arrow()")
+        collection, named = self.again
+        return _take, (collection, self.as_of, named)
+
     def __repr__(self) -> str:
         as_of = shown_time(self.as_of, timeline_of(self.scan.schema))
         return f"Snapshot(as_of={as_of}, form={self.form!r}, columns={list(self.scan.columns)})"
+
+
+def _take(collection: Any, as_of: int, named: Mapping[str, Any]) -> Any:
+    return collection.snapshot(as_of, **named)
 
 
 def _shown_cell(value: object) -> str:

@@ -269,7 +269,7 @@ def test_spark_reads_and_writes_s3(spark: SparkSession, s3_location: tuple[str, 
 def test_a_compacted_collection_is_the_same_as_in_python_before_and_after_its_keyframe(
     spark: SparkSession, tmp_path: Any
 ) -> None:
-    location, policy = str(tmp_path), Tuning(keyframe_rows_min=10, keyframe_space=9.0)
+    location, policy = str(tmp_path), Tuning(keyframe_rows_min=10)
     with persist.open(location, settings=persist.Settings(background=False, tuning=policy)) as client:
         orders = client.create_or_load("orders", key={"id": pa.int64()}, value={"status": pa.string()})
         for at in range(6):

@@ -16,8 +16,9 @@ import persist.spark
 from persist.blob.stores.file import FileBlob
 from persist.compute.tasks.planned_write import PlannedWrite, SinkOptions, upload
 from persist.connect.spark.read_functions.store import LISTING_TASKS
+from tests.support.tuned import tuned
 
-QUIET = persist.Settings(background=False, grace_s=0, orphan_grace_s=0)
+QUIET = tuned(background=False, grace_s=0, orphan_grace_s=0)
 KEY = {"id": pa.int64(), "part": pa.string()}
 VALUE = {"status": pa.string(), "amount": pa.float64(), "tags": pa.list_(pa.int32())}
 PREFIX = "the same long prefix of all keys, and then "

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 import persist
 import persist.spark
@@ -32,6 +33,25 @@ def test_a_write_with_a_key_makes_the_collection_with_the_columns_of_the_frame(
         persist.spark.write(rows, path, "others", key=["nr"])
     with persist.open(path, mode="read") as client:
         assert [*client.collections()] == ["orders"]
+
+
+def test_a_write_with_a_key_that_is_repeated_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "location")
+    rows = spark.createDataFrame([(1, None, "a"), (2, 3, "b")], "k long, n long, v string")
+    for frame in (rows, rows, rows.where("k = 1").withColumn("v", F.lit("c"))):
+        persist.spark.write(frame, path, "c", key=["k", "n"], token=None)
+    with persist.open(path, mode="read") as client:
+        assert sorted(client["c"].snapshot().rows(), key=str) == [((1, None), "c"), ((2, 3), "b")]
+        assert client["c"].changes(0).to_arrow().num_rows == 4
+    persist.spark.write(rows, path, "c", key=["k", "n"], mode="append")
+    with persist.open(path, mode="read") as client:
+        assert client["c"].snapshot().count() == 4
+    with pytest.raises(persist.errors.CollectionExists, match="'c' exists already"):
+        persist.spark.write(rows, path, "c", key=["k", "n"], mode="error")
+    with pytest.raises(persist.InvalidUsage, match='use "upsert", "append"'):
+        persist.spark.write(rows, path, "c", mode="replace")  # type: ignore[arg-type]
+    with pytest.raises(PySparkException, match="repeat keys"):
+        persist.spark.write(rows.unionAll(rows.withColumn("v", F.lit("d"))), path, "d", key=["k", "n"])
 
 
 def test_a_missing_collection_says_what_makes_it(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""What a client does for its location: garbage, examinations, upgrades, and the policy that all clients share."""
+
+from collections.abc import Iterable
+
+from persist.core.log.fields import Policy
+from persist.engine.location.engine import Engine
+from persist.engine.location.opening import UpgradeReport, set_policy, upgrade
+from persist.engine.upkeep import Deleted, GarbageReport
+from persist.services.fsck import FsckReport, examine
+
+
+class UpkeepCalls:
+    """The part of `Client` that looks after the location."""
+
+    engine: Engine
+
+    def gc(self, *, dry_run: bool = False) -> GarbageReport:
+        """Delete what nobody needs any more (`persist.engine.upkeep.garbage`). Safe while others read, write and do
+        the same.
+
+        Args:
+            dry_run: change nothing, and return what would be deleted, as far as that is known without a write.
+
+        Raises:
+            ReadOnly: this client only reads.
+            Unavailable: the store did not answer; what was not deleted stays for the next time.
+        """
+        return self.engine.writer("gc").collect_garbage(dry_run=dry_run)
+
+    def fsck(
+        self, *, repair: bool = False, dry_run: bool = False, set_aside: bool = False, deep: bool = True
+    ) -> FsckReport:
+        """Examine the whole location; see `persist.fsck`, which also works when it is too damaged to be opened.
+
+        Raises:
+            ReadOnly: repair without dry_run, and this client only reads.
+            Unavailable: the store did not answer, so the examination did not come to its end.
+        """
+        self.engine.check_open("fsck")
+        if repair and not dry_run:
+            self.engine.writer("fsck with repair")
+
+        def collect(keys: Iterable[str]) -> Deleted:
+            return self.engine.writer("fsck with repair").garbage.delete_leaked(keys)
+
+        storage, settings, clock = self.engine.storage, self.engine.settings, self.engine.clock
+        # Around the cache, which may hold what the store has lost.
+        how = {"repair": repair, "dry_run": dry_run, "set_aside": set_aside, "deep": deep}
+        return examine(storage.retried, settings, clock, collect, **how)
+
+    def upgrade(self, *, dry_run: bool = False) -> UpgradeReport:
+        """Raise the number of the location's format to the newest that this release writes.
+
+        A location keeps its number while newer releases work on it, beside older ones. After this, releases that do not
+        know the new number stop with IncompatibleVersion. Cost: one commit, or nothing if it has that number.
+
+        Args:
+            dry_run: change nothing, and return what would be.
+
+        Raises:
+            ReadOnly, Locked: this client only reads, without dry_run; another one has the location exclusively.
+        """
+        return upgrade(self.engine, dry_run=dry_run)
+
+    def maintain(self) -> None:
+        """Do what is due of what otherwise happens in the background: leases, compaction, collection of garbage."""
+        self.engine.writer("maintain").maintain()
+
+    @property
+    def policy(self) -> Policy:
+        """The times and limits that all clients of the location share. Cost: one GET."""
+        self.engine.check_open("policy")
+        self.engine.follower.refresh()
+        return self.engine.follower.policies.newest
+
+    def set_policy(self, *, at_once: bool = False, **changes: int) -> Policy:
+        """Change the times and limits that all clients of the location share; return the new policy.
+
+        A longer time holds at once. A shorter `grace_s`, `orphan_grace_s` or `log_retention_s` takes effect when the
+        time before it has passed since the change, because others count on it until then. A shorter `lease_s` concerns
+        leases that are granted or renewed from now on, and a shorter `clock_skew_s` leases that are granted from now
+        on. Clients of a release that knows no policy stop with IncompatibleVersion. Cost: one commit.
+
+        Args:
+            at_once: let shorter times take effect now. For locations that nobody else uses at the time.
+            changes: names of `Policy` with their new values, such as `grace_s=7200`.
+
+        Raises:
+            InvalidUsage: a name is not known, or a value is not allowed.
+            ReadOnly, Locked: this client only reads; another one has the location exclusively.
+        """
+        return set_policy(self.engine, changes, at_once=at_once)

@@ -1,0 +1,43 @@
+"""From how many rows on an operator does the same in another way."""
+
+from dataclasses import dataclass, fields
+
+from persist.blob.errors import InvalidUsage
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Numbers of rows at which operators go another way. Each was measured; results never depend on them.
+
+    Attributes:
+        plain_rows: up to so many rows of a reduction over several dimensions, plain Python beats numpy.
+        cells: of versions (records times moments) that a reduction looks at together.
+        piece_rows: that are shaped or reduced at once; some 60 MiB of updates of sums of floats.
+        sort_rows: from so many look-ups of a join on, sorting them pays: neighbours then share what they touch.
+        large_rows: groups of fewer rows are looked at as a whole.
+        change_rows: a change of a ranked group costs as much as looking at so many rows.
+        ranked_at_once: so many groups are ranked in one step at most: to rank one costs more than to look at it.
+        ranked_rows: of all ranked groups of a reduction; those that were not used for longest go first.
+        block_rows: of a block of a ranked multiset; it is split when it has twice as many.
+        window_rows: of a long stretch of a partition that are computed at once.
+    """
+
+    plain_rows: int = 48
+    cells: int = 1 << 22
+    piece_rows: int = 1 << 17
+    sort_rows: int = 4096
+    large_rows: int = 1024
+    change_rows: int = 512
+    ranked_at_once: int = 16
+    ranked_rows: int = 1 << 25
+    block_rows: int = 1024
+    window_rows: int = 1 << 17
+
+    def __post_init__(self) -> None:
+        for cost in fields(self):
+            value = getattr(self, cost.name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise InvalidUsage(f"costs: {cost.name}={value!r} is not a number of rows: give a whole one from 0 on")
+
+
+USUAL = Costs()

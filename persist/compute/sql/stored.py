@@ -1,0 +1,204 @@
+"""The plan that refreshes of a view run, as it is stored with the definition; so a refresh lowers and rewrites nothing.
+
+    program = { form, library, rows, scopes, nodes }
+
+Fields:
+    form     of all this; of another one, the plan is made anew from the relation that the definition has
+    library  the version of `persist` that made it; the same holds for another one
+    functions  of Python that it calls: name and version
+    rows     of each collection whose size the order of joins depends on, the binary logarithm of its rows then
+    scopes   of recursions: number, parent, name, limit, depth
+    nodes    each after those that it reads, but for feedback: number, operator, inputs, columns, scope. The last one is
+             the answer, with the columns of the view
+
+    operator, stage, term    {"name of its class": [its fields, without those at the end that are defaults]}
+    type of a value          {"type": type}                    as `persist.compute.sql.types` spells it
+    constant                 {"constant": [type, text]}        the text is null for NULL
+    constant list            {"list": [type, [text, …]]}       that is not NULL
+    column names and types   {"columns": [[name, type], …]}
+    records of a constant    {"records": [columns, [text, …] of each column]}
+    tuples are lists; texts, numbers and booleans stand for themselves
+
+The classes are those of `persist.compute.dataflow.plan` and `persist.core.expression.term`. A source is called as the
+definition calls it. Its columns are all that is read of the collection.
+
+The relation of the definition is what the view means, and the plan only a way to compute it. Both are in one record, so
+neither is ever older than the other. Raise FORM whenever one of the classes changes, or plans of before are wrong.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from math import frexp
+from typing import Any, NoReturn
+
+import msgspec
+import pyarrow as pa
+
+from persist import __version__
+from persist.compute.dataflow.plan import plan as operators
+from persist.compute.dataflow.plan import stages
+from persist.compute.dataflow.plan.optimise import Statistics
+from persist.compute.dataflow.plan.plan import ROOT, Node, Plan, ScopeInfo
+from persist.compute.sql.order import ROWS
+from persist.compute.sql.types import constant, kind_of, text_of, to_arrow
+from persist.core.errors import InvalidUsage
+from persist.core.expression import term as terms
+
+FORM = 1
+GROWTH_MAX = 3  # A collection of eight times as many rows, or as few, may want another order of joins.
+_CLASSES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        *(operators.Source, operators.Constant, operators.Linear, operators.Concat, operators.Consolidate),
+        *(operators.Join, operators.Reduce, operators.Enter, operators.Leave, operators.Variable),
+        *(operators.Distinct, operators.Threshold, operators.Clamped, operators.Aggregates, operators.TopK),
+        *(operators.Windowed, operators.Folded, operators.WindowFunction),
+        *(stages.Map, stages.Filter, stages.Negate, stages.Explode, stages.Unnest, stages.TemporalFilter),
+        *(terms.Col, terms.Lit, terms.Call),
+    )
+}
+_PLAIN = (str, int, bool, float, type(None))
+
+
+class _Unstorable(Exception):
+    """A plan has a value that the form cannot express."""
+
+
+class StoredPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """See the module's docstring."""
+
+    form: int
+    library: str
+    functions: tuple[tuple[str, str], ...]
+    rows: dict[str, int]
+    scopes: tuple[tuple[int, int, str, int, int], ...]
+    nodes: tuple[tuple[int, Any, tuple[int, ...], Any, int], ...]
+
+    @property
+    def answer(self) -> int:
+        """The number of the node that gives the rows of the view."""
+        return self.nodes[-1][0]
+
+    def plan(self, name: str) -> Plan:
+        """Return the plan, as the one of a program of a name."""
+        nodes = {
+            number: Node(number, _decode(operator), inputs, _decode(columns), scope)
+            for number, operator, inputs, columns, scope in self.nodes
+        }
+        plan = Plan(name, 1, nodes)
+        plan.scopes.update({info[0]: ScopeInfo(*info) for info in self.scopes})
+        return plan
+
+    def fits(self, known: Mapping[str, Statistics]) -> bool:
+        """Return whether collections are about as large as they were, as far as the order of joins depends on it."""
+        return all(abs(_measure(known.get(name)) - rows) <= GROWTH_MAX for name, rows in self.rows.items())
+
+
+def encode_plan(
+    plan: Plan, functions: tuple[tuple[str, str], ...], known: Mapping[str, Statistics | None]
+) -> dict[str, Any] | None:
+    """Return an optimised plan as it is stored; None if the form cannot express it.
+
+    Args:
+        plan: the answer is its last node.
+        functions: of Python that it calls.
+        known: what is known of the collections whose sizes the order of its joins depends on.
+    """
+    try:
+        nodes = tuple(
+            (node.number, _encode(node.operator), node.inputs, _encode(node.schema), node.scope)
+            for node in plan.nodes.values()
+        )
+    except _Unstorable:
+        return None
+    scopes = tuple(
+        (info.number, info.parent, info.name, info.limit, info.depth)
+        for info in plan.scopes.values()
+        if info.number != ROOT
+    )
+    rows = {name: _measure(statistics) for name, statistics in known.items()}
+    stored: dict[str, Any] = msgspec.to_builtins(StoredPlan(FORM, __version__, functions, rows, scopes, nodes))
+    return stored
+
+
+def read_plan(stored: dict[str, Any] | None) -> StoredPlan | None:
+    """Return a plan that was stored; None if there is none, or another version of the library made it."""
+    if stored is None or stored.get("form") != FORM or stored.get("library") != __version__:
+        return None
+    return msgspec.convert(stored, StoredPlan)
+
+
+def _measure(statistics: Statistics | None) -> int:
+    return frexp(max(ROWS, 0.0 if statistics is None else statistics.rows))[1]
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, tuple):
+        return [*map(_encode, value)]
+    if isinstance(value, pa.DataType):
+        return {"type": _spell_type(value)}
+    if isinstance(value, pa.ListScalar) and value.is_valid:
+        stored = {"list": [_spell_type(value.type), [*map(_spell_constant, value.values)]]}
+        return stored if terms.Lit(_decode(stored)) == terms.Lit(value) else _refuse(value)
+    if isinstance(value, pa.Scalar):
+        return {"constant": [_spell_type(value.type), _spell_constant(value)]}
+    if isinstance(value, pa.Schema):
+        return {"columns": [[field.name, _spell_type(field.type)] for field in value]}
+    if isinstance(value, pa.Table):
+        return {"records": [_encode(value.schema), [[*map(_spell_constant, column)] for column in value.columns]]}
+    if is_dataclass(value) and _CLASSES.get(type(value).__name__) is type(value):
+        given = [getattr(value, field.name) for field in fields(value)]
+        for field in reversed(fields(value)):
+            if field.default is MISSING or given[-1] != field.default:
+                break
+            given.pop()
+        return {type(value).__name__: [*map(_encode, given)]}
+    return _refuse(value)
+
+
+def _refuse(value: Any) -> NoReturn:
+    raise _Unstorable(f"{value!r:.100} has no stored form")
+
+
+def _spell_type(kind: pa.DataType) -> str:
+    try:
+        name = kind_of(kind)
+    except StopIteration:
+        _refuse(kind)
+    return name if to_arrow(name) == kind else _refuse(kind)
+
+
+def _spell_constant(value: pa.Scalar) -> str | None:
+    kind, text = _spell_type(value.type), text_of(value)
+    try:
+        again = constant(kind, text)
+    except (pa.ArrowException, InvalidUsage, ValueError, TypeError, ArithmeticError):
+        _refuse(value)
+    return text if again == terms.Lit(value) else _refuse(value)
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, list):
+        return tuple(map(_decode, value))
+    [(kind, given)] = value.items()
+    if kind in _CLASSES:
+        return _CLASSES[kind](*map(_decode, given))
+    if kind == "type":
+        return to_arrow(given)
+    if kind == "constant":
+        return constant(*given).value
+    if kind == "list":
+        return pa.scalar(_decode_column(to_arrow(given[0]).value_type, given[1]).to_pylist(), to_arrow(given[0]))
+    if kind == "columns":
+        return pa.schema([(name, to_arrow(type_)) for name, type_ in given])
+    assert kind == "records"
+    schema: pa.Schema = _decode(given[0])
+    return pa.table([_decode_column(field.type, texts) for field, texts in zip(schema, given[1], strict=True)], schema)
+
+
+def _decode_column(kind: pa.DataType, texts: Sequence[str | None]) -> pa.Array:
+    return pa.array([constant(kind_of(kind), text).value.as_py() for text in texts], kind)

@@ -1,0 +1,205 @@
+"""What people give for times of a collection, as its times: numbers, moments, words, tags and frontiers.
+
+This is the one place where a time that somebody gives becomes a number: `as_time` to read at, `as_bound` for an end of
+an interval, `exact_time` to write at, `frontier` to seal to.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
+from persist.codecs.types.schema import TIME_MAX
+from persist.core.antichain import Antichain, as_time
+from persist.core.errors import InvalidUsage, TagNotFound
+from persist.core.state_rules.contents import CollectionState
+from persist.core.timeline import (
+    AHEAD_S,
+    NOW,
+    Moment,
+    Timeline,
+    begins_with_a_day,
+    is_moment,
+    is_tag,
+    parse_time,
+    parse_time_word,
+)
+from persist.engine.location.engine import Engine
+from persist.engine.location.moments import MomentMap, explain_frontier
+
+LATEST = "latest"  # The last sealed time, wherever a time is given to read at.
+
+
+class CollectionTimes:
+    """The part of a collection's handle that reads times."""
+
+    __slots__ = ()
+    engine: Engine
+
+    @property
+    def name(self) -> str:
+        """What it is called, as far as this client knows."""
+        raise NotImplementedError
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """What times are, if they are moments: it turns moments into times, and back."""
+        raise NotImplementedError
+
+    def shown(self, time: int) -> str:
+        """Return a time for people: the number, and the moment that it is, if there is a timeline."""
+        raise NotImplementedError
+
+    def contents(self) -> CollectionState:
+        """Return its newest state. Cost: one GET."""
+        raise NotImplementedError
+
+    def sealed(
+        self, as_of: int | Moment | None, timeout_s: float | None, *, until: int | None = None
+    ) -> tuple[CollectionState, int]:
+        """Return the state of a moment at which as_of is sealed, and the time to read."""
+        raise NotImplementedError
+
+    def _moment_map(self) -> MomentMap | None:
+        raise NotImplementedError
+
+    @property
+    def clocked_timeline(self) -> Timeline | None:
+        """The timeline with the clock of the client, by which updates may have words for times."""
+        return None if self.timeline is None else replace(self.timeline, wall_ms=self.engine.clock.wall_ms)
+
+    def as_time(self, what: str, given: int | Moment | Antichain) -> int:
+        """Return a number as it is, the time of a tag or of "latest", and of a moment the last time not after it.
+
+        A word that the clock moves, such as "now" or "yesterday", is the last sealed time if that is earlier.
+
+        Args:
+            what: says in errors what it is.
+
+        Raises:
+            InvalidUsage: it is none of these, or a moment and the collection has neither a timeline nor a map.
+            AsOfNotSealed: it is a moment up to which the collection's source was not read yet.
+        """
+        if isinstance(given, Antichain):
+            raise InvalidUsage(explain_frontier(what, given, self.shown))
+        if self._is_last(given):
+            return self.sealed(None, 0.0)[1]
+        by_clock = parse_time_word(given, self.engine.clock.wall_ms())
+        if by_clock is not None:
+            times = self._times_of_moments(what, given)
+            last = self.sealed(None, 0.0)[1]
+            return (
+                last if isinstance(times, MomentMap) and by_clock > times.last() else min(last, times.time_of(by_clock))
+            )
+        given = self._typed(what, given)
+        if is_tag(given):
+            return self.tagged(given)
+        return self._times_of_moments(what, given).time_of(given) if is_moment(given) else as_time(what, given)
+
+    def _is_last(self, given: object) -> bool:
+        """Whether something means the last sealed time; so does "now" if there is no clock to compare times with."""
+        word = given.strip().lower() if isinstance(given, str) else None
+        return word == LATEST or (word == NOW and self.timeline is None)
+
+    def _typed(self, what: str, given: Any) -> Any:
+        """Return what `parse_time` makes of a time; refuse a number that is not whole."""
+        if isinstance(given, (float, np.floating)):
+            unit = "" if self.timeline is None else f" of {self.timeline.unit} since 1970"
+            raise InvalidUsage(
+                f'{what} {given!r} is a float: give a whole number{unit}, a moment such as "2026-11-21T12:00:00Z", or '
+                '"now"'
+            )
+        return parse_time(given, self.timeline)
+
+    def _times_of_moments(self, what: str, given: Any) -> MomentMap | Timeline:
+        return self._moment_map() or self._timeline_for(what, given)
+
+    def as_bound(self, what: str, given: int | Moment | Antichain, *, most: int = TIME_MAX) -> int:
+        """Like `as_time`, with the first time that is not before a moment: the bound of an interval.
+
+        A frontier is a bound, too: its time, or the end of all times if it is empty. "latest" is upper.
+        """
+        if self._is_last(given):
+            given = self.contents().upper
+        if isinstance(given, Antichain):
+            reach = Antichain.at(given).time
+            return TIME_MAX + 1 if reach is None else reach
+        by_clock = parse_time_word(given, self.engine.clock.wall_ms())
+        if by_clock is not None:
+            times, upper = self._times_of_moments(what, given), self.as_bound(what, self.contents().upper)
+            return (
+                upper
+                if isinstance(times, MomentMap) and by_clock > times.last()
+                else min(upper, times.bound_of(by_clock))
+            )
+        given = self._typed(what, given)
+        if is_tag(given):
+            return self.tagged(given)
+        if is_moment(given):
+            return self._times_of_moments(what, given).bound_of(given)
+        return as_time(what, given, most=most)
+
+    def tagged(self, name: str) -> int:
+        """Return the time that a tag names. Cost: one GET.
+
+        Raises:
+            TagNotFound: there is no such tag.
+        """
+        tags = self.contents().tags
+        if name not in tags:
+            raise TagNotFound(name, tuple(tags))
+        return tags[name]
+
+    def exact_time(self, what: str, given: int | Moment) -> int:
+        """Like `as_time`, for what is written: a moment between two times is an error, and words are the clock's."""
+        given = self._typed(what, given)
+        if not is_moment(given):
+            return as_time(what, given)
+        return replace(self._timeline_for(what, given), wall_ms=self.engine.clock.wall_ms).exact_time_of(given)
+
+    def frontier(self, what: str, given: int | Moment | Antichain) -> Antichain:
+        """Return a frontier from what callers give for one; that of a moment has all times before the moment behind."""
+        if parse_time_word(given, self.engine.clock.wall_ms()) is not None:
+            return Antichain(self.exact_time(what, cast(str, given)))
+        given = self._typed(what, given)
+        return Antichain(self.as_bound(what, given)) if is_moment(given) else Antichain.at(cast(int | Antichain, given))
+
+    def check_meant(self, what: str, given: Any, *, allow_future: bool) -> None:
+        """Refuse a time to write at, or an upper to seal to, that nobody is likely to mean, if there is a timeline.
+
+        A frontier is what a program computed, and passes.
+
+        Raises:
+            InvalidUsage: see `Timeline.check_meant`.
+        """
+        if given is None or self.timeline is None or isinstance(given, Antichain):
+            return
+        given = parse_time(given, self.timeline)
+        is_word = parse_time_word(given, self.engine.clock.wall_ms()) is not None
+        if isinstance(given, str) and not is_word and not begins_with_a_day(given):
+            return  # It is the name of a column.
+        time = self.exact_time(what, given) if is_word else self.as_bound(what, given)
+        self._check_time(self.timeline, what, time, is_number=not is_moment(given), allow_future=allow_future)
+
+    def check_times(self, times: Iterable[int], *, allow_future: bool) -> None:
+        """Refuse times of updates that nobody is likely to mean, if there is a timeline; see `Timeline.check_meant`."""
+        if self.timeline is not None:
+            for time in times:
+                self._check_time(self.timeline, "the time", time, is_number=False, allow_future=allow_future)
+
+    def _check_time(self, timeline: Timeline, what: str, time: int, *, is_number: bool, allow_future: bool) -> None:
+        """Refuse a time that nobody is likely to mean, and one that only a clock far ahead allows."""
+        wall_ms = self.engine.clock.wall_ms()
+        timeline.check_meant(what, time, wall_ms, is_number=is_number, allow_future=allow_future)
+        if not allow_future and time > timeline.now(wall_ms) - AHEAD_S * timeline.per_second:
+            self.engine.check_clock()
+
+    def _timeline_for(self, what: str, given: Moment) -> Timeline:
+        timeline = self.timeline
+        if timeline is None:
+            raise InvalidUsage(
+                f"{what} {given!r} is not an integer in [0, {TIME_MAX}], and the collection {self.name!r} has no "
+                "timeline by which a moment would be one."
+            ).with_remedy("Give a number, or create one with {timeline:option:us}.")
+        return timeline

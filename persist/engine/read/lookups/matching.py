@@ -1,0 +1,251 @@
+"""Bulk look-ups: the updates of a scan with some values in any of its columns, for thousands of keys at a time.
+
+Arrow has to decode all values of a column in a row group, so what counts is how many columns of how many row groups
+are decoded:
+
+    row groups     that cannot hold a key are left out, if the first key column is among the columns of the keys
+    columns        of the keys are decoded one by one, as long as some rows of the row group may still be requested
+    other columns  are decoded of row groups with such rows, and only these rows are kept
+
+Each row group is verified once, before any of it is decoded. Nothing is cached: memory that is decoded to again costs
+no page faults, which took a third of the time.
+
+Measured with six columns of six million lines and the keys of 1,500 orders, CPU: 0.25 to 0.45 s here, 0.24 by Polars
+and 0.22 by DuckDB, and the same 0.03 s by all three of 600,000 lines. To import Polars takes 0.2 s or more, and to
+import and connect to DuckDB 0.19.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.search import SortedKeys
+from persist.codecs.order.sums import consolidate
+from persist.codecs.part.index import OpenGroups
+from persist.codecs.part.part import Part
+from persist.codecs.types.arrow_types import is_text
+from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples
+from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
+from persist.engine.read.planning.scan import Scan, negated
+
+FETCH_BYTES = 8 << 20  # Of row groups that are fetched at once, one at least.
+ALONE_PIECES = 4  # Threads for so few take half as much CPU time again: each decodes to fresh memory.
+
+Rows: TypeAlias = npt.NDArray[np.int64]
+
+
+def estimate_matching(scan: Scan, keys: pa.Table) -> int:
+    """Return about how many bytes the row groups take, decoded, that may hold some keys. No I/O."""
+    first = _first_key(scan, _as_read(scan, keys))
+    return scan.memory if first is None else sum(_bytes_within(part, scan, first) for part in scan.all_parts)
+
+
+def read_matching(scan: Scan, keys: pa.Table, reader: PartReader) -> Iterator[pa.Table]:
+    """Yield updates of a scan, among them all that have one of some keys in the columns of these.
+
+    Others may be among them: a caller drops what it has not requested. Memory: what is found, and a few row groups for
+    each thread.
+
+    Args:
+        scan: of all keys, without a filter.
+        keys: NULL is a value like others.
+
+    Returns:
+        Tables of the scan's columns and `_diff`, which are not consolidated.
+
+    Raises:
+        CorruptBlob: a part is missing or not what its descriptor says.
+        SchemaMismatch: the types that the scan gives out cannot hold a value that was found.
+    """
+    assert scan.keys.is_all, "a slice would have to be cut out"
+    assert scan.filter is None, "what passes a filter is looked for by a scan"
+    keys = _as_read(scan, keys)
+    search = _Search(scan, _tests(keys, scan), _first_key(scan, keys), reader)
+    pieces = [*search.pieces()]
+    tables = reader.map(search.updates, pieces) if len(pieces) > ALONE_PIECES else [*map(search.updates, pieces)]
+    if scan.narrow is None:
+        yield from tables
+    else:
+        whole = consolidate(pa.concat_tables([scan.empty([*scan.columns, "_diff"]), *tables]), [*scan.columns])
+        yield scan.given_out(whole)
+
+
+def _as_read(scan: Scan, keys: pa.Table) -> pa.Table:
+    return keys.cast(scan.empty(keys.column_names).schema)
+
+
+def _tests(keys: pa.Table, scan: Scan) -> list[tuple[str, pa.Array]]:
+    """Return the columns by which rows are chosen, the cheapest first, and the values that are requested of each."""
+
+    def cost(name: str) -> tuple[bool, bool]:
+        return name not in scan.schema.key_names[:1], is_text(keys.schema.field(name).type)
+
+    names = [field.name for field in keys.schema if _is_compared(field.type)]
+    return [(name, pc.unique(keys[name])) for name in sorted(names, key=cost)]
+
+
+def _is_compared(kind: pa.DataType) -> bool:
+    """Whether Arrow takes values of a type for equal if they are equal as keys; floats are left out."""
+    is_time = pat.is_date(kind) or pat.is_timestamp(kind)
+    return bool(pat.is_integer(kind) or pat.is_boolean(kind) or is_time or is_text(kind))
+
+
+def _first_key(scan: Scan, keys: pa.Table) -> SortedKeys | None:
+    """Return the requested values of the first key column; None if it may have any."""
+    names = scan.schema.key_names[:1]
+    return SortedKeys.of(keys, names) if names and names[0] in keys.column_names else None
+
+
+def _first_samples(part: Part, scan: Scan) -> KeySamples | None:
+    """Return sampled values of the first key column of a part, in order; None if there are none."""
+    return KeySamples.of(part, scan.schema, 1)
+
+
+def _bytes_within(part: Part, scan: Scan, first: SortedKeys) -> int:
+    """Return about how many bytes of a part lie between samples that have a key between them."""
+    samples = _first_samples(part, scan)
+    bounds = None if samples is None else first.bounds_of(samples.keys)
+    if samples is None or bounds is None or len(bounds[0]) < 2:
+        return part.memory
+    less, not_greater = bounds
+    rows = np.diff(samples.at)[not_greater[1:] > less[:-1]].sum()
+    return int(part.memory * rows // max(part.rows - 1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Consecutive row groups of a part, or, without any, all of it.
+
+    Attributes:
+        is_base: whether the part is of the keyframe.
+    """
+
+    part: Part
+    is_base: bool
+    groups: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """One look-up.
+
+    Attributes:
+        tests: columns, and the values of which a requested row has one.
+        first: requested values of the first key column; None if that may have any.
+    """
+
+    scan: Scan
+    tests: Sequence[tuple[str, pa.Array]]
+    first: SortedKeys | None
+    reader: PartReader
+
+    def pieces(self) -> Iterator[_Piece]:
+        """Yield what is read."""
+        scan = self.scan
+        in_time = (part for part in scan.parts if part.time_min < scan.time_upper and part.time_max >= scan.time_lower)
+        for part, is_base in chain(zip(scan.base, repeat(True)), zip(in_time, repeat(False))):
+            if not part.blob or part.bytes <= WHOLE_BYTES_MAX or part.lift(scan.schema) is not None:
+                yield _Piece(part, is_base)
+            else:
+                yield from (_Piece(part, is_base, run) for run in self._runs(part))
+
+    def _runs(self, part: Part) -> Iterator[list[int]]:
+        """Yield the row groups of a part that may hold a key, those together that are fetched at once."""
+        index = self.reader.index(part, self.scan.schema)
+        groups = [*range(len(index.groups))]
+        if self.first is not None:
+            bounds = GroupBounds.of(part, index, self.scan.schema)
+            groups = bounds.hit(_first_samples(part, self.scan), self.first).tolist()
+        run: list[int] = []
+        for group in groups:
+            if run and (run[-1] + 1 != group or index.groups[group].end - index.groups[run[0]].start > FETCH_BYTES):
+                yield run
+                run = []
+            run.append(group)
+        if run:
+            yield run
+
+    def updates(self, piece: _Piece) -> pa.Table:
+        """Return the updates of a piece that may be requested, as the scan counts them."""
+        scan, part = self.scan, piece.part
+        cuts_time = not piece.is_base and not scan.is_inside(part)
+        columns = [*scan.columns, *(["_diff"] if not part.is_plain else []), *(["_time"] if cuts_time else [])]
+        table = self._of_groups(part, piece.groups, columns) if piece.groups else self._of_part(part, columns)
+        if cuts_time:
+            time = table["_time"]
+            table = table.filter(pc.and_(pc.greater_equal(time, scan.time_lower), pc.less(time, scan.time_upper)))
+            table = table.drop_columns("_time")
+        if part.is_plain:
+            ones = int64_array(np.ones(len(table), np.int64))
+            table = table.append_column(pa.field("_diff", pa.int64(), nullable=False), ones)
+        return negated(table) if scan.sign < 0 and not piece.is_base else table
+
+    def _of_part(self, part: Part, columns: list[str]) -> pa.Table:
+        table = self.reader.table(part, self.scan.schema, columns)
+        for name, values in self.tests:
+            table = table.filter(pc.is_in(table[name], values))
+        return table
+
+    def _of_groups(self, part: Part, groups: Sequence[int], columns: list[str]) -> pa.Table:
+        """Return columns of rows of consecutive row groups; the other columns are decoded where a key was found."""
+        schema, tested = self.scan.schema.arrow, [name for name, _ in self.tests]
+        fields = pa.schema([schema.field(name) for name in columns])
+        others = [name for name in columns if name not in tested]
+        index = self.reader.index(part, self.scan.schema)
+        coded = index.coded(name for name in others if is_text(schema.field(name).type))
+        file = self.reader.open_groups(part, self.scan.schema, groups, coded)
+        found = [fields.empty_table()]
+        for group in groups:
+            keys, rows = self._requested(file, group)
+            if rows is None:
+                found.append(_plain([file.read([group], columns)], fields))
+            elif len(rows):
+                chosen = int64_array(rows)
+                rest = [file.read([group], others, chosen=chosen)] if others else []
+                found.append(_plain([keys.take(chosen), *rest], fields))
+        return pa.concat_tables(found)
+
+    def _requested(self, file: OpenGroups, group: int) -> tuple[pa.Table, Rows | None]:
+        """Return the columns of keys of all rows of a row group, and which rows may be requested, ascending.
+
+        None of the rows stands for all of them. If no row is requested, columns are missing.
+        """
+        columns: list[pa.Table] = []
+        rows: Rows | None = None
+        for name, values in self.tests:
+            column = file.read([group], [name])
+            columns.append(column)
+            if rows is not None:
+                rows = rows[_found(column.take(int64_array(rows)), values)]
+            elif self.first is not None and [name] == self.first.batch.schema.names:
+                rows = SortedKeys(column).find(self.first)
+            else:
+                rows = _found(column, values)
+            if not len(rows):
+                break
+        return pa.table({name: column[name] for column in columns for name in column.column_names}), rows
+
+
+def _found(column: pa.Table, values: pa.Array) -> Rows:
+    """Return, ascending, which rows of a table of one column have one of some values."""
+    rows: Rows = np.flatnonzero(pc.is_in(column.column(0), values).to_numpy())
+    return rows
+
+
+def _plain(tables: Sequence[pa.Table], fields: pa.Schema) -> pa.Table:
+    """Return the fields of tables with the same rows, without dictionaries."""
+    by_name = {name: table[name] for table in tables for name in table.column_names}
+    columns = [by_name[field.name] for field in fields]
+    columns = [
+        column.cast(field.type) if pat.is_dictionary(column.type) else column
+        for field, column in zip(fields, columns, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=fields)

@@ -1,0 +1,359 @@
+"""A location as an Iceberg catalog: every collection and view is a table, and a load publishes its newest sealed time.
+
+    orders            the table "orders" of the namespace "main"
+    shop.eu.orders    the table "orders" of the namespace ["shop", "eu"]
+    orders@17         the same table as of the time 17, or of a moment or a tag
+
+A load answers with the metadata of the newest version. Beside its snapshot it has those of *pins*: each tag is a tag of
+Iceberg, and each requested time a snapshot. A pin is a publication of its own (`CollectionState.pins`), so its files
+stay whatever is published later. A pin whose tag is gone is given up by a later load, and so is a requested time after
+`PIN_S`. Snapshots say their time in `persist.as_of`.
+
+The timestamp of a snapshot is the moment of its time. Where times are no moments, the newest version has the moment at
+which it was published, and a pin that many milliseconds after 1970. So `TIMESTAMP AS OF` never returns a pin in place
+of a newer version.
+
+Invariants: nothing but the log is kept, so any number of catalogs serve one location; a catalog publishes a table at
+most once in an interval, and answers from the last version in between.
+
+Source: the Iceberg REST catalog's specification; the Iceberg table spec, version 2, "Snapshot References".
+"""
+
+import hashlib
+import json
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from persist.core.errors import AsOfCompacted, AsOfNotSealed, InvalidUsage, PersistError, Superseded
+from persist.core.state_rules.contents import CollectionState, Publication, last_sealed
+from persist.core.state_rules.schemas import version_of
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.read.results.result import required
+from persist.services.publish.iceberg import IcebergTable, moment_ms
+from persist.services.publish.iceberg_files import DataFiles, schema_json, snapshot_id, snapshot_json, table_json
+from persist.services.publish.publication import pin, publish, unpin
+
+MAIN = "main"  # The namespace of names without a dot, and the branch of the newest version.
+PINNING_S = 10.0  # One load pins tags for so long.
+PIN_S = 24 * 3600.0  # A requested time stays readable for so long.
+PINS_MAX = 64  # Of one table.
+CHECKED_MAX = 1000  # So many tables of a namespace are checked for columns that Iceberg has not.
+
+Namespace = tuple[str, ...]
+
+
+class Reader(Protocol):
+    """What a catalog needs of a client."""
+
+    engine: Engine
+
+    def load(self, name: str) -> Any:
+        """Return the collection of that name."""
+        ...
+
+    def collections(self) -> Sequence[str]:
+        """Return the names of all collections."""
+        ...
+
+
+@dataclass(frozen=True)
+class LoadedTable:
+    """The metadata of a table, where it is stored, and a tag that changes with it."""
+
+    url: str | None
+    metadata: dict[str, Any]
+    tag: str
+
+
+@dataclass
+class _Slot:
+    """What one catalog remembers of one table: when it last published, and the stored metadata of that version."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    published_s: float = float("-inf")
+    metadata: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+
+
+class IcebergCatalog:
+    """The tables of a location; safe to use from many threads."""
+
+    def __init__(self, client: Reader, publish_interval_s: float) -> None:
+        """Make a catalog over a client that may write: a load commits what it publishes."""
+        required("pyiceberg[pyarrow]>=0.12")
+        self._client = client
+        self._interval_s = publish_interval_s
+        self._clock = client.engine.clock
+        self._lock = threading.Lock()
+        self._slots: dict[str, _Slot] = {}
+
+    @property
+    def url(self) -> str:
+        """The URL of the location."""
+        return self._client.engine.blob.url
+
+    def namespaces(self, parent: Namespace = ()) -> list[Namespace]:
+        """Return the namespaces right below one, in order.
+
+        Raises:
+            LookupError: there is no such parent.
+        """
+        spaces = {space[:depth] for space, _ in self._identifiers() for depth in range(1, len(space) + 1)}
+        spaces.add((MAIN,))
+        if parent and parent not in spaces:
+            raise LookupError(f"there is no namespace {'.'.join(parent)[:200]!r}")
+        depth = len(parent)
+        return sorted(space for space in spaces if len(space) == depth + 1 and space[:depth] == parent)
+
+    def tables(self, space: Namespace) -> list[str]:
+        """Return the names of the tables of a namespace, in order."""
+        self.namespaces(space)
+        return sorted(table for above, table in self._identifiers() if above == space)
+
+    def properties(self, space: Namespace) -> dict[str, str]:
+        """Return the properties of a namespace: for each table that cannot be published, why.
+
+        Of more than `CHECKED_MAX` tables, the first ones are checked.
+        """
+        properties = {"location": self.url}
+        for table in self.tables(space)[:CHECKED_MAX]:
+            try:
+                self._check(self._client.load(self._collection(space, table)).handle)
+            except PersistError as error:
+                properties[f"persist.unavailable.{table}"] = str(error)
+        return properties
+
+    def check(self, space: Namespace, table: str) -> None:
+        """Raise LookupError if there is no such table. Cost: one GET."""
+        self._collection(space, self._split(space, table)[0])
+
+    def load(self, space: Namespace, table: str) -> LoadedTable:
+        """Publish the newest sealed time of a table if it is not published; return its metadata.
+
+        Raises:
+            LookupError: there is no such table.
+            InvalidUsage: the table cannot be published, or the requested time is none.
+            AsOfCompacted, AsOfNotSealed: the requested time cannot be read.
+        """
+        table, as_of = self._split(space, table)
+        name = self._collection(space, table)
+        with self._lock:
+            slot = self._slots.setdefault(name, _Slot())
+        handle: CollectionHandle = self._client.load(name).handle
+        with slot.lock:
+            self._check(handle)
+            contents = handle.contents()
+            if contents.upper_times == (0,):
+                return _without_rows(handle, contents)
+            contents = self._publish(slot, handle, contents)
+            requested = None if as_of is None else handle.as_time("as_of", as_of)
+            contents = self._pin(handle, contents, requested)
+            return self._described(slot, handle, contents, requested)
+
+    def plan(self, space: Namespace, table: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the files that a scan has to read, for a client that lets the catalog plan.
+
+        Args:
+            request: a `PlanTableScanRequest` of the protocol, decoded from JSON.
+
+        Raises:
+            InvalidUsage: the request is malformed, or is for the changes between two snapshots.
+        """
+        from pydantic import ValidationError
+        from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.expressions.visitors import _InclusiveMetricsEvaluator
+        from pyiceberg.schema import Schema
+
+        try:
+            asked = PlanTableScanRequest.model_validate(request)
+        except (ValidationError, TypeError) as error:  # The second for an expression of an unknown type.
+            raise InvalidUsage(f"the request for a plan is malformed: {error}") from error
+        if asked.start_snapshot_id is not None or asked.end_snapshot_id is not None:
+            raise InvalidUsage("plans of the changes between two snapshots are not served: read one snapshot")
+        table, as_of = self._split(space, table)
+        handle: CollectionHandle = self._client.load(self._collection(space, table)).handle
+        contents = handle.contents()
+        chosen = contents.published.get("iceberg")
+        if asked.snapshot_id is not None:
+            chosen = _publication_of(contents, asked.snapshot_id)
+        elif chosen is not None and as_of is not None and (time_ := handle.as_time("as_of", as_of)) != chosen.as_of:
+            chosen = contents.pins.get(time_)
+        elif chosen is None and contents.upper_times == (0,):
+            return {"status": "completed", "delete-files": [], "file-scan-tasks": []}
+        if chosen is None:
+            raise InvalidUsage("the table has no such snapshot any more: load the table again")
+        schema = version_of(contents, chosen.schema)
+        filter = AlwaysTrue() if asked.filter is None else asked.filter
+        try:
+            matches = _InclusiveMetricsEvaluator(
+                Schema.model_validate(schema_json(schema)), filter, asked.case_sensitive
+            ).eval
+        except (ValueError, TypeError) as error:
+            raise InvalidUsage(f"the filter does not fit the table: {error}") from error
+        files = DataFiles(schema, IcebergTable(handle, {}).url_of)
+        deletes: list[dict[str, Any]] = []
+        tasks: list[dict[str, Any]] = []
+        for number, file in chosen.files.items():
+            part = contents.part(number)
+            described = files.data_file(part)
+            if not matches(described):
+                continue
+            task: dict[str, Any] = {"data-file": _content_file(described, "data")}
+            if asked.filter is not None:
+                task["residual-filter"] = request["filter"]
+            if file.deletes is not None:
+                task["delete-file-references"] = [len(deletes)]
+                deletes.append(_content_file(files.delete_file(part, file.deletes), "position-deletes"))
+            tasks.append(task)
+        return {"status": "completed", "delete-files": deletes, "file-scan-tasks": tasks}
+
+    def _publish(self, slot: _Slot, handle: CollectionHandle, contents: CollectionState) -> CollectionState:
+        """Publish the newest sealed time, unless that is done or was done a moment ago."""
+        known = contents.published.get("iceberg")
+        is_current = known is not None and known.as_of >= last_sealed(contents)
+        is_current = is_current and known is not None and known.schema == handle.schema_in(contents, None).version
+        now_s = time.monotonic()
+        if is_current or (known is not None and now_s - slot.published_s < self._interval_s):
+            return contents
+        options = {"deletes": "vectors"} if known is None else dict(known.options)
+        publish(handle, IcebergTable(handle, options), None, options=options)
+        slot.published_s = now_s
+        return handle.known()
+
+    def _pin(self, handle: CollectionHandle, contents: CollectionState, requested: int | None) -> CollectionState:
+        """Pin tagged times and the requested one, and give up pins that nobody needs; return the contents then."""
+        newest, now_ms = _newest(contents).as_of, self._clock.wall_ms()
+        tagged = {time for time in contents.tags.values() if time < newest}
+        for time_, publication in contents.pins.items():
+            until_ms = int(publication.options.get("until_ms", "0"))
+            if time_ not in tagged and time_ != requested and until_ms < now_ms:
+                unpin(handle, time_)
+        pinned = handle.known().pins.keys()
+        missing = sorted(tagged - pinned, reverse=True)[: max(0, PINS_MAX - len(pinned))]
+        until_s = time.monotonic() + PINNING_S  # The next loads pin the others.
+        for time_ in missing:
+            if time.monotonic() > until_s:
+                break
+            try:
+                pin(handle, time_, {"at_ms": str(now_ms)})
+            except AsOfCompacted:  # The tag was deleted meanwhile.
+                continue
+        if requested is not None and requested != newest and requested not in handle.known().pins:
+            if requested > newest:
+                raise AsOfNotSealed(requested, contents.upper, 0.0)
+            if len(handle.known().pins) >= PINS_MAX:
+                raise InvalidUsage(f"{PINS_MAX} times of {handle.name!r} are pinned already: read one of these")
+            pin(handle, requested, {"at_ms": str(now_ms), "until_ms": str(now_ms + int(PIN_S * 1000))})
+        return handle.known()
+
+    def _described(
+        self, slot: _Slot, handle: CollectionHandle, contents: CollectionState, requested: int | None
+    ) -> LoadedTable:
+        table = IcebergTable(handle, {})
+        known = _newest(contents)
+        version = (known.id, known.version)  # The URL comes again if the table is published anew after an erasure.
+        if version not in slot.metadata:
+            slot.metadata = {version: table.stored_metadata(contents, known)}
+        metadata = dict(slot.metadata[version])
+        current = metadata["snapshots"][0]
+        pins = {at: _snapshot_of_pin(handle, contents, known_, table) for at, known_ in contents.pins.items()}
+        newest = known.as_of if requested is None else requested
+        by_time = {at: snapshot for at, snapshot in {**pins, known.as_of: current}.items() if at <= newest}
+        snapshots = [*by_time.values()]  # In order of time. Some readers take the last one, whatever is said elsewhere.
+        versions = {snapshot["schema-id"]: version_of(contents, snapshot["schema-id"]) for snapshot in snapshots}
+        chosen = by_time[newest]
+        tags = {name: by_time[at] for name, at in contents.tags.items() if at in by_time and name != MAIN}
+        metadata |= {
+            "schemas": [schema_json(schema) for schema in versions.values()],
+            "current-schema-id": chosen["schema-id"],
+            "current-snapshot-id": chosen["snapshot-id"],
+            "snapshots": snapshots,
+            "refs": {MAIN: {"snapshot-id": chosen["snapshot-id"], "type": "branch"}}
+            | {name: {"snapshot-id": s["snapshot-id"], "type": "tag"} for name, s in tags.items()},
+            "snapshot-log": [{"snapshot-id": s["snapshot-id"], "timestamp-ms": s["timestamp-ms"]} for s in snapshots],
+        }
+        return LoadedTable(table.url(contents, known) if requested is None else None, metadata, _tag_of(metadata))
+
+    def _check(self, handle: CollectionHandle) -> None:
+        IcebergTable(handle, {}).check(handle.schema_in(handle.known(), None), {})
+
+    def _has(self, space: Namespace, table: str) -> bool:
+        return (space, table) in {*self._identifiers()}
+
+    def _split(self, space: Namespace, table: str) -> tuple[str, str | int | None]:
+        """Return the table of an identifier, and the time that it requests, if it does."""
+        name, at, as_of = table.rpartition("@")
+        if not at or self._has(space, table):
+            return table, None
+        return name, int(as_of) if as_of.isdecimal() and len(as_of) < 20 else as_of
+
+    def _collection(self, space: Namespace, table: str) -> str:
+        """Return the name of the collection behind an identifier."""
+        for name in (table, ".".join((*space, table))):
+            if identifier_of(name) == (space, table) and name in {*self._client.collections()}:
+                return name
+        raise LookupError(f"there is no table {'.'.join((*space, table))[:200]!r}")
+
+    def _identifiers(self) -> Iterator[tuple[Namespace, str]]:
+        return map(identifier_of, self._client.collections())
+
+
+def identifier_of(name: str) -> tuple[Namespace, str]:
+    """Return the namespace and the table name of a collection: no two collections have the same.
+
+    A name whose parts Iceberg cannot tell apart, such as "a..b", is a table of "main" as a whole.
+    """
+    *space, table = name.split(".")
+    if not space or not all((*space, table)) or space == [MAIN]:
+        return (MAIN,), name
+    return tuple(space), table
+
+
+def _newest(contents: CollectionState) -> Publication:
+    known = contents.published.get("iceberg")
+    if known is None:
+        raise Superseded(f"the iceberg table of {contents.name!r} was given up meanwhile: load it again")
+    return known
+
+
+def _publication_of(contents: CollectionState, snapshot: int) -> Publication | None:
+    """Return the publication that a snapshot of the table shows; None if there is none."""
+    publications = (table for name, table in contents.published.items() if name != "delta")
+    return next((table for table in publications if snapshot_id(table.id, table.version) == snapshot), None)
+
+
+def _snapshot_of_pin(
+    handle: CollectionHandle, contents: CollectionState, known: Publication, table: IcebergTable
+) -> dict[str, Any]:
+    moment = moment_ms(handle, known.as_of)
+    at_ms = moment if moment is not None else min(known.as_of, int(known.options["at_ms"]) - 1)
+    return snapshot_json(contents, known, table.url_of, at_ms)
+
+
+def _without_rows(handle: CollectionHandle, contents: CollectionState) -> LoadedTable:
+    """Return a table without snapshots, for a collection of which no time is sealed."""
+    metadata = table_json(contents, handle.schema_in(contents, None), IcebergTable(handle, {}).location(contents))
+    metadata |= {"table-uuid": str(uuid.UUID(contents.id)), "last-updated-ms": 0}
+    return LoadedTable(None, metadata, _tag_of(metadata))
+
+
+def _tag_of(metadata: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(metadata).encode(), digest_size=12).hexdigest()
+
+
+def _content_file(described: Any, content: str) -> dict[str, Any]:
+    """Return a file as the protocol writes it, without statistics: the plan has used them."""
+    return {
+        "spec-id": 0,
+        "partition": [],
+        "content": content,
+        "file-path": described.file_path,
+        "file-format": "parquet",
+        "file-size-in-bytes": described.file_size_in_bytes,
+        "record-count": described.record_count,
+    }

@@ -1,0 +1,294 @@
+"""The Iceberg REST catalog of a location over HTTP; read only. `persist.services.publish.catalog` is what it serves.
+
+    GET       /v1/config
+    POST      /v1/oauth/tokens                      a client secret that is the token returns the token
+    GET       /v1/namespaces                        ?parent= &pageToken= &pageSize=
+    GET HEAD  /v1/namespaces/{namespace}
+    GET       /v1/namespaces/{namespace}/tables     ?pageToken= &pageSize=
+    GET HEAD  /v1/namespaces/{namespace}/tables/{table}
+    GET       …/{table}/credentials
+    POST      …/{table}/plan                        the files that a scan has to read
+    POST      …/{table}/metrics                     accepted, and not stored
+    GET       /v1/namespaces/{namespace}/views      none: a view of ours is a table
+
+All other endpoints of the protocol write. The catalog refuses them with 406, as the protocol has it. Levels of a
+namespace are separated by the character 0x1F. The server keeps nothing between requests.
+
+Without a token, it answers only this machine, and only by a name of this machine: so a page in a browser whose name
+points here gets nothing.
+
+Source: the Iceberg REST catalog's specification (`rest-catalog-open-api.yaml`), with its names of errors.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qs
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import persist
+from persist.core.errors import CollectionNotFound
+from persist.services.publish import IcebergCatalog
+from persist.services.serve.messages import host_of, is_loopback
+from persist.services.serve.rights import RIGHTS, Tokens
+from persist.tools.web.metrics import parse_address
+from persist.tools.web.server import serve_app
+
+PAGE_MAX = 1000
+PUBLISH_INTERVAL_S = 1.0
+BODY_BYTES_MAX = 1 << 20
+SEPARATOR = "\x1f"
+Namespace = tuple[str, ...]
+ENDPOINTS = (
+    "GET /v1/{prefix}/namespaces",
+    "GET /v1/{prefix}/namespaces/{namespace}",
+    "HEAD /v1/{prefix}/namespaces/{namespace}",
+    "GET /v1/{prefix}/namespaces/{namespace}/tables",
+    "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}",
+    "HEAD /v1/{prefix}/namespaces/{namespace}/tables/{table}",
+    "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials",
+    "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}/plan",
+    "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}/metrics",
+    "GET /v1/{prefix}/namespaces/{namespace}/views",
+)
+
+
+class _Refused(Exception):
+    """A request that is answered by an error of the protocol."""
+
+    def __init__(self, code: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.kind = code, kind
+
+
+@contextmanager
+def serve_catalog(
+    client: "persist.Client",
+    address: str,
+    *,
+    token: str | None,
+    insecure: bool,
+    write_token: str | None = None,
+    properties: Mapping[str, str] | None = None,
+    publish_interval_s: float = PUBLISH_INTERVAL_S,
+) -> Iterator[str]:
+    """Serve the location of a client as an Iceberg catalog at HOST:PORT; yield its URL. Port 0 takes a free one.
+
+    Args:
+        client: writes, because the catalog publishes what is loaded.
+        properties: what readers are given with each table, such as credentials of S3 (`s3.access-key-id`).
+        publish_interval_s: a table is published at most once in so long.
+
+    Raises:
+        InvalidUsage: the address is malformed or taken, or others reach it and there is no token.
+    """
+    host, port = parse_address("--iceberg", address)
+    is_local = is_loopback(host)
+    if not is_local and token is None and not insecure:
+        raise persist.InvalidUsage(
+            f"--iceberg {address}: others reach this address, and there is no token. Set PERSIST_SERVE_TOKEN, "
+            "listen at 127.0.0.1, or say --insecure"
+        )
+    catalog = IcebergCatalog(client, publish_interval_s)
+    routes = _Routes(catalog, Tokens(token, write_token), is_local and token is None, properties or {})
+    with serve_app(routes.app(), host, port) as server:
+        thread = threading.Thread(target=server.run, name="persist-iceberg", daemon=True)
+        thread.start()
+        try:
+            yield server.url
+        finally:
+            server.stop()
+            thread.join()
+
+
+class _Routes:
+    """The endpoints, each as a function of a request that returns JSON and runs on a thread of its own."""
+
+    def __init__(
+        self,
+        catalog: IcebergCatalog,
+        tokens: Tokens,
+        checks_host: bool,
+        properties: Mapping[str, str],
+    ) -> None:
+        self._catalog = catalog
+        self._tokens = tokens
+        self._checks_host = checks_host
+        self._properties = dict(properties)
+
+    def app(self) -> Starlette:
+        """Return the application that serves the endpoints."""
+        table = "/v1/namespaces/{namespace}/tables/{table}"
+        routes = [
+            Route("/v1/config", self._answer(self._config)),
+            Route("/v1/oauth/tokens", self._answer(self._oauth, is_open=True), methods=["POST"]),
+            Route("/v1/namespaces", self._answer(self._namespaces)),
+            Route("/v1/namespaces/{namespace}", self._answer(self._namespace)),
+            Route("/v1/namespaces/{namespace}/tables", self._answer(self._tables)),
+            Route("/v1/namespaces/{namespace}/views", self._answer(self._views)),
+            Route(table, self._answer(self._table)),
+            Route(f"{table}/credentials", self._answer(self._credentials)),
+            Route(f"{table}/plan", self._answer(self._plan), methods=["POST"]),
+            Route(f"{table}/metrics", self._answer(self._metrics), methods=["POST"]),
+        ]
+        refusals = {HTTPException: self._refuse}
+        return Starlette(routes=routes, exception_handlers=refusals)  # type: ignore[arg-type]
+
+    def _answer(self, endpoint: Callable[[Request, bytes], Response], *, is_open: bool = False) -> Any:
+        """Return a coroutine that answers an endpoint; `is_open` serves callers without a token."""
+
+        async def respond(request: Request) -> Response:
+            try:
+                self._check_caller(request, is_open=is_open)
+                body = await _read_body(request)
+                return await run_in_threadpool(endpoint, request, body)
+            except _Refused as error:
+                return _error(error.code, error.kind, str(error))
+            except LookupError as error:
+                missing = "Table" if "table" in request.path_params else "Namespace"
+                return _error(404, f"NoSuch{missing}Exception", str(error))
+            except persist.PersistError as error:
+                return _error(*_status_of(error), str(error))
+
+        return respond
+
+    def _check_caller(self, request: Request, *, is_open: bool) -> None:
+        if self._checks_host and not is_loopback(host_of(request.headers.get("host", ""))):
+            raise _Refused(403, "ForbiddenException", "Ask for this by 127.0.0.1 or localhost.")
+        if not is_open and RIGHTS["iceberg"] not in self._tokens.rights(request.headers.items()):
+            raise _Refused(
+                401, "NotAuthorizedException", "The token is missing or wrong: send Authorization: Bearer TOKEN."
+            )
+
+    async def _refuse(self, request: Request, error: HTTPException) -> Response:
+        if error.status_code == 405 or request.method not in ("GET", "HEAD"):
+            return _error(
+                406,
+                "UnsupportedOperationException",
+                "This catalog is read only: write with persist, and the next load of the table shows it.",
+            )
+        return _error(error.status_code, "NotFoundException", f"There is no endpoint {request.url.path[:200]}.")
+
+    def _config(self, request: Request, body: bytes) -> Response:
+        return JSONResponse({"defaults": {}, "overrides": {}, "endpoints": ENDPOINTS})
+
+    def _oauth(self, request: Request, body: bytes) -> Response:
+        form = {name: values[0] for name, values in parse_qs(body.decode("latin-1")).items()}
+        if form.get("grant_type") != "client_credentials":
+            return _oauth_error("unsupported_grant_type", "The grant_type has to be client_credentials.")
+        secret = form.get("client_secret", "")
+        if not self._tokens.rights([("authorization", f"Bearer {secret}")]):
+            return _oauth_error("invalid_client", "The client_secret has to be the token of the server.")
+        token_type = "urn:ietf:params:oauth:token-type:access_token"
+        return JSONResponse({"access_token": secret, "token_type": "bearer", "issued_token_type": token_type})
+
+    def _namespaces(self, request: Request, body: bytes) -> Response:
+        parent = _levels(request.query_params.get("parent", ""))
+        page, following = _page(request, self._catalog.namespaces(parent))
+        return JSONResponse({"namespaces": page, "next-page-token": following})
+
+    def _namespace(self, request: Request, body: bytes) -> Response:
+        space = _namespace_of(request)
+        if request.method == "HEAD":
+            self._catalog.tables(space)
+            return Response(status_code=204)
+        return JSONResponse({"namespace": space, "properties": self._catalog.properties(space)})
+
+    def _tables(self, request: Request, body: bytes) -> Response:
+        space = _namespace_of(request)
+        page, following = _page(request, self._catalog.tables(space))
+        identifiers = [{"namespace": space, "name": name} for name in page]
+        return JSONResponse({"identifiers": identifiers, "next-page-token": following})
+
+    def _views(self, request: Request, body: bytes) -> Response:
+        self._catalog.tables(_namespace_of(request))
+        return JSONResponse({"identifiers": []})
+
+    def _table(self, request: Request, body: bytes) -> Response:
+        space, name = _namespace_of(request), request.path_params["table"]
+        if request.method == "HEAD":
+            self._catalog.check(space, name)
+            return Response(status_code=204)
+        loaded = self._catalog.load(space, name)
+        headers = {"ETag": f'"{loaded.tag}"'}
+        if headers["ETag"] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        answer = {"metadata-location": loaded.url, "metadata": loaded.metadata, "config": self._properties}
+        return JSONResponse(answer, headers=headers)
+
+    def _credentials(self, request: Request, body: bytes) -> Response:
+        self._catalog.check(_namespace_of(request), request.path_params["table"])
+        credential = {"prefix": self._catalog.url, "config": self._properties}
+        return JSONResponse({"storage-credentials": [credential] if self._properties else []})
+
+    def _plan(self, request: Request, body: bytes) -> Response:
+        try:
+            asked = json.loads(body)
+        except ValueError as error:
+            raise _Refused(400, "BadRequestException", f"The body is not JSON: {error}") from error
+        if not isinstance(asked, dict):
+            raise _Refused(400, "BadRequestException", "The body is not an object of JSON.")
+        return JSONResponse(self._catalog.plan(_namespace_of(request), request.path_params["table"], asked))
+
+    def _metrics(self, request: Request, body: bytes) -> Response:
+        self._catalog.check(_namespace_of(request), request.path_params["table"])
+        return Response(status_code=204)
+
+
+async def _read_body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            raise _Refused(413, "BadRequestException", f"The body is longer than {BODY_BYTES_MAX} bytes.")
+    return bytes(body)
+
+
+def _namespace_of(request: Request) -> Namespace:
+    return _levels(request.path_params["namespace"])
+
+
+def _levels(text: str) -> Namespace:
+    return tuple(text.split(SEPARATOR)) if text else ()
+
+
+def _page(request: Request, listed: Sequence[Any]) -> tuple[Sequence[Any], str | None]:
+    """Return the requested page of a list, and the token of the next one; the whole list if no page is requested.
+
+    A token is the number of entries before the page. If others come or go meanwhile, an entry may be missed or come
+    twice, as the protocol allows.
+    """
+    size, token = request.query_params.get("pageSize"), request.query_params.get("pageToken") or "0"
+    if size is None and "pageToken" not in request.query_params:
+        return listed, None
+    size = size or str(PAGE_MAX)
+    if not (size.isdecimal() and token.isdecimal() and int(size[:9]) > 0 and len(token) < 10):
+        raise _Refused(400, "BadRequestException", "pageSize has to be a number above 0, and pageToken one of ours.")
+    start, end = int(token), int(token) + min(int(size[:9]), PAGE_MAX)
+    return listed[start:end], str(end) if end < len(listed) else None
+
+
+def _status_of(error: persist.PersistError) -> tuple[int, str]:
+    if isinstance(error, CollectionNotFound):  # It was dropped meanwhile.
+        return 404, "NoSuchTableException"
+    if isinstance(error, persist.InvalidUsage):
+        return 400, "BadRequestException"
+    if isinstance(error, (persist.Unavailable, persist.Conflict)):
+        return 503, "ServiceUnavailableException"
+    return 500, "InternalServerError"
+
+
+def _error(code: int, kind: str, message: str) -> Response:
+    return JSONResponse({"error": {"message": message, "type": kind, "code": code}}, code)
+
+
+def _oauth_error(kind: str, message: str) -> Response:
+    return JSONResponse({"error": kind, "error_description": message}, 401 if kind == "invalid_client" else 400)

@@ -1,0 +1,185 @@
+"""A small and typed library: collections that read like snapshots, completion, representations, pickles, slips."""
+
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import persist
+from tests.api import typed_program
+
+ROWS = [{"id": 1, "status": "new"}, {"id": 2, "status": "paid"}]
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open(persist.MemoryBlob()) as opened:
+        opened.write("orders", ROWS, key=["id"]).result()
+        yield opened
+
+
+@pytest.fixture
+def orders(client: persist.Client) -> persist.Collection:
+    return client["orders"]
+
+
+def test_a_program_that_uses_the_library_has_types_and_runs(tmp_path: Path) -> None:
+    assert typed_program.run(str(tmp_path / "shop")) == typed_program.EXPECTED
+
+
+def test_a_collection_reads_like_a_snapshot_of_the_latest(orders: persist.Collection) -> None:
+    assert orders.to_pylist() == orders.to_arrow().to_pylist() == orders.to_polars().to_dicts() == ROWS
+    assert (orders.count(), sum(batch.num_rows for batch in orders)) == (2, 2)
+    assert pl.DataFrame(orders).to_dicts() == pa.table(orders).to_pylist() == ROWS
+    assert duckdb.from_arrow(orders).fetchall() == [(1, "new"), (2, "paid")]
+    with pytest.raises(persist.InvalidUsage, match="use to_pandas"):
+        pd.DataFrame(orders)
+
+
+def test_a_loop_over_a_client_gives_the_names(client: persist.Client) -> None:
+    client.write("customers", ROWS, key=["id"]).result()
+    assert list(client) == ["customers", "orders"]
+
+
+def test_a_collection_is_written_into_another_one(client: persist.Client, orders: persist.Collection) -> None:
+    client.write("copy", orders, key=["id"]).result()
+    assert client["copy"].to_pylist() == ROWS
+
+
+def test_what_differs_is_read_in_the_ways_of_changes(orders: persist.Collection) -> None:
+    found = orders.diff(0, "now")
+    assert isinstance(found, persist.Changes)
+    assert found.schema.names == ["id", "status", "_change", "_old_status"] == [*found.to_pandas().columns]
+    assert len(found) == found.to_polars().height == 2
+    assert repr(found).startswith("Difference(")
+    assert orders.diff("now", 0).to_pylist()[0] == {
+        **dict.fromkeys(("status",)),
+        "id": 1,
+        "_change": "delete",
+        "_old_status": "new",
+    }
+
+
+INTERNALS = {
+    *("engine", "handle", "live", "scan", "slices", "unsummed", "by_index", "find_by_index", "succeed", "fail"),
+    *("set_result", "set_exception", "narrowed", "transitions", "INTERNAL"),
+}
+
+
+def test_completion_shows_what_users_call(client: persist.Client, orders: persist.Collection) -> None:
+    view = client.create_view("paid", "SELECT * FROM orders WHERE status = 'paid'")
+    shown: dict[str, set[str]] = {}
+    for thing in (client, orders, view, orders.snapshot(), orders.changes(0), orders.seal("now"), orders.listen()):
+        shown[type(thing).__name__] = {*dir(thing)}
+        assert not {*dir(thing)} & INTERNALS
+        assert all(hasattr(thing, name) for name in dir(thing) if not name.startswith("_") and name != "late_bound")
+    assert {"write", "upsert", "overwrite", "delete", "seal"} <= shown["Collection"] - shown["View"]
+    assert {"refresh", "snapshot", "to_pandas"} <= shown["View"]
+    assert {"result", "time", "done"} <= shown["CommitFuture"]
+
+
+def test_what_is_printed_says_what_it_is(client: persist.Client, orders: persist.Collection) -> None:
+    assert repr(orders.schema).splitlines() == [
+        "CollectionSchema, version 1, times in ms",
+        "  id      int64  key",
+        "  status  string",
+    ]
+    future = orders.seal("now")
+    future.result()
+    assert repr(future) == f"<CommitFuture: durable, seqno {future.result():,}>"
+    lost = orders.seal("2001-01-01")
+    with pytest.raises(persist.errors.FrontierRegression):
+        lost.result()
+    assert repr(lost).startswith("<CommitFuture: FrontierRegression(")
+    done = client.sql("UPDATE orders SET status = 'paid'")
+    assert repr(done).startswith("Outcome(collection='orders', rows=1, seqno=")
+
+
+def test_an_error_that_was_printed_is_still_on_the_ledger() -> None:
+    client = persist.open(persist.MemoryBlob())
+    client.write("orders", ROWS, key=["id"]).result()
+    lost = client["orders"].seal("2001-01-01")
+    while not lost.done():
+        pass
+    assert "FrontierRegression" in repr(lost)
+    with pytest.raises(persist.errors.FrontierRegression):
+        client.close()
+
+
+def count(thing: Any) -> list[Any]:
+    if isinstance(thing, persist.Client):
+        return list(thing)
+    if isinstance(thing, persist.View):
+        return [thing.name, thing.sql, len(thing)]
+    return [type(thing).__name__, len(thing)]
+
+
+def test_another_process_takes_a_client_a_collection_a_view_and_a_snapshot(tmp_path: Path) -> None:
+    with persist.open(tmp_path / "shop") as client:
+        client.write("orders", ROWS, key=["id"]).result()
+        orders, sql = client["orders"], "SELECT * FROM orders WHERE status = 'paid'"
+        view = client.create_view("paid", sql)
+        view.refresh()
+        snapshot = orders.snapshot(where="status = 'new'", columns=["id"])
+        orders.upsert([{"id": 3, "status": "new"}]).result()
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            answers = [*pool.map(count, (client, orders, view, snapshot))]
+        assert answers == [["orders", "paid"], ["Collection", 3], ["paid", sql, 1], ["Snapshot", 1]]
+
+
+def test_secrets_stay_in_the_process_that_has_them(tmp_path: Path) -> None:
+    options = {"endpoint_url": "http://127.0.0.1:1", "access_key_id": "AK", "secret_access_key": "hidden"}
+    with persist.open(tmp_path / "shop") as client:
+        origin: Any = client.engine.origin
+        made = type(origin).of("s3://bucket/shop", {**options, "config": {"token": "x"}}, _options(client))
+    assert made.storage_options == {"endpoint_url": "http://127.0.0.1:1"}
+    assert b"hidden" not in pickle.dumps(made)
+    for url in ("memory://shop", "s3://user:hidden@bucket/shop", "https://host/shop?sig=hidden"):
+        assert type(origin).of(url, None, _options(client)).location is None
+
+
+def _options(client: persist.Client) -> Any:
+    from persist.engine.location.writer import OpenOptions
+
+    return OpenOptions("read", settings=client.engine.settings)
+
+
+@pytest.mark.parametrize("what", ["client", "collection", "snapshot"])
+def test_what_no_other_process_can_open_says_what_to_pass(client: persist.Client, what: str, tmp_path: Path) -> None:
+    things: dict[str, Any] = {
+        "client": client,
+        "collection": client["orders"],
+        "snapshot": client["orders"].snapshot(),
+    }
+    with pytest.raises(persist.InvalidUsage, match="cannot go to another process, because its store is an object"):
+        pickle.dumps(things[what])
+    with (
+        persist.open(tmp_path / "shop", mode="exclusive") as alone,
+        pytest.raises(persist.InvalidUsage, match='mode="exclusive" one client alone writes'),
+    ):
+        pickle.dumps(alone)
+
+
+SLIPS: dict[str, Any] = {
+    r"add=\['z'\] is no dict by name of column: give one, such as add=\{'note': 'string'\}": lambda o: o.evolve(
+        add=["z"]
+    ),
+    r"'true' is True of all rows, .*: leave it out": lambda o: o.snapshot(where="true"),
+    r"'false' is False of all rows": lambda o: o.delete(where="false"),
+    r"as_of 1.5 is a float: give a whole number of ms": lambda o: o.snapshot(1.5),
+    r"as_of 'whenever' is|'whenever' is no time": lambda o: o.snapshot("whenever"),
+}
+
+
+@pytest.mark.parametrize("message", SLIPS)
+def test_a_slip_is_answered_by_what_to_write(orders: persist.Collection, message: str) -> None:
+    with pytest.raises(persist.InvalidUsage, match=message):
+        SLIPS[message](orders)

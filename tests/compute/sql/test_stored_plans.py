@@ -1,0 +1,198 @@
+"""Plans that are stored with views: they are what the definition lowers to, and a view without one is as good."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import persist
+from persist.compute.dataflow.plan.optimise import Statistics
+from persist.compute.sql.compile import planned
+from persist.compute.sql.definition import Definition, to_json
+from persist.compute.sql.draft import Catalog, drafted
+from persist.compute.sql.graph import Defined, ViewProgram, list_functions, lower_relation, views_for
+from persist.compute.sql.order import list_ordered_collections
+from persist.compute.sql.rewrite import rewritten
+from persist.compute.sql.stored import FORM, StoredPlan, encode_plan, read_plan
+from persist.core.log.kinds import Create
+from persist.sql import open_together
+from tests.compute.sql.corpus import QUERIES
+from tests.compute.sql.oracle import TABLES, schemas
+from tests.compute.sql.plans import KNOWN, SCHEMAS
+from tests.compute.sql.two_ways import QUIET, way_of
+
+GOLDEN = Path(__file__).with_name("stored_plans.json")
+# A struct and a map as constants; nobody needs them stored.
+UNSTORED = ("struct_values", "MAP {'d': DATE '2024-01-01'}")
+
+
+def stored_of(sql: str) -> dict[str, Any] | None:
+    relation, columns = planned(sql, SCHEMAS)
+    plan = lower_relation(rewritten(relation, KNOWN), columns)
+    known = {name: KNOWN[name] for name in list_ordered_collections(rewritten(relation, KNOWN))}
+    return encode_plan(plan, list_functions(relation), known)
+
+
+@pytest.mark.thorough(except_every=10)
+@pytest.mark.parametrize("block", range(20))
+def test_a_plan_is_read_back_as_it_was_stored(block: int) -> None:
+    for sql in QUERIES[block::20]:
+        relation, columns = planned(sql, SCHEMAS)
+        plan = lower_relation(rewritten(relation, KNOWN), columns)
+        stored = stored_of(sql)
+        if stored is None:
+            assert any(part in sql for part in UNSTORED), sql
+            continue
+        again = read_plan(json.loads(json.dumps(stored)))
+        assert again is not None
+        read = again.plan(plan.name)
+        assert (list(read.nodes.values()), read.scopes) == (list(plan.nodes.values()), plan.scopes), sql
+        assert [*dict(columns)] == read.nodes[again.answer].schema.names
+
+
+def test_plans_of_this_form_that_were_stored_before_are_read() -> None:
+    golden = json.loads(GOLDEN.read_text())
+    assert str(FORM) in golden, "write the plans of this form: python -m tests.compute.sql.test_stored_plans"
+    for form, plans in golden.items():
+        for sql, stored in plans.items():
+            if int(form) != FORM:
+                assert read_plan(stored) is None
+                continue
+            plan = msgspec.convert(stored, StoredPlan)
+            again = encode_plan(plan.plan("view"), plan.functions, {})
+            assert again is not None
+            assert json.loads(json.dumps(again))["nodes"] == stored["nodes"], sql
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as opened:
+        t = opened.create_or_load("t", key={"id": int}, value={"a": int, "b": int, "c": int})
+        u = opened.create_or_load("u", key={"a": int}, value={"s": str})
+        t.write([((n, (n % 5, n, -n)), 0, 1) for n in range(200)], seal=1).result()
+        u.write([((n, f"name {n}"), 0, 1) for n in range(5)], seal=1).result()
+        yield opened
+
+
+def change(client: persist.Client, time: int) -> None:
+    t, u = client.load("t"), client.load("u")
+    t.write([((time, (time % 5, time, -time)), time, -1), ((time, (0, 7, time)), time, 1)], seal=time + 1).result()
+    u.write([((time, f"name {time}"), time, -1), ((time, "another"), time, 1)], seal=time + 1).result()
+
+
+VIEWS = {
+    "joined": "SELECT s, count(*) AS n, sum(b) AS total FROM t JOIN u USING (a) GROUP BY s",
+    "others": "SELECT a, sum(c) AS total FROM t GROUP BY a",
+    "all": "SELECT a, b FROM t UNION ALL SELECT a, c FROM t",
+    "first": "SELECT s, total FROM joined ORDER BY total DESC LIMIT 2",
+    "both": "SELECT j.s, j.total, u.a FROM joined j JOIN u USING (s)",
+}
+
+
+def create_as_before(client: persist.Client, name: str, sql: str) -> None:
+    """Create a view as a release did that stored no plan."""
+    engine = client.engine
+    draft = drafted(Catalog(engine), name, sql, None)
+    steps = []
+    for step in draft.steps:
+        if isinstance(step, Create):
+            assert step.view is not None
+            view = {member: value for member, value in step.view.items() if member != "program"}
+            step = msgspec.structs.replace(step, view={**view, "version": 1})
+        steps.append(step)
+    engine.submit("create_view", steps, dict(draft.names)).result()
+
+
+def test_views_with_and_without_a_plan_hold_the_same(client: persist.Client) -> None:
+    for name, sql in VIEWS.items():
+        client.create_view(name, sql)
+        create_as_before(client, f"{name} before", sql)
+        assert client.view(name).live.definition.program is not None
+        assert client.view(f"{name} before").live.definition.program is None
+    for time in (1, 2):
+        with persist.open(client.url, settings=QUIET) as other:
+            for name, sql in VIEWS.items():
+                for view in (other.view(name), other.view(f"{name} before")):
+                    view.refresh()
+                    assert time == 1 or way_of(view) == "part"
+                    with other.sql(sql) as wanted:
+                        expected = sorted(map(repr, wanted.to_pylist()))
+                    assert sorted(map(repr, view.snapshot().to_pylist())) == expected
+        change(client, time)
+
+
+def test_views_that_are_refreshed_together_read_what_each_needs(client: persist.Client) -> None:
+    names = [*VIEWS]
+    for name, sql in VIEWS.items():
+        client.create_view(name, sql)
+    with persist.open(client.url, settings=QUIET) as other:
+        with open_together([other.view(name) for name in names]) as views:
+            views.refresh()
+        change(client, 1)
+        with open_together([other.view(name) for name in names]) as views:
+            views.refresh()
+            assert views.running is not None
+            assert views.running.partial is not None
+        for name, sql in VIEWS.items():
+            with other.sql(sql) as wanted:
+                expected = sorted(map(repr, wanted.to_pylist()))
+            assert sorted(map(repr, other.view(name).snapshot().to_pylist())) == expected, name
+
+
+def programs(client: persist.Client, name: str, definition: Definition) -> ViewProgram:
+    handle = client.view(name).live.handle
+    below = [view for view in views_for(client.engine, {handle.id: name}) if view.handle.id != handle.id]
+    return ViewProgram(client.engine, [*below, Defined(handle, definition)])
+
+
+def test_a_plan_of_another_release_is_made_anew(client: persist.Client) -> None:
+    client.create_view("joined", VIEWS["joined"])
+    definition = client.view("joined").live.definition
+    assert definition.program is not None
+    # A plan that would read nothing of u: it must not be run.
+    wrong = stored_of("SELECT s, count(*) AS n, sum(b) AS total FROM t GROUP BY s")
+    assert wrong is not None
+    for other in ({"library": "0.0.1"}, {"form": FORM + 1}):
+        program = programs(client, "joined", msgspec.structs.replace(definition, program={**wrong, **other}))
+        assert "source['u']" in str(program.optimise())
+    program = programs(client, "joined", msgspec.structs.replace(definition, program=wrong))
+    assert "source['u']" not in str(program.optimise())
+
+
+def test_an_order_of_joins_is_chosen_anew_where_sizes_have_changed() -> None:
+    relation, _ = planned("SELECT t.a FROM t JOIN u USING (a) JOIN w ON w.a = t.b", schemas(TABLES))
+    stored = encode_plan(
+        lower_relation(rewritten(relation)), (), dict.fromkeys(list_ordered_collections(rewritten(relation)))
+    )
+    plan = read_plan(stored)
+    assert plan is not None
+    assert set(plan.rows) == {"t", "u", "w"}
+    assert plan.fits({})
+    assert plan.fits({"t": Statistics(5_000.0), "u": Statistics(0.0)})
+    assert not plan.fits({"t": Statistics(100_000.0)})
+    pair, _ = planned("SELECT t.a FROM t JOIN u USING (a)", schemas(TABLES))
+    assert not list_ordered_collections(rewritten(pair))
+
+
+def test_the_definition_of_the_first_version_is_read_and_a_later_one_refused(client: persist.Client) -> None:
+    client.create_view("joined", VIEWS["joined"])
+    stored = client.view("joined").live.definition.to_json()
+    first = {name: value for name, value in stored.items() if name != "program"} | {"version": 1}
+    assert to_json(Definition.from_json(first).plan) == stored["plan"]
+    with pytest.raises(persist.errors.IncompatibleVersion):
+        Definition.from_json({**stored, "version": 3})
+
+
+def main() -> None:
+    """Add the plans of this form to the file."""
+    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    golden[str(FORM)] = {sql: stored_of(sql) for sql in QUERIES[::40]}
+    GOLDEN.write_text(json.dumps(golden, indent=None, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""A location as an Iceberg catalog: for pyiceberg, every collection is a table, at all times that it requests."""
+
+import http.client
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import BadRequestError, NoSuchTableError, UnauthorizedError
+
+import persist
+from persist.core.log import kinds
+from persist.core.log.framing import FORMAT_MIN
+from persist.services.publish.catalog import identifier_of
+from persist.tools.web.iceberg import BODY_BYTES_MAX, serve_catalog
+from tests.services.publish.test_delta import SETTINGS
+from tests.support.stepped import WAIT_S
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[persist.Client]:
+    with persist.open(tmp_path / "a location + é (1)", settings=SETTINGS) as client:
+        yield client
+
+
+@pytest.fixture
+def url(client: persist.Client) -> Iterator[str]:
+    with serve_catalog(client, "127.0.0.1:0", token=None, insecure=False, publish_interval_s=0.0) as url:
+        yield url
+
+
+@pytest.fixture
+def catalog(url: str) -> Catalog:
+    return load_catalog("persist", type="rest", uri=url)
+
+
+def orders(client: persist.Client, name: str = "orders") -> persist.Collection:
+    collection = client.create_or_load(name, key={"id": int}, value={"status": str})
+    collection.write([((n, "new"), 0, 1) for n in range(100)], seal=1).result()
+    return collection
+
+
+def rows_of(table: Any, **options: Any) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for row in table.scan(**options).to_arrow().to_pylist())
+
+
+def snapshot_rows(collection: persist.Collection, as_of: int) -> list[tuple[Any, ...]]:
+    with collection.snapshot(as_of) as snapshot:
+        table = snapshot.to_arrow()
+    return sorted(tuple(row.values()) for row in table.to_pylist())
+
+
+def call(url: str, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], Any]:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=WAIT_S)
+    try:
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        data = answer.read()
+        return answer.status, dict(answer.headers), json.loads(data) if data else None
+    finally:
+        connection.close()
+
+
+def test_namespaces_are_the_parts_before_the_last_dot(client: persist.Client, catalog: Catalog, url: str) -> None:
+    names = ["orders", "shop.items", "shop.eu.items", "main.orders", "a b.ü+(1)", "odd."]
+    for name in names:
+        orders(client, name)
+    assert catalog.list_namespaces() == [("a b",), ("main",), ("shop",)]
+    assert catalog.list_namespaces("shop") == [("shop", "eu")]
+    assert catalog.list_tables("main") == [("main", "main.orders"), ("main", "odd."), ("main", "orders")]
+    assert catalog.list_tables(("shop", "eu")) == [("shop", "eu", "items")]
+    assert len({identifier_of(name) for name in names}) == len(names)
+    for name in names:
+        space, table = identifier_of(name)
+        assert len(rows_of(catalog.load_table((*space, table)))) == 100
+        assert catalog.table_exists((*space, table))
+    assert catalog.namespace_exists("main")
+    assert not catalog.namespace_exists("none")
+    page = call(url, "GET", "/v1/namespaces/main/tables?pageSize=2")[2]
+    rest = call(url, "GET", f"/v1/namespaces/main/tables?pageSize=2&pageToken={page['next-page-token']}")[2]
+    assert [len(page["identifiers"]), len(rest["identifiers"]), rest["next-page-token"]] == [2, 1, None]
+
+
+def test_each_load_shows_the_newest_sealed_time(client: persist.Client, catalog: Catalog) -> None:
+    c = client.create_or_load("orders", key={"id": int}, value={"status": str})
+    assert rows_of(catalog.load_table("main.orders")) == [], "nothing is sealed, so the table has no snapshot"
+    c = orders(client)
+    first = catalog.load_table("main.orders")
+    c.write([((1, "new"), 1, -1), ((1, "paid"), 1, 1)], seal=2).result()
+    second = catalog.load_table("main.orders")
+    assert [rows_of(first), rows_of(second)] == [snapshot_rows(c, 0), snapshot_rows(c, 1)]
+    assert second.current_snapshot().summary["persist.as_of"] == "1"
+    assert first.metadata.table_uuid == second.metadata.table_uuid
+
+
+@pytest.mark.parametrize("planning", ["client", "server"])
+def test_tags_and_requested_times_equal_their_snapshots(client: persist.Client, url: str, planning: str) -> None:
+    random_ = random.Random(7)
+    c = orders(client)
+    catalog = load_catalog("persist", type="rest", uri=url, **{"scan-planning-mode": planning})
+    expected: dict[int, list[tuple[Any, ...]]] = {}
+    for time in range(1, 7):
+        held = dict(snapshot_rows(c, time - 1))
+        keys = random_.sample(range(120), 20)
+        changes = [((k, held[k]), time, -1) for k in keys if k in held]
+        changes += [((k, f"at {time}"), time, 1) for k in keys if random_.random() < 0.7]
+        c.write(changes, seal=time + 1).result()
+        if random_.random() < 0.5:
+            c.compact()
+        expected[time] = snapshot_rows(c, time)
+        if time % 2:
+            c.tag(f"tag {time}", time)
+        catalog.load_table("main.orders")
+    c.compact()
+    client.gc()
+    table = catalog.load_table("main.orders")
+    assert rows_of(table) == expected[max(expected)]
+    for time, rows in expected.items():
+        at = table.snapshot_by_name(f"tag {time}")
+        assert (at is not None) == bool(time % 2)
+        if at is not None:
+            assert rows_of(table, snapshot_id=at.snapshot_id) == rows
+        assert rows_of(catalog.load_table(f"main.orders@{time}")) == rows
+    assert client.fsck(deep=True).is_clean
+
+
+def test_a_plan_of_the_server_has_the_files_that_may_match(client: persist.Client, url: str) -> None:
+    c = orders(client)
+    catalog = load_catalog("persist", type="rest", uri=url, **{"scan-planning-mode": "server"})
+    c.write([((n, "new"), 1, 1) for n in range(1000, 1100)], seal=2).result()
+    c.write([((3, "new"), 2, -1)], seal=3).result()
+    table = catalog.load_table("main.orders")
+    assert rows_of(table, row_filter="id < 5") == [(0, "new"), (1, "new"), (2, "new"), (4, "new")]
+    assert [*table.scan(row_filter="id > 5000").plan_files()] == []
+    status, _, answer = call(url, "POST", "/v1/namespaces/main/tables/orders/plan", b'{"snapshot-id": 1}')
+    assert (status, answer["error"]["type"]) == (400, "BadRequestException")
+    for body in (b"[]", b"{", b'{"filter": {"type": "no"}}', b'{"start-snapshot-id": 1, "end-snapshot-id": 2}'):
+        assert call(url, "POST", "/v1/namespaces/main/tables/orders/plan", body)[0] == 400, body
+
+
+def test_times_that_are_moments_are_found_by_timestamp(client: persist.Client, catalog: Catalog) -> None:
+    c = client.create_or_load("days", key={"id": int}, timeline="s")
+    days = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 3)]
+    for at, day in enumerate(days):
+        c.write([((at, None), day, 1)], seal=day.replace(hour=1)).result()
+    c.tag("first", days[0])
+    catalog.load_table("main.days@2026-01-02")
+    table = catalog.load_table("main.days")
+    for at, day in enumerate(days):
+        found = table.snapshot_as_of_timestamp(int(day.replace(hour=12).timestamp() * 1000))
+        assert found is not None
+        assert len(rows_of(table, snapshot_id=found.snapshot_id)) == at + 1
+
+
+def test_a_pin_goes_with_its_tag_and_a_requested_time_after_a_day(client: persist.Client, catalog: Catalog) -> None:
+    c = orders(client)
+    c.tag("start", 0)
+    c.write([((1, "new"), 1, -1)], seal=2).result()
+    c.write([((2, "new"), 2, -1)], seal=3).result()
+    catalog.load_table("main.orders")
+    catalog.load_table("main.orders@1")
+    assert [*c.handle.contents().pins] == [0, 1]
+    c.untag("start").result()
+    catalog.load_table("main.orders")
+    assert [*c.handle.contents().pins] == [1]
+    assert c.published()[0].table == "iceberg"
+    assert len(c.published()) == 1
+    until_ms = int(c.handle.contents().pins[1].options["until_ms"])
+    assert until_ms > client.engine.clock.wall_ms()
+    assert c.unpublish("iceberg")
+    assert c.handle.contents().published == {}
+    client.gc()
+    assert client.fsck(deep=True).is_clean
+
+
+def test_an_erasure_takes_pins_and_the_next_load_shows_what_stays(client: persist.Client, catalog: Catalog) -> None:
+    c = orders(client)
+    c.tag("start", 0)
+    c.write([((1, "new"), 1, -1)], seal=2).result()
+    catalog.load_table("main.orders")
+    c.erase(where="id = 7", reason="asked for")
+    table = catalog.load_table("main.orders")
+    assert (7, "new") not in rows_of(table)
+    assert len(rows_of(table)) == 98
+    at = table.snapshot_by_name("start")
+    assert at is None or (7, "new") not in rows_of(table, snapshot_id=at.snapshot_id)
+
+
+def test_a_record_of_a_pin_needs_format_11_and_others_do_not() -> None:
+    pin, table = (kinds.Publish("a" * 32, name, "b" * 32, 0, 17) for name in ("iceberg@17", "iceberg"))
+    assert (pin.format_needed, table.format_needed) == (11, FORMAT_MIN)
+
+
+def test_two_catalogs_serve_one_location(client: persist.Client, tmp_path: Path, catalog: Catalog) -> None:
+    c = orders(client)
+    with (
+        persist.open(client.url, settings=SETTINGS) as second,
+        serve_catalog(second, "127.0.0.1:0", token=None, insecure=False, publish_interval_s=0.0) as url,
+    ):
+        other = load_catalog("other", type="rest", uri=url)
+        for time in range(1, 5):
+            c.write([((time, "new"), time, -1)], seal=time + 1).result()
+            reader, next_reader = (catalog, other) if time % 2 else (other, catalog)
+            assert rows_of(reader.load_table("main.orders")) == snapshot_rows(c, time)
+            assert rows_of(next_reader.load_table("main.orders")) == snapshot_rows(c, time)
+
+
+def test_a_table_that_cannot_be_published_is_listed_with_the_reason(client: persist.Client, catalog: Catalog) -> None:
+    client.create_or_load("wide", key={"id": pa.uint64()})
+    assert catalog.list_tables("main") == [("main", "wide")]
+    assert "uint64" in catalog.load_namespace_properties("main")["persist.unavailable.wide"]
+    with pytest.raises(BadRequestError, match="uint64"):
+        catalog.load_table("main.wide")
+
+
+def test_what_is_not_there_and_what_writes_is_refused_by_the_protocols_errors(
+    client: persist.Client, catalog: Catalog, url: str
+) -> None:
+    orders(client)
+    for name in ("main.none", "none.orders", "main.orders@zz", "main.."):
+        with pytest.raises((NoSuchTableError, BadRequestError)):
+            catalog.load_table(name)
+    table = "/v1/namespaces/main/tables/orders"
+    for method, path in (
+        ("POST", "/v1/namespaces"),
+        ("POST", "/v1/namespaces/main/tables"),
+        ("DELETE", table),
+        ("POST", table),
+        ("DELETE", "/v1/namespaces/main"),
+        ("POST", "/v1/tables/rename"),
+        ("POST", "/v1/transactions/commit"),
+    ):
+        status, _, answer = call(url, method, path, b"{}")
+        assert (status, answer["error"]["type"]) == (406, "UnsupportedOperationException"), (method, path)
+    for path in ("/v1/namespaces/main/tables/..%2f..%2fetc%2fpasswd", "/v1/namespaces/../../etc", "/v2", "/"):
+        assert call(url, "GET", path)[0] == 404, path
+    for query in ("pageSize=0", "pageSize=x", "pageToken=-1", f"pageToken={'9' * 100}"):
+        assert call(url, "GET", f"/v1/namespaces/main/tables?{query}")[0] == 400, query
+    assert call(url, "POST", f"{table}/metrics", b"x" * (BODY_BYTES_MAX + 1))[0] == 413
+    assert call(url, "POST", f"{table}/metrics", b"{}")[0] == 204
+    assert call(url, "GET", "/v1/config", Host="evil.example")[0] == 403
+    assert client.collections() == ["orders"]
+
+
+def test_an_unchanged_table_answers_304(client: persist.Client, url: str) -> None:
+    c = orders(client)
+    table = "/v1/namespaces/main/tables/orders"
+    tag = call(url, "GET", table)[1]["etag"]
+    assert call(url, "GET", table, If_None_Match=tag)[::2] == (304, None)
+    c.write([((1, "new"), 1, -1)], seal=2).result()
+    status, headers, _ = call(url, "GET", table, If_None_Match=tag)
+    assert status == 200
+    assert headers["etag"] != tag
+
+
+def test_a_token_is_required_where_there_is_one(client: persist.Client) -> None:
+    orders(client)
+    secrets = {"s3.access-key-id": "id of a reader"}
+    with serve_catalog(client, "127.0.0.1:0", token="secret", insecure=False, properties=secrets) as url:
+        for sent in ("", "Bearer wrong", "secret"):
+            assert call(url, "GET", "/v1/config", Authorization=sent)[0] == 401
+        with pytest.raises(UnauthorizedError):
+            load_catalog("x", type="rest", uri=url, token="wrong").list_namespaces()
+        by_token = load_catalog("x", type="rest", uri=url, token="secret")
+        table = by_token.load_table("main.orders")
+        assert len(rows_of(table)) == 100
+        assert table.config["s3.access-key-id"] == "id of a reader"
+        given = call(url, "GET", "/v1/namespaces/main/tables/orders/credentials", Authorization="Bearer secret")[2]
+        assert given["storage-credentials"][0]["config"] == secrets
+        form = f"grant_type=client_credentials&client_secret={quote('secret')}".encode()
+        assert call(url, "POST", "/v1/oauth/tokens", form)[2]["access_token"] == "secret"
+        assert call(url, "POST", "/v1/oauth/tokens", form + b"x")[0] == 401
+        assert call(url, "POST", "/v1/oauth/tokens", b"grant_type=password")[0] == 400
+
+
+def test_an_address_that_others_reach_needs_a_token(client: persist.Client) -> None:
+    for address in ("0.0.0.0:0", "nowhere", "127.0.0.1"):
+        with (
+            pytest.raises(persist.InvalidUsage, match="--iceberg"),
+            serve_catalog(client, address, token=None, insecure=False),
+        ):
+            pass
+
+
+def test_the_command_line_serves_a_catalog_with_properties(client: persist.Client, tmp_path: Path) -> None:
+    orders(client)
+    client.close()
+    file = tmp_path / "properties.json"
+    file.write_text('{"s3.region": "here"}')
+    command = [sys.executable, "-m", "persist", "serve", client.url, "--json", "--iceberg", "127.0.0.1:0"]
+    server = subprocess.Popen([*command, "--iceberg-properties", str(file)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = json.loads(server.stdout.readline())["iceberg"]
+        table = load_catalog("shop", type="rest", uri=url).load_table("main.orders")
+        assert (len(rows_of(table)), table.config["s3.region"]) == (100, "here")
+    finally:
+        server.terminate()
+        server.communicate()
+    file.write_text("[1]")
+    refused = subprocess.run([*command, "--iceberg-properties", str(file)], capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "is not an object of texts" in refused.stderr
