@@ -21,15 +21,16 @@ def listed() -> str:
     scalars, aggregates = _names("scalar"), _names("aggregate")
     words = {name for name in FUNCTIONS if name.isidentifier()}
     by_duckdb = {name for name in scalars - words if is_definite(name)}
+    supported = {*AGGREGATES, *OF_LISTS} - {"count_star", "sum_no_overflow"}
+    windows = set(WINDOWS.values()) - {"aggregate"}
     return (
         "\n".join(
             [
                 HEAD,
-                f"These are the functions of DuckDB {duckdb.__version__}. Every scalar function works that is not refused below: "
-                f"views compute {len(words)} of them, and DuckDB computes {len(by_duckdb)}.",
+                f"Every function of DuckDB {duckdb.__version__} works in a view, except the refused ones below. Views compute "
+                f"{len(words)} scalar functions, {len(supported)} aggregates and {len(windows)} window functions, and DuckDB "
+                f"computes {len(by_duckdb)} scalar functions.",
                 "",
-                *_paragraph("**Supported aggregates**", {*AGGREGATES, *OF_LISTS} - {"count_star", "sum_no_overflow"}),
-                *_paragraph("**Supported only over windows**", set(WINDOWS.values()) - {"aggregate"}),
                 *_paragraph("**Refused aggregates**", aggregates - {*AGGREGATES, *OF_LISTS}),
                 *_paragraph("**Refused scalar functions**", scalars - words - by_duckdb),
             ]
