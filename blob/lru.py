@@ -1,9 +1,11 @@
 """Values by key within a number of bytes: caches for any number of threads, whose methods never wait for long.
 
 `ByteBoundedLru` drops the value used longest ago. That keeps nothing at all of a set that is a little larger than the
-cache and is read again and again, because each value goes just before it is wanted. `AdmittingCache` therefore lets a
-new value in only if it is asked for more often than what would have to go, so a scan cannot empty it. This is the
-admission of TinyLFU (Einziger, Friedman and Manes, 2017), with exact counts of recent questions in place of a sketch.
+cache and is read again and again, because each value goes just before it is wanted. `Cache` therefore lets a new value
+in only if it is asked for more often than what would have to go, so a scan cannot empty it. This is the admission of
+TinyLFU (Einziger, Friedman and Manes, 2017), with exact counts of recent questions in place of a sketch.
+
+A `Cache` has values of several kinds, which share its room. So what one client reads most takes the most of it.
 
 The count of a key grows whether its value is here or not, up to `COUNT_MAX`. All counts are halved after `AGE_FACTOR`
 questions for each value kept, so that what was wanted long ago makes room.
@@ -17,7 +19,7 @@ began, and was not asked for until the period has passed.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from persist.blob.threads import Clock, SystemClock
 
@@ -86,8 +88,10 @@ class ByteBoundedLru(Generic[K, V]):
     def put(self, key: K, value: V) -> None:
         """Keep a value in place of the one before, and drop others that have no room beside it."""
         size = self._size(value)
-        if not self.has_room_for(size):
-            return
+        if self.has_room_for(size):
+            self._put(key, value, size)
+
+    def _put(self, key: K, value: V, size: int) -> None:
         with self._lock:
             self._drop(key)
             if self._clock.monotonic_s() - self._began_s >= self._idle_s:
@@ -139,40 +143,48 @@ class ByteBoundedLru(Generic[K, V]):
         return self.bytes_max
 
 
-class AdmittingCache(ByteBoundedLru[K, V]):
-    """A `ByteBoundedLru` that lets in only what is wanted more often than what it would have to drop.
+class Cache(ByteBoundedLru[tuple["Kind[Any, Any]", Hashable], Any]):
+    """A cache for all that one client keeps in memory, in kinds that share its room.
 
-    Memory besides the values: one count for each key that was asked for lately, at most about
-    `AGE_FACTOR` for each value that is kept.
+    It lets in only what is wanted more often than what it would have to drop. Memory besides the values: one count for
+    each key that was asked for lately, at most about `AGE_FACTOR` for each value that is kept.
     """
 
-    def __init__(
-        self,
-        bytes_max: int,
-        size: Callable[[V], int],
-        *,
-        value_bytes_max: int | None = None,
-        clock: Clock | None = None,
-        idle_s: float = IDLE_S,
-    ) -> None:
-        super().__init__(bytes_max, size, value_bytes_max=value_bytes_max, clock=clock, idle_s=idle_s)
-        self._counts: dict[K, int] = {}
+    def __init__(self, bytes_max: int, *, clock: Clock | None = None, idle_s: float = IDLE_S) -> None:
+        super().__init__(bytes_max, lambda value: 0, clock=clock, idle_s=idle_s)
+        self._counts: dict[tuple[Kind[Any, Any], Hashable], int] = {}
         self._questions = 0
         self._large_room = bytes_max - bytes_max // SMALL_ROOM
 
-    def peek(self, key: K) -> V | None:
+    def kind(self, size: Callable[[V], int], *, share: int = 2, is_needed: bool = False) -> "Kind[Any, V]":
+        """Return a new kind of values.
+
+        Args:
+            size: about how many bytes a value takes; asked once, when it is put.
+            share: a value that takes more than this share of the room is not kept.
+            is_needed: whether every value is let in, however large it is: it is used again at once.
+        """
+        return Kind(self, size, 2**63 if is_needed else self.bytes_max // share, is_needed=is_needed)
+
+    def bytes_of(self, kind: "Kind[Any, Any]") -> int:
+        """Return what the values of a kind take."""
+        with self._lock:
+            return sum(size for (one, _), (_, size) in self._kept.items() if one is kind)
+
+    def drop_kind(self, kind: "Kind[Any, Any]") -> None:
+        """Keep no value of a kind any more, and forget what was asked for."""
+        with self._lock:
+            for key in [key for key in self._kept if key[0] is kind]:
+                self._drop(key)
+            self._counts = {key: count for key, count in self._counts.items() if key[0] is not kind}
+
+    def peek(self, key: tuple["Kind[Any, Any]", Hashable]) -> Any:
         """Return the value of a key, without any effect: for a caller who asks twice for one purpose."""
         with self._lock:
             entry = self._kept.get(key)
             return None if entry is None else entry[0]
 
-    def clear(self) -> None:
-        """Keep nothing any more, and forget what was asked for."""
-        super().clear()
-        with self._lock:
-            self._counts.clear()
-
-    def _asked(self, key: K) -> None:
+    def _asked(self, key: tuple["Kind[Any, Any]", Hashable]) -> None:
         count = self._counts.get(key, 0)
         if count < COUNT_MAX:
             self._counts[key] = count + 1
@@ -194,10 +206,10 @@ class AdmittingCache(ByteBoundedLru[K, V]):
     def _room_for(self, size: int) -> int:
         return self.bytes_max if self._is_small(size) else self._large_room
 
-    def _is_admitted(self, key: K, size: int) -> bool:
+    def _is_admitted(self, key: tuple["Kind[Any, Any]", Hashable], size: int) -> bool:
         """Return whether those that would go are all wanted less often than the key; those are moved to the front."""
         missing = self.bytes + size - self._large_room
-        if self._is_small(size) or missing <= 0 or not self._kept:
+        if self._is_small(size) or key[0].is_needed or missing <= 0 or not self._kept:
             return True
         wanted, victims = self._counts.get(key, 0), []
         for other, (_, freed) in self._kept.items():
@@ -211,3 +223,53 @@ class AdmittingCache(ByteBoundedLru[K, V]):
         for other in reversed(victims):
             self._kept.move_to_end(other, last=False)
         return True
+
+
+class Kind(Generic[K, V]):
+    """The values of one kind in a `Cache`; make it with `Cache.kind`.
+
+    Attributes:
+        is_needed: whether every value is let in.
+    """
+
+    def __init__(self, cache: Cache, size: Callable[[V], int], value_bytes_max: int, *, is_needed: bool) -> None:
+        self._cache = cache
+        self._size = size
+        self._value_bytes_max = value_bytes_max
+        self.is_needed = is_needed
+
+    @property
+    def bytes(self) -> int:
+        """What all values of this kind take."""
+        return self._cache.bytes_of(self)
+
+    @property
+    def evictions(self) -> int:
+        """How many values of all kinds went to make room."""
+        return self._cache.evictions
+
+    def has_room_for(self, size: int) -> bool:
+        """Whether a value of that many bytes may be kept."""
+        return size <= self._value_bytes_max
+
+    def get(self, key: K) -> V | None:
+        """Return the value of a key, which then counts as just used."""
+        return cast("V | None", self._cache.get((self, key)))
+
+    def peek(self, key: K) -> V | None:
+        """Return the value of a key, without any effect: for a caller who asks twice for one purpose."""
+        return cast("V | None", self._cache.peek((self, key)))
+
+    def put(self, key: K, value: V) -> None:
+        """Keep a value in place of the one before, if it is wanted more often than others that would have to go."""
+        size = self._size(value)
+        if self.has_room_for(size):
+            self._cache._put((self, key), value, size)
+
+    def take(self, key: K, only: V | None = None) -> V | None:
+        """Return the value of a key, and keep it no more; if only is given, drop and return that very value alone."""
+        return cast("V | None", self._cache.take((self, key), only))
+
+    def clear(self) -> None:
+        """Keep no value of this kind any more."""
+        self._cache.drop_kind(self)

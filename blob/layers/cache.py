@@ -22,7 +22,7 @@ import xxhash
 
 from persist.blob.errors import CorruptBlob, InvalidUsage, PersistError
 from persist.blob.layers.cache_folder import FILE_SHARE_MAX, CacheFolder
-from persist.blob.lru import ByteBoundedLru
+from persist.blob.lru import Cache, Kind
 from persist.blob.protocol import (
     Blob,
     BlobEntry,
@@ -36,6 +36,7 @@ from persist.blob.protocol import (
 from persist.blob.threads import Clock, SystemClock
 
 T = TypeVar("T")
+MEMORY_BYTES = 64 << 20
 SMALL_BYTES = 16 << 20  # So much is read though less belongs there, so that the error can say what it is.
 ENTRY_OVERHEAD_BYTES = 512  # Roughly, of a key, a checksum and what Python adds; so that small values count.
 
@@ -75,7 +76,7 @@ class CachedBlob(BlobLayer):
     Args:
         is_immutable: whether the value of a key never changes, and no other ever comes to be there: only such values
             are kept.
-        memory_bytes: room for values in memory; 0 for none.
+        memory: keeps values in memory, beside what else its owner keeps there; None for a cache of its own.
         folder: where to keep values on disk, for several clients, processes and runs; made if it is not there.
         folder_bytes: room in the folder; see `persist.blob.layers.cache_folder` for how exactly it is kept.
         clock: replaces the machine's, for tests.
@@ -86,21 +87,18 @@ class CachedBlob(BlobLayer):
         inner: Blob,
         *,
         is_immutable: Callable[[str], bool],
-        memory_bytes: int = 64 << 20,
+        memory: Cache | None = None,
         folder: str | PathLike[str] | None = None,
         folder_bytes: int = 1 << 30,
         clock: Clock | None = None,
     ) -> None:
-        if memory_bytes < 0 or folder_bytes <= 0:
-            raise InvalidUsage(
-                f"memory_bytes={memory_bytes}, folder_bytes={folder_bytes} is not allowed: give at least 0 and 1"
-            )
+        if folder_bytes <= 0:
+            raise InvalidUsage(f"folder_bytes={folder_bytes} is not allowed: give at least 1")
         super().__init__(inner)
         self._is_cached = is_immutable
         self._lock = threading.Lock()
-        self._memory: ByteBoundedLru[str, _CachedValue] = ByteBoundedLru(
-            memory_bytes, _CachedValue.memory, value_bytes_max=memory_bytes // FILE_SHARE_MAX
-        )
+        memory = memory or Cache(MEMORY_BYTES)
+        self._memory: Kind[str, _CachedValue] = memory.kind(_CachedValue.memory, share=FILE_SHARE_MAX)
         self._folder: CacheFolder | None = None
         if folder is not None:
             self._folder = CacheFolder(folder, folder_bytes, inner.url, clock or SystemClock())

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from persist.blob.lru import ByteBoundedLru
-from persist.blob.threads import Clock
+from persist.blob.lru import Cache, Kind
+from persist.codecs.order.arrays import int64_array
 from persist.codecs.part.file_writer import MAGIC, storage_type
 from persist.codecs.part.filters import columns_of, may_compare_with_nan
 from persist.codecs.part.part import groups_max
@@ -25,7 +26,6 @@ from persist.codecs.types.arrow_types import children
 # Of fewer, Arrow's threads take longer to begin than one does to decode them. With more decoded by our own threads, the
 # allocator keeps 90 MiB more of what they freed.
 THREADED_VALUES = 1 << 14
-FOOTER_BYTES_MAX = 16 << 20
 # What Arrow's and our own form of a footer take at most, for each byte of it: 4 to 10.2 were measured.
 PARSED_BYTES = 11
 # Bytes beyond `memory` that levels, headers and padding of pages may unpack to, per part and per column chunk.
@@ -69,9 +69,9 @@ class CheckedFooter:
 class CheckedFooters:
     """Footers that were checked lately, for whoever reads the same files again; for any number of threads."""
 
-    def __init__(self, bytes_max: int = FOOTER_BYTES_MAX, clock: Clock | None = None) -> None:
-        self._kept: ByteBoundedLru[Hashable, CheckedFooter] = ByteBoundedLru(
-            bytes_max, lambda footer: PARSED_BYTES * int(footer.metadata.serialized_size), clock=clock
+    def __init__(self, cache: Cache) -> None:
+        self._kept: Kind[Hashable, CheckedFooter] = cache.kind(
+            lambda footer: PARSED_BYTES * int(footer.metadata.serialized_size)
         )
 
     @property
@@ -195,24 +195,41 @@ def scan_parquet(
 ) -> pa.Table:
     """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it.
 
-    A filter that may compare with NaN is not held against statistics: Arrow takes such comparisons for more than they
-    say. Raises what `from_parquet` raises, or what the filter does.
+    Columns of the filter are decoded first, and other columns only of row groups where it keeps some row. A filter that
+    may compare with NaN is not held against statistics: Arrow takes such comparisons for more than they say. Raises
+    what `from_parquet` raises, or what the filter does.
     """
     footer = _whole_footer(data, schema, rows, memory)
-    if may_compare_with_nan(filter):
-        read = [*columns, *columns_of(filter, schema, columns)]
-        file = GroupFile(pa.BufferReader(data), footer, schema)
-        whole = file.read(range(len(footer.group_rows)), read, use_threads=use_threads)
-        return whole.filter(filter).select(list(columns))
-    # Here, because importing it imports pandas where there is one, which every worker process would wait for.
-    from pyarrow.dataset import ParquetFileFormat
+    file, groups = GroupFile(pa.BufferReader(data), footer, schema), [*range(len(footer.group_rows))]
+    if not may_compare_with_nan(filter):
+        # Here, because importing it imports pandas where there is one, which every worker process would wait for.
+        from pyarrow.dataset import ParquetFileFormat
 
-    fragment = ParquetFileFormat().make_fragment(data)
-    projection = {name: pc.field(name) for name in columns}
-    table = fragment.to_table(
-        schema=fragment.physical_schema, columns=projection, filter=filter, use_threads=use_threads
-    )
-    return from_storage(table, schema, _stored(schema)[1], columns)
+        fragment = ParquetFileFormat().make_fragment(data)
+        groups = [group.id for group in fragment.subset(filter, schema=fragment.physical_schema).row_groups]
+    tested = columns_of(filter, schema)
+    others = [name for name in columns if name not in tested]
+    table = file.read(groups, tested or columns, use_threads=use_threads)
+    kept = _rows_that_pass(table, filter)
+    if len(kept) < len(table):
+        table = table.take(int64_array(kept))
+    if tested and others:
+        counts = np.array([footer.group_rows[group] for group in groups], np.int64)
+        at = counts.cumsum().searchsorted(kept, "right")  # Of each row, its row group.
+        counts[at] = 0
+        chosen = None if len(kept) == rows else int64_array(kept - counts.cumsum()[at])  # Of the row groups hit.
+        hit = [groups[number] for number in np.unique(at)]
+        rest = file.read(hit, others, use_threads=use_threads, chosen=chosen)
+        table = pa.Table.from_arrays([*table.columns, *rest.columns], schema=pa.schema([*table.schema, *rest.schema]))
+    return table.select([*columns])
+
+
+def _rows_that_pass(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
+    """Return, ascending, the rows for which a filter is true."""
+    name = "row" + "_" * max(map(len, table.column_names), default=0)
+    numbered = table.append_column(name, int64_array(np.arange(len(table))))
+    rows: npt.NDArray[np.int64] = numbered.filter(filter)[name].to_numpy()
+    return rows
 
 
 @lru_cache(maxsize=256)

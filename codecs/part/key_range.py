@@ -256,9 +256,7 @@ def _ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable]:
     if bounds is None:
         return []
     try:
-        # A reader by the first key columns alone has a schema without the others.
-        width = len(schema.key_types)
-        keys = keys_order(schema.key_types)([bound[:width] for bound in bounds])
+        keys = keys_order(schema.key_types)(bounds)
     except (ValueError, ArithmeticError, pa.ArrowException) as error:
         raise CorruptBlob(part.name, f"its descriptor has keys of another type: {error}") from error
     if keys != sorted(keys):

@@ -101,10 +101,6 @@ def open(
     return client
 
 
-def _reopen(origin: Origin) -> "Client":
-    return Client(origin.open())
-
-
 def _server(option: str, given: str | Notify | None) -> Notify | None:
     server = Notify(given) if isinstance(given, str) else given
     if server is not None and not isinstance(server, Notify):
@@ -130,9 +126,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         self._pid = os.getpid()
         self._ends: list[Callable[[], object]] = []  # What else must be closed.
         if notify is not None:
-            from persist.services.serve.remote_location import (
-                Listener,  # Here, because few need gRPC, which takes a while to load.
-            )
+            from persist.services.serve.remote_location import Listener  # Here: gRPC loads slowly, and few need it.
 
             listener = Listener(engine.follower, notify)
             weakref.finalize(self, listener.request_stop).atexit = False
@@ -498,7 +492,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         return isinstance(name, str) and self.engine.follower.newest_id_of(name) is not None
 
     def __iter__(self) -> Iterator[str]:
-        """Yield what `collections` lists: the names of all collections."""
+        """Yield the names of all collections."""
         return iter(self.collections())
 
     def __enter__(self) -> "Client":
@@ -522,9 +516,8 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         shown_rows = [("mode", self.mode), ("seqno", f"{self.engine.follower.state.seqno:,}")]
         shown_rows += [("comment", control.about.comment)] if control.about.comment else []
         shown_rows += [*control.about.properties.items()]
-        shown_rows.append(
-            (f"{len(names):,} collections", ", ".join(names[:NAMES_SHOWN]) + (" …" if names[NAMES_SHOWN:] else ""))
-        )
+        more = " …" if names[NAMES_SHOWN:] else ""
+        shown_rows.append((f"{len(names):,} collections", ", ".join(names[:NAMES_SHOWN]) + more))
         caption = f"Client of {self.url}{', closed' if self.engine.is_closed else ''}"
         return html_table(caption, shown_rows) + html_rows(("collection", "since", "upper"), self._known_ends(names))
 
@@ -550,3 +543,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
 
     def __repr__(self) -> str:
         return f"<Client of {self.url}, mode {self.mode!r}{', closed' if self.engine.is_closed else ''}>"
+
+
+def _reopen(origin: Origin) -> Client:
+    return Client(origin.open())

@@ -2,7 +2,7 @@
 
 import threading
 
-from persist.blob.lru import AdmittingCache, ByteBoundedLru
+from persist.blob.lru import ByteBoundedLru, Cache
 from tests.support.clocks import ImpatientClock
 
 
@@ -90,7 +90,7 @@ def test_a_value_that_nobody_asks_for_goes_after_a_while_though_there_is_room() 
     clock = ImpatientClock()
     for kept in (
         ByteBoundedLru[int, bytes](10**9, len, clock=clock, idle_s=100.0),
-        AdmittingCache[int, bytes](10**9, len, clock=clock, idle_s=100.0),
+        Cache(10**9, clock=clock, idle_s=100.0).kind(len),
     ):
         kept.put(-1, bytes(10))
         kept.put(-2, bytes(10))

@@ -11,7 +11,7 @@ from persist.connect.egress.files import FilesConfig, FilesSink
 from persist.engine.collection.failures import failures_of, failures_told
 from persist.errors import TargetUnavailable
 from persist.tools.cli.main import main
-from persist.tools.reports.health import Fed, health_of
+from persist.tools.reports.health import Fed, report_health
 from persist.tools.web.metrics import Exposition
 from tests.support.clocks import ImpatientClock
 
@@ -38,7 +38,7 @@ def test_a_failure_of_a_view_is_told_when_its_process_is_gone_and_taken_back_by_
 ) -> None:
     failing(place, "ann@example.com")
     with persist.open(place, mode="read") as client:
-        [view] = health_of(client).views
+        [view] = report_health(client).views
     assert view.failed is not None
     assert view.failed.error.startswith("OperatorFailed: operator ")
     assert "ann" not in view.failed.error
@@ -49,7 +49,7 @@ def test_a_failure_of_a_view_is_told_when_its_process_is_gone_and_taken_back_by_
     with persist.open(place, settings=SETTINGS) as client:
         client.load("orders").delete(["ann@example.com"]).result()
         client.view("numbers").refresh()
-        assert health_of(client).views[0].failed is None
+        assert report_health(client).views[0].failed is None
         assert "failed" not in client.load("numbers").about.properties
         before = client.seqno
         client.view("numbers").refresh()
@@ -117,13 +117,13 @@ def test_a_source_that_fails_says_so_until_it_is_read_again(place: str, tmp_path
     with pytest.raises(persist.InvalidUsage):
         take()
     with persist.open(place, mode="read") as client:
-        [source] = health_of(client).sources
+        [source] = report_health(client).sources
     assert source.failed is not None
     assert "zoe" not in source.failed.error
     (folder / "b.csv").write_text("k,n\n2,3\n")
     take()
     with persist.open(place, mode="read") as client:
-        assert health_of(client).sources[0].failed is None
+        assert report_health(client).sources[0].failed is None
         assert client.load("orders").snapshot().count() == 2
 
 
@@ -135,7 +135,7 @@ def numbers(place: str, *values: float) -> None:
 
 def sink_of(place: str) -> Fed:
     with persist.open(place, mode="read") as client:
-        [sink] = health_of(client).sinks
+        [sink] = report_health(client).sinks
         collection = client.load("numbers")
         failed = int(sink.failed is not None)
         assert f'persist_collection_failed{{collection="numbers"}} {failed}.0\n' in Exposition(client).text()

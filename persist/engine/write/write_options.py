@@ -137,3 +137,11 @@ def with_token(token: str | None, collections: Iterable[str], steps: Sequence[St
         digest = f"{sum(known) % DIGEST_MODULUS:016x}" if len(known) == len(digests) else None
         kept.append(kinds.Tokens(id_, (TokenMark(token, time_min, digest),)))
     return kept
+
+
+def sealed_without_time(seal: object) -> InvalidUsage:
+    """Return the error of a write whose rows have no time, and that is to seal."""
+    return InvalidUsage(
+        f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after it. "
+        "Leave seal out, or give time=, too."
+    )

@@ -1,9 +1,9 @@
 """The command line of `persist`.
 
-Promises: it stands on what every user has, and shows what is stored without interpreting it; a user's mistake gives one
-line and an exit status, never a traceback. Modules that name commands load nothing that takes long: see `command`.
+The commands rest on the public API, and show stored text without interpreting it. A user's mistake prints one line and
+sets the exit status, without a traceback. Modules that name commands load nothing that takes long: see `command`.
 """
 
 from persist.tools.cli.main import entry
 
-__all__ = ["entry"]  # What the script `persist` calls.
+__all__ = ["entry"]  # The entry point of the script `persist`.

@@ -1,4 +1,4 @@
-"""Columns of a collection that a command creates: named with their types, or those of a file."""
+"""Columns of a new collection: named with their types, or taken from a file."""
 
 import os
 import re
@@ -21,13 +21,13 @@ def sides(key: Sequence[str], value: Sequence[str], like: str | None, format: st
     """Return key and value as `Client.create_or_load` takes them: a dict of names and types each, or None.
 
     Args:
-        key, value: NAME:TYPE each; of those that a file has, NAME is enough.
+        key, value: NAME:TYPE each; NAME is enough for a column of the file.
         like: the file; its columns that are not named become values, if no value is named.
 
     Raises:
         InvalidUsage: a type is missing.
     """
-    types = {} if like is None else columns_in(RowFile.at(like, format))
+    types = {} if like is None else read_columns(RowFile.at(like, format))
     keys = dict(_column(column, types) for column in key)
     values = dict(_column(column, types) for column in value)
     if like is not None and not value:
@@ -37,8 +37,8 @@ def sides(key: Sequence[str], value: Sequence[str], like: str | None, format: st
     return keys or None, values or None
 
 
-def typed(text: str) -> tuple[str, pa.DataType]:
-    """Return the name and the type of a column that is given as NAME:TYPE."""
+def parse_named_type(text: str) -> tuple[str, pa.DataType]:
+    """Parse NAME:TYPE into the name and the type of a column."""
     name, kind = _column(text, {})
     return name, arrow_type(kind, f"column {name!r}")
 
@@ -55,11 +55,11 @@ def _column(text: str, types: dict[str, pa.DataType]) -> tuple[str, Any]:
     )
 
 
-def columns_in(file: RowFile) -> dict[str, pa.DataType]:
+def read_columns(file: RowFile) -> dict[str, pa.DataType]:
     """Return the types of a file's columns by name; text where a column is empty.
 
     Raises:
-        InvalidUsage: there is no such file, or it cannot be read.
+        InvalidUsage: the file is missing or unreadable.
     """
     if not os.path.exists(file.path):
         raise InvalidUsage(

@@ -26,7 +26,7 @@ else was first; 4 the store does not answer, or the disk; 130 interrupted; 143 e
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: a command ends as if it had been interrupted, so that files and leases are given back."""
+    """SIGTERM came: a command ends like an interrupted one, so that it releases files and leases."""
 
 
 def terminate(*_: object) -> None:
@@ -35,7 +35,7 @@ def terminate(*_: object) -> None:
     raise Terminated
 
 
-# A list of forty commands in one piece is read from its top, so what people do first stands there. A command that no
+# People read a list of forty commands from its top, so the first steps of a new user come first. A command that no
 # section names would not be found by a newcomer: a test holds the sections against all commands.
 SECTIONS = {
     "Write": ("create", "write", "upsert", "overwrite", "delete", "seal", "ingest", "egress"),
@@ -130,12 +130,12 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def close_output() -> None:
-    """Keep the interpreter from flushing into a pipe that nobody reads."""
+    """Keep the interpreter from flushing into a closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def agreed(question: str) -> bool:
-    """Return whether a person says yes; where nobody can be asked, say how to do without."""
+def confirm(question: str) -> bool:
+    """Ask a yes-or-no question; without a terminal, print how to skip it and return False."""
     if not sys.stdin.isatty():
         tell(f"persist: {question} Nobody can be asked here: say --yes")
         return False
@@ -143,28 +143,28 @@ def agreed(question: str) -> bool:
 
 
 @contextmanager
-def stopped_by_sigterm() -> Iterator[threading.Event]:
+def catch_sigterm() -> Iterator[threading.Event]:
     """Yield what SIGTERM sets: the commit under way is finished, and the command ends well."""
     stop = threading.Event()
-    before: Any = None
-    with suppress(ValueError):  # In a thread, as tests call it, nobody can listen to signals.
-        before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    previous: Any = None
+    with suppress(ValueError):  # Only the main thread can listen to signals; tests call this in others.
+        previous = signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
         yield stop
     finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        if previous is not None:
+            signal.signal(signal.SIGTERM, previous)
 
 
 def command(function: Callable[..., int]) -> Callable[..., int]:
     """Make a function a command of its name: its docstring is the help, its result the exit status."""
-    own = [*inspect.signature(function).parameters.values()][1:]
+    parameters = [*inspect.signature(function).parameters.values()][1:]
     hints = get_type_hints(function, include_extras=True)
     kinds: dict[str, Any] = {"location": Location}
-    kinds |= {parameter.name: hints[parameter.name] for parameter in own}
+    kinds |= {parameter.name: hints[parameter.name] for parameter in parameters}
     kinds |= {"as_json": Json, "storage_option": Options, "storage_options_file": OptionsFile}
     kinds |= {"store_timeout": StoreTimeout, "verbose": Verbose}
-    defaults = {parameter.name: parameter.default for parameter in own}
+    defaults = {parameter.name: parameter.default for parameter in parameters}
     defaults |= {"as_json": False, "storage_option": None, "storage_options_file": None, "store_timeout": None}
     defaults["verbose"] = False
 
@@ -179,12 +179,12 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
     ) -> int:
         place = Place(location, tuple(storage_option or ()), storage_options_file, as_json, store_timeout)
         from persist.core.progress import progress  # Here, because it loads what the help of a command does without.
-        from persist.tools.cli.logs import logged
+        from persist.tools.cli.logs import log_to_stderr
 
         try:
-            with logged(verbose), progress():
+            with log_to_stderr(verbose), progress():
                 return function(place, **asked)
-        except BrokenPipeError:  # Whoever read the output has seen enough; Click would make that status 1.
+        except BrokenPipeError:  # The reader of the output has seen enough; Click would exit with 1.
             close_output()
             return OK
         except Terminated:  # Typer would make 130 of it.

@@ -44,7 +44,7 @@ def backup(
     from persist.services.backup import backup
 
     options = _target_options(at, target, target_option, target_options_file)
-    return _told(
+    return _report(
         at,
         target,
         backup(at.location, target, storage_options=at.options, target_options=options, settings=at.settings()),
@@ -61,7 +61,7 @@ def copy(
 ) -> int:
     """Copy a location, or a backup, to where nothing is yet; call it again if it is interrupted.
 
-    All is read again before anybody can write to the copy.
+    The copy is verified in full before it accepts writes.
     """
     from persist.services.backup import copy
 
@@ -74,7 +74,7 @@ def copy(
         leave_out_damaged=leave_out_damaged,
         settings=at.settings(),
     )
-    return _told(at, target, done)
+    return _report(at, target, done)
 
 
 @command
@@ -99,7 +99,7 @@ def verify(
     if proof.seqno < 0:
         raise at.nothing(at.location)
     document = {**asdict(proof), "is_whole": proof.is_whole}
-    PROOFS.write_of(at, document, lambda: say(str(proof)), lambda: _proofs(proof), format, output)
+    PROOFS.write_document(at, document, lambda: say(str(proof)), lambda: _proofs(proof), format, output)
     return OK if proof.is_whole else PROBLEMS
 
 
@@ -121,6 +121,6 @@ def _target_options(at: Place, target: str, given: list[str] | None, file: str |
     return storage_options(target) if is_folder(target) or is_folder(at.location) else {}
 
 
-def _told(at: Place, target: str, done: "Copied") -> int:
+def _report(at: Place, target: str, done: "Copied") -> int:
     tell_done(at, {"target": target, **asdict(done)}, f"{target} has {done}")
     return PROBLEMS if done.damaged else OK

@@ -12,12 +12,12 @@ import typer
 
 import persist
 from persist.core.rendering import counted
-from persist.tools.cli.command import OK, Name, Terminated, command, stopped_by_sigterm
+from persist.tools.cli.command import OK, Name, Terminated, catch_sigterm, command
 from persist.tools.cli.listing import Listing, column, time_column
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.read_commands import AsOf, Columns, Format, Output, Where, narrowed
 from persist.tools.cli.text import print_json, say, tell
-from persist.tools.reports.times import times_of
+from persist.tools.reports.times import make_time_format
 
 TOKEN_VARIABLE, WRITE_TOKEN_VARIABLE = "PERSIST_SERVE_TOKEN", "PERSIST_SERVE_WRITE_TOKEN"
 
@@ -47,7 +47,7 @@ def evolve(
     ] = "last",
 ) -> int:
     """Change the schema for every reader and every time from now on; no data is rewritten."""
-    from persist.tools.cli.columns import typed
+    from persist.tools.cli.columns import parse_named_type
 
     names = dict(_pair(renaming) for renaming in rename or [])
     if not (add or drop or names or widen or keyed):
@@ -55,7 +55,7 @@ def evolve(
     if not keyed and (order_by or tombstone is not None or ties != "last"):
         raise persist.InvalidUsage("--order-by, --tombstone and --ties go with --keyed")
     form: Any = {"order_by": order_by or (), "tombstone": tombstone, "ties": ties}
-    added = dict(map(typed, add or []))
+    added = dict(map(parse_named_type, add or []))
     with at.writing() as client:
         loaded = client.load(collection)
         version = loaded.evolve(
@@ -63,7 +63,7 @@ def evolve(
             defaults=_defaults(default or [], added),
             drop=drop or [],
             rename=names,
-            widen=dict(map(typed, widen or [])),
+            widen=dict(map(parse_named_type, widen or [])),
             keyed=persist.Keyed(**form) if keyed else None,
         )
         columns = {name: str(loaded.schema.arrow.field(name).type) for name in loaded.schema.columns}
@@ -107,16 +107,16 @@ def index(
         loaded = client.load(collection)
         if drop:
             loaded.drop_index(*columns or ()).result()
-            told = {"collection": collection, "columns": columns, "dropped": True}
-            tell_done(at, told, f"dropped the index of {collection} by {', '.join(columns or ())}")
+            answer = {"collection": collection, "columns": columns, "dropped": True}
+            tell_done(at, answer, f"dropped the index of {collection} by {', '.join(columns or ())}")
             return OK
         if columns:
-            one = loaded.index(*columns)
-            line = f"{collection} by {', '.join(one.columns)}: as of {times_of(loaded)(one.as_of)}"
-            tell_done(at, asdict(one), f"{line}, {counted(one.rows, 'row')}, {one.bytes:,} bytes")
+            entry = loaded.index(*columns)
+            line = f"{collection} by {', '.join(entry.columns)}: as of {make_time_format(loaded)(entry.as_of)}"
+            tell_done(at, asdict(entry), f"{line}, {counted(entry.rows, 'row')}, {entry.bytes:,} bytes")
             return OK
         moment = Facts(loaded.handle.contents()).moment
-        indexes = [{**asdict(one), "as_of_moment": moment(one.as_of)} for one in loaded.indexes()]
+        indexes = [{**asdict(entry), "as_of_moment": moment(entry.as_of)} for entry in loaded.indexes()]
         INDEXES.write(at, indexes, format, output)
     return OK
 
@@ -150,9 +150,9 @@ def export(
     with at.reading() as client:
         loaded = client.load(collection)
         with loaded.snapshot(as_of, timeout_s=0, **narrowed(columns, where)) as snapshot:
-            made = snapshot.export_parquet(target)
-        line = f"wrote {counted(len(made), 'file')} to {target}"
-        tell_done(at, {"collection": collection, "target": target, "made": made}, line)
+            paths = snapshot.export_parquet(target)
+        line = f"wrote {counted(len(paths), 'file')} to {target}"
+        tell_done(at, {"collection": collection, "target": target, "made": paths}, line)
     return OK
 
 
@@ -180,7 +180,7 @@ def publish(
     """Let other programs read a sealed time as a table of theirs, without copying; or the next version of one."""
     with at.writing() as client:
         loaded = client.load(collection)
-        made = loaded.publish(
+        published = loaded.publish(
             table,  # type: ignore[arg-type]
             as_of,
             deletes=deletes,  # type: ignore[arg-type]
@@ -190,7 +190,7 @@ def publish(
             catalog=catalog,
             identifier=identifier,
         )
-        tell_done(at, asdict(made), f"{'published' if made.is_new else 'there already'}: {made}")
+        tell_done(at, asdict(published), f"{'published' if published.is_new else 'there already'}: {published}")
     return OK
 
 
@@ -241,13 +241,14 @@ def serve(
 ) -> int:
     """Tell others of new records and serve reads over Arrow Flight, until it is interrupted.
 
-    The token that clients must send comes from the environment variable PERSIST_SERVE_TOKEN, and the one that lets
-    write through --store and --commits from PERSIST_SERVE_WRITE_TOKEN. With the second, the first lets read only.
+    Clients must send the token of the environment variable PERSIST_SERVE_TOKEN. The token of PERSIST_SERVE_WRITE_TOKEN
+    allows writes through --store and --commits. With the second, the first lets read only.
     """
     token = os.environ.get(TOKEN_VARIABLE)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # What gRPC prints of a taken port, the error says in one line.
+    # The error reports a taken port in one line; gRPC would print more.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     opened = at.writing(background=True) if commits or iceberg is not None else at.reading()
-    with opened as client, ExitStack() as stack, stopped_by_sigterm() as stop:
+    with opened as client, ExitStack() as stack, catch_sigterm() as stop:
         write_token = os.environ.get(WRITE_TOKEN_VARIABLE) if store or commits else None
         limits = {"sql_memory_bytes": sql_memory and sql_memory << 20, "sql_timeout_s": sql_timeout}
         options: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
@@ -336,11 +337,11 @@ def ui(
     from persist.services.serve.messages import is_loopback
 
     with _page_packages():
-        from persist.tools.web.app import MEMORY_BUDGET, served
+        from persist.tools.web.app import MEMORY_BUDGET, serve_page
     with (
         suppress(Terminated),
         at.reading(memory_budget=MEMORY_BUDGET) as client,
-        served(client, host, port, None, allow_host or []) as page,
+        serve_page(client, host, port, None, allow_host or []) as page,
     ):
         if at.as_json:
             print_json({"url": page.url})
@@ -378,13 +379,16 @@ def ingest(
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="TABLE.COLUMN", help="Leave a column out; may be repeated.")
     ] = None,
+    as_text: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE.COLUMN", help="Keep a column as text; may be repeated.")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when all that is there by now was taken in.")] = False,
 ) -> int:
     """Take in files, a database or a topic exactly once, and follow it. Given again, it goes on where it was."""
     options: dict[str, Any] = {"collection": collection, "key": key}
-    options |= {"publication": publication, "tables": tables, "exclude": exclude}
+    options |= {"publication": publication, "tables": tables, "exclude": exclude, "as_text": as_text}
     options = {name: value for name, value in options.items() if value is not None}
-    with at.writing(may_be_new=True, background=True) as client, stopped_by_sigterm() as stop:
+    with at.writing(may_be_new=True, background=True) as client, catch_sigterm() as stop:
         done = persist.ingest(client, source, once=once, stop=stop, **options)
         line = f"took in {counted(done.rows, 'row')} from {done.source} in {counted(done.commits, 'commit')}"
         tell_done(
@@ -412,13 +416,13 @@ def egress(
 ) -> int:
     """Send collections to a database, topics or files exactly once, and follow. Given again, it goes on."""
     options: dict[str, Any] = {} if collection is None else {"collections": collection}
-    with at.writing(background=True) as client, stopped_by_sigterm() as stop:
+    with at.writing(background=True) as client, catch_sigterm() as stop:
         done = persist.egress(client, sink, once=once, drop=drop, stop=stop, **options)
-        said = {"sink": done.sink, "rows": done.rows, "commits": done.commits, "uppers": dict(done.uppers)}
+        answer = {"sink": done.sink, "rows": done.rows, "commits": done.commits, "uppers": dict(done.uppers)}
         if drop:
             line = f"gave up {counted(len(done.dropped), 'hold')} of {done.sink}"
-            tell_done(at, {**said, "dropped": list(done.dropped)}, line)
+            tell_done(at, {**answer, "dropped": list(done.dropped)}, line)
             return OK
         line = f"sent {counted(done.rows, 'row')} to {done.sink} in {counted(done.commits, 'transaction')}"
-        tell_done(at, said, line if done.commits else f"nothing is new for {done.sink}")
+        tell_done(at, answer, line if done.commits else f"nothing is new for {done.sink}")
     return OK

@@ -1,8 +1,8 @@
 """Running one command, and what becomes of its errors.
 
-Errors of the library, of the network and of files are one line on standard error, in the words of the command line
-(`persist.tools.cli.text`); the exit status says of what kind they are (`persist.tools.cli.command`). With --json the
-line is an object. A traceback is a fault of ours.
+An error of the library, of the network or of files is one line on standard error, in the words of the command line
+(`persist.tools.cli.text`). The exit status is the kind of error (`persist.tools.cli.command`). With --json the line is
+an object. A traceback is a fault of ours.
 """
 
 import json
@@ -46,7 +46,7 @@ from persist.tools.cli import (
     write_commands as writing,
 )
 from persist.tools.cli.command import CONFLICT, INTERRUPTED, MISTAKE, OK, PROBLEMS, UNAVAILABLE, app
-from persist.tools.cli.text import shown, word_error
+from persist.tools.cli.text import escape_text, word_error
 
 # Typer brings a Click of its own, or uses the other one: this is the base of its errors about arguments.
 _Misuse: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -56,9 +56,9 @@ COMMANDS = (copying, looking, status, reading, shell, writing, naming, moving, e
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, given its arguments without the program's name; return the exit status."""
-    given = sys.argv[1:] if arguments is None else arguments
-    as_json = "--json" in takewhile(lambda argument: argument != "--", given)
+    """Run one command; `arguments` excludes the program's name. Return the exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in takewhile(lambda argument: argument != "--", words)
     try:
         status = _program().main(
             args=None if arguments is None else [*arguments], prog_name="persist", standalone_mode=False
@@ -69,12 +69,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return _failed("interrupted", INTERRUPTED, as_json)
     except persist.PersistError as error:
-        return _failed(error, _status_of(error), as_json)
+        return _failed(error, _exit_status(error), as_json)
     except BaseExceptionGroup as group_of:  # Several writes of one client failed.
         first = group_of.exceptions[0]
         if not isinstance(first, persist.PersistError):
             raise
-        return _failed(first, _status_of(first), as_json)
+        return _failed(first, _exit_status(first), as_json)
     except OSError as error:
         is_mistake = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError)
         message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
@@ -87,7 +87,7 @@ def _program() -> Any:
     return typer.main.get_command(app)
 
 
-def _status_of(error: "persist.PersistError") -> int:
+def _exit_status(error: "persist.PersistError") -> int:
     if isinstance(error, persist.Corruption):
         return PROBLEMS
     if isinstance(error, persist.Conflict):
@@ -112,17 +112,18 @@ def _failed(error: "persist.PersistError | str", status: int, as_json: bool) -> 
     text = error if isinstance(error, str) else word_error(error)
     # On one line, the caret of a query would point at nothing.
     text = text if has_lines else " ".join(_CARET.sub("", text).split())
-    text = " ".join([text, *getattr(error, "__notes__", ())])  # What was done nevertheless, and what to do.
+    # Notes: which work was done nevertheless, and how to go on.
+    text = " ".join([text, *getattr(error, "__notes__", ())])
     if as_json:
-        document = {"error": _kind_of(error, status), "message": text, "status": status}
+        document = {"error": _error_name(error, status), "message": text, "status": status}
         print(json.dumps(document), file=sys.stderr)
     else:
-        print(f"persist: {shown(text, lines=has_lines)}", file=sys.stderr)
+        print(f"persist: {escape_text(text, lines=has_lines)}", file=sys.stderr)
     return status
 
 
-def _kind_of(error: "persist.PersistError | str", status: int) -> str:
-    """Return the public name of an error; of one that is none of the library's, that of what a handler would do."""
+def _error_name(error: "persist.PersistError | str", status: int) -> str:
+    """Return the public name of an error, or of the class that a handler would catch."""
     if isinstance(error, str):
         return {MISTAKE: "InvalidUsage", INTERRUPTED: "KeyboardInterrupt"}.get(status, "Unavailable")
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in persist.errors.__all__)

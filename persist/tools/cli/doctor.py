@@ -1,7 +1,7 @@
-"""An environment, examined: doctor. Each check says what it found and, where something is wrong, what to do.
+"""An environment, examined: doctor. Each check reports its finding and, if something is wrong, the remedy.
 
-Nothing of a location is changed. To see whether the store refuses to create what exists, which the commit log stands
-on, and what time its clock has, the blob `gc/clock` is written, as the collector of garbage does.
+Nothing of a location is changed. The commit log needs a store that refuses to create what exists. To test that, and to
+read the store's clock, doctor writes the blob `gc/clock`, as garbage collection does.
 """
 
 import os
@@ -26,7 +26,7 @@ from persist.tools.cli.read_commands import Format, Output
 from persist.tools.cli.text import say, word_error
 
 JAVA_MIN = 17
-ASKED_S = 30.0  # How long another program may take to say its version.
+PROGRAM_TIMEOUT_S = 30.0  # How long another program may take to print its version.
 FINE, WARNING, WRONG, LEFT_OUT = "ok", "warning", "wrong", "left out"
 DISTRIBUTION = "persist-collections"
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?\s*([^;]*)(?:;.*extra == [\'\"]([\w-]+)[\'\"])?")
@@ -36,7 +36,7 @@ EXAMINED = Listing(kinds=dict.fromkeys(("check", "result", "found", "advice"), "
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found: `result` is one of "ok", "warning", "wrong" and "left out"."""
+    """The finding of one check: `result` is "ok", "warning", "wrong" or "left out"."""
 
     check: str
     result: str
@@ -53,9 +53,9 @@ def doctor(
     format: Format = None,
     output: Output = None,
 ) -> int:
-    """Examine an environment: Python, packages, Java, Spark's workers, the store and its clock; and say what to do.
+    """Check Python, packages, Java, Spark's workers, the store and its clock; suggest remedies.
 
-    Status 1 says that something is wrong, and 0 that nothing is, whatever the warnings.
+    Status 1 means that something is wrong. Warnings leave it 0.
     """
     findings = [
         *(finding for check in (_python, _packages, _java, _workers) for finding in check(at)),
@@ -115,8 +115,8 @@ def _packages(at: Place) -> Iterator[Finding]:
 
 
 def _fits(version: str, bounds: str) -> bool:
-    own, limits = _numbers(version), [(sign, _numbers(bound)) for sign, bound in _BOUND.findall(bounds)]
-    return all(own >= limit if sign == ">=" else own < limit for sign, limit in limits)
+    numbers, limits = _numbers(version), [(sign, _numbers(bound)) for sign, bound in _BOUND.findall(bounds)]
+    return all(numbers >= limit if sign == ">=" else numbers < limit for sign, limit in limits)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -142,16 +142,16 @@ def _java(at: Place) -> Iterator[Finding]:
         where = f"JAVA_HOME={home} has no bin/java" if home else "there is no java on the PATH, and no JAVA_HOME"
         yield Finding("Java", WARNING, f"{where}, so Spark does not start", advice)
         return
-    asked = _said_by([java, "-XshowSettings:properties", "-version"])
-    version = re.search(r"java\.specification\.version = (\d+)", asked)
+    properties = _read_output([java, "-XshowSettings:properties", "-version"])
+    version = re.search(r"java\.specification\.version = (\d+)", properties)
     number = int(version[1]) if version else 0
     java_version = f"version {number or 'unknown'} at {java}"
     yield Finding("Java", FINE, java_version) if number >= JAVA_MIN else Finding("Java", WARNING, java_version, advice)
 
 
-def _said_by(program: list[str]) -> str:
+def _read_output(program: list[str]) -> str:
     try:
-        done = subprocess.run(program, capture_output=True, text=True, timeout=ASKED_S, check=False)
+        done = subprocess.run(program, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout + done.stderr
@@ -183,7 +183,7 @@ def _store(at: Place, *, may_write: bool) -> Iterator[Finding]:
         with persist.open(at.location, mode="read", storage_options=at.options, settings=at.settings()) as client:
             names, seqno = client.collections(), client.seqno
             if seqno < 0 and at.has_parts():
-                yield Finding("store", WRONG, *_two(word_error(at.nothing(client.url))))
+                yield Finding("store", WRONG, *_split_remedy(word_error(at.nothing(client.url))))
                 return
             holds = f"{counted(len(names), 'collection')} at record {seqno:,}" if seqno >= 0 else "no location yet"
             yield Finding("store", FINE, f"{client.url} can be read: it has {holds}")
@@ -191,21 +191,21 @@ def _store(at: Place, *, may_write: bool) -> Iterator[Finding]:
                 problem = f"the folder holds something else, such as {foreign!r}: nothing was written"
                 yield Finding("writes", WRONG, problem, "Name a folder that is empty, or not there yet.")
             elif may_write:
-                yield from store_findings(client)
+                yield from check_store(client)
             else:
                 yield Finding("writes", LEFT_OUT, "conditional writes and the clock of the store need a write")
     except persist.PersistError as error:
-        yield Finding("store", WRONG, *_two(word_error(error)))
+        yield Finding("store", WRONG, *_split_remedy(word_error(error)))
 
 
-def _two(message: str) -> tuple[str, str | None]:
-    """Return the first sentence of a message, and what it says to do."""
-    first, _, rest = " ".join(message.split()).partition(". ")
-    return first, rest or None
+def _split_remedy(message: str) -> tuple[str, str | None]:
+    """Split a message into its first sentence and its remedy."""
+    first, _, remedy = " ".join(message.split()).partition(". ")
+    return first, remedy or None
 
 
-def store_findings(client: "persist.Client") -> Iterator[Finding]:
-    """Tell what a write shows of a store; what is written to an empty location is deleted."""
+def check_store(client: "persist.Client") -> Iterator[Finding]:
+    """Test a store by a write; in an empty location, delete it afterwards."""
     from persist.core.log.keys import CLOCK_KEY
 
     blob = client.engine.blob
@@ -218,7 +218,7 @@ def store_findings(client: "persist.Client") -> Iterator[Finding]:
         if client.seqno < 0:
             blob.delete(CLOCK_KEY)
     except persist.PersistError as error:
-        yield Finding("writes", WARNING, *_two(word_error(error)))
+        yield Finding("writes", WARNING, *_split_remedy(word_error(error)))
         return
     yield Finding("writes", FINE, f"a blob was written, in {duration(after_s - before_s)}")
     yield _conditional(is_refused)

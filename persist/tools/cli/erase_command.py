@@ -7,11 +7,11 @@ import typer
 
 import persist
 from persist.core.rendering import moment_text
-from persist.tools.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, command
+from persist.tools.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, command, confirm
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.read_commands import Format, Where
 from persist.tools.cli.text import print_json, say, tell
-from persist.tools.cli.write_commands import Keys, check_format, keys_of
+from persist.tools.cli.write_commands import Keys, check_format, read_keys
 
 
 @command
@@ -30,7 +30,7 @@ def erase(
     format: Format = None,
     yes: Yes = False,
 ) -> int:
-    """Erase records from all times, also from clones and views; asks first, because nothing brings them back."""
+    """Erase records from all times, also from clones and views. This is final, so a prompt comes first."""
     check_format(keys, format)
     if verify:
         if reason is not None or yes:
@@ -46,14 +46,14 @@ def erase(
 
     with at.writing() as client:
         loaded = client.load(collection)
-        wanted = None if keys is None else keys_of(loaded, keys, format)
+        key_rows = None if keys is None else read_keys(loaded, keys, format)
         what = f"those of {keys}" if where is None else f"where {where}"
-        if not yes and (places := mentions(loaded.handle, wanted, where)):
+        if not yes and (places := mentions(loaded.handle, key_rows, where)):
             tell(f"{mentioned(places)}.")
-        if not yes and not agreed(f"Erase records of {collection!r}, {what}, from all times, for good?"):
+        if not yes and not confirm(f"Erase records of {collection!r}, {what}, from all times, for good?"):
             tell("persist: nothing was erased")
             return MISTAKE
-        report = loaded.erase(wanted, where=where, reason=reason)
+        report = loaded.erase(key_rows, where=where, reason=reason)
         tell_done(at, asdict(report), str(report))
     return OK
 
@@ -63,20 +63,20 @@ def _verified(
 ) -> int:
     with at.reading() as client:
         loaded = client.load(collection)
-        wanted = None if keys is None else keys_of(loaded, keys, format)
-        left = loaded.traces(wanted, where=where, texts=texts)
-        if left.is_gone:
-            print_json(left.receipt())
+        key_rows = None if keys is None else read_keys(loaded, keys, format)
+        traces = loaded.traces(key_rows, where=where, texts=texts)
+        if traces.is_gone:
+            print_json(traces.receipt())
             return OK
         if at.as_json:
             print_json(
                 {
                     "left": [
                         {**asdict(trace), "until": None if trace.until is None else moment_text(trace.until)}
-                        for trace in left.found
+                        for trace in traces.found
                     ]
                 }
             )
         else:
-            say(str(left))
+            say(str(traces))
     return PROBLEMS

@@ -93,7 +93,7 @@ def show(at: Place, collection: Name, format: Format = None, output: Output = No
     with at.reading() as client:
         summary = portrait(client, client.load(collection))
     document = summary.as_json()
-    COLUMNS.write_of(at, document, lambda: print_portrait(summary), lambda: document["columns"], format, output)
+    COLUMNS.write_document(at, document, lambda: print_portrait(summary), lambda: document["columns"], format, output)
     return OK
 
 
@@ -109,11 +109,11 @@ def holds(
 ) -> int:
     """List who keeps since back."""
     with at.reading() as client:
-        show_listing(at, client, HOLDS, lambda: _held(client, collections), format, output, watch=watch)
+        show_listing(at, client, HOLDS, lambda: _list_holds(client, collections), format, output, watch=watch)
     return OK
 
 
-def _held(client: "persist.Client", collections: list[str] | None) -> list[dict[str, Any]]:
+def _list_holds(client: "persist.Client", collections: list[str] | None) -> list[dict[str, Any]]:
     from persist.tools.reports.surveys import Facts, hold_for_people, names_by_id
 
     rows: list[dict[str, Any]] = []
@@ -150,16 +150,16 @@ def log(
     output: Output = None,
 ) -> int:
     """Show the newest records of the log as a person reads them, the oldest of them first."""
-    from persist.tools.cli.portrait import Told, records_before
-    from persist.tools.cli.row_output import format_of
+    from persist.tools.cli.portrait import RecordTexts, records_before
+    from persist.tools.cli.row_output import choose_format
 
     with at.reading() as client:
         id_ = None if collection is None else client.load(collection).id
         records, is_cut = records_before(client, before, last, id_)
-        teller = Told(client)
+        teller = RecordTexts(client)
         did = [teller.sentences(record) for record in records]
-    wanted = format_of(format, output, at.as_json)
-    if wanted != "table" or output is not None:
+    row_format = choose_format(format, output, at.as_json)
+    if row_format != "table" or output is not None:
         rows: list[dict[str, Any]] = [
             {
                 "seqno": record.seqno,
@@ -192,12 +192,12 @@ def cost(
     format: Format = None,
     output: Output = None,
 ) -> int:
-    """Show the PUTs of the last day, what is stored, and what both cost in a month by the prices of S3 or yours."""
-    from persist.tools.reports.costs import LIST_PRICES, Prices, costs_of
+    """Show the PUTs of the last day, the bytes stored, and the monthly price of both."""
+    from persist.tools.reports.costs import LIST_PRICES, Prices, estimate_costs
 
-    known = LIST_PRICES if prices is None else Prices.of_file(prices)
+    price_list = LIST_PRICES if prices is None else Prices.from_file(prices)
     with at.reading() as client:
-        costs = costs_of(client, known, hours=hours)
+        costs = estimate_costs(client, price_list, hours=hours)
         COSTS.write(at, [kind.as_json() for kind in costs.kinds], format, output)
     tell(
         f"Of the objects that were made since {moment_text(costs.since_s)}, {costs.made:,} are still there: there were "

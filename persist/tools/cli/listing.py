@@ -23,7 +23,7 @@ WATCH_S = 2.0  # How often it is shown again if nothing changes: what lies behin
 
 @dataclass(frozen=True)
 class Listing:
-    """What a command lists, of which programs get all and people what they need.
+    """A list of rows: programs get all fields, people the columns that they need.
 
     Attributes:
         kinds: what programs get of a row: names and their types, as Arrow calls them; or "texts", a list of them.
@@ -37,23 +37,23 @@ class Listing:
     spare: Sequence[str] = ()
 
     def write(self, at: Place, rows: Sequence[Mapping[str, Any]], format: str | None, output: str | None) -> None:
-        """Write rows in the format that was asked for."""
-        from persist.tools.cli.row_output import format_of, write_rows
+        """Write rows in the requested format."""
+        from persist.tools.cli.row_output import choose_format, write_rows
 
-        wanted = format_of(format, output, at.as_json)
-        if wanted == "table" and output is None:
+        row_format = choose_format(format, output, at.as_json)
+        if row_format == "table" and output is None:
             self.print(rows)
             return
         import pyarrow as pa
 
         lists = [name for name, kind in self.kinds.items() if kind == "texts"]
-        if wanted == "csv":  # Which has no lists.
+        if row_format == "csv":  # CSV has no lists.
             rows, lists = [{**row, **{name: "; ".join(row[name]) for name in lists}} for row in rows], []
         kinds = {name: "string" if kind == "texts" else kind for name, kind in self.kinds.items()}
         schema = pa.schema([(name, pa.list_(pa.string()) if name in lists else kind) for name, kind in kinds.items()])
-        write_rows(schema, [pa.RecordBatch.from_pylist([*rows], schema)], wanted, output, None, in_order=True)
+        write_rows(schema, [pa.RecordBatch.from_pylist([*rows], schema)], row_format, output, None, in_order=True)
 
-    def write_of(
+    def write_document(
         self,
         at: Place,
         document: Mapping[str, Any],
@@ -63,16 +63,16 @@ class Listing:
         output: str | None,
     ) -> None:
         """Write what is more than a list: a screen for people, all of it as one JSON object, or its list as rows."""
-        from persist.tools.cli.row_output import format_of, opened
+        from persist.tools.cli.row_output import choose_format, opened
 
-        wanted = format_of(format, output, at.as_json)
-        if wanted == "json":
+        row_format = choose_format(format, output, at.as_json)
+        if row_format == "json":
             with opened(output) as file:
                 file.write(json.dumps(document, default=str).encode() + b"\n")
-        elif wanted == "table" and output is None:
+        elif row_format == "table" and output is None:
             show()
         else:
-            self.write(at, rows(), wanted, output)
+            self.write(at, rows(), row_format, output)
 
     def print(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Print rows as a table."""
@@ -89,20 +89,20 @@ class Listing:
 def column(name: str) -> Callable[[Mapping[str, Any]], object]:
     """Return a function that shows a column as it is, numbers with commas, and nothing as a dash."""
 
-    def shown(row: Mapping[str, Any]) -> object:
+    def format_cell(row: Mapping[str, Any]) -> object:
         value = row[name]
         return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
 
-    return shown
+    return format_cell
 
 
 def time_column(name: str) -> Callable[[Mapping[str, Any]], object]:
     """Return a function that shows a time: its moment, which the row has under a name of its own, or the number."""
 
-    def shown(row: Mapping[str, Any]) -> object:
+    def format_cell(row: Mapping[str, Any]) -> object:
         return "-" if row[name] is None else (row[f"{name}_moment"] if row[name] else None) or row[name]
 
-    return shown
+    return format_cell
 
 
 def show_listing(
@@ -115,7 +115,7 @@ def show_listing(
     *,
     watch: bool,
 ) -> None:
-    """Write what a look gives; or watch it as a table."""
+    """Write the rows of `look`, or watch them as a table."""
     check_watch(at, format, output, watch=watch)
     if watch:
         watch_screen(client, look, listing.print)
@@ -130,11 +130,11 @@ def check_watch(at: Place, format: str | None, output: str | None, *, watch: boo
 
 
 def watch_screen(client: "Client", look: Callable[[], T], show: Callable[[T], None]) -> None:
-    """Show what a look gives, and again whenever the log has grown or some time has passed, until Ctrl-C."""
-    follower, seen, facts = client.engine.follower, client.seqno, look()
+    """Show `look()` again whenever the log has grown or `WATCH_S` have passed, until Ctrl-C."""
+    follower, last_seqno, facts = client.engine.follower, client.seqno, look()
 
     def has_news() -> bool | None:
-        return follower.state.seqno > seen or None
+        return follower.state.seqno > last_seqno or None
 
     with suppress(KeyboardInterrupt):
         while True:
@@ -143,4 +143,4 @@ def watch_screen(client: "Client", look: Callable[[], T], show: Callable[[T], No
             show(facts)
             sys.stdout.flush()
             if follower.wait_for(has_news, WATCH_S):
-                seen, facts = follower.state.seqno, look()
+                last_seqno, facts = follower.state.seqno, look()

@@ -1,9 +1,9 @@
 """Loading a file into a collection: checked whole before anything is written, then written piece by piece, each once.
 
-Every piece is a commit with a token made of the file's contents and of what was asked for, so that the same command,
-given again after a crash, goes on where it was. Readers see nothing of it until its times are sealed, which the commit
-of the last piece does. Rows without a time are one commit, which gives them its time; events without one get that of
-the commit of their piece.
+Every piece is a commit whose token hashes the file's contents and the options. So the same command, repeated after a
+crash, continues after the last commit. Readers see nothing of it until its times are sealed, which the commit of the
+last piece does. Rows without a time are one commit and get its time. Events without a time get the time of their
+piece's commit.
 """
 
 import os
@@ -39,15 +39,15 @@ class Plan:
     """How a file is to be written.
 
     Attributes:
-        time: of all rows: a number, a moment, or the name of a column; None for updates that have times, and for rows
-            that get the time of the commit.
+        time: a number, a moment or the name of a column. None: updates have their own times; rows get the
+            commit's.
         diff: of all rows; None for 1, or what they have.
         seal: where to seal to with the last piece; None for not at all.
         token: names the load; None: the file's contents do.
         piece_rows: rows of one commit.
         skip_bad: write what fits, if not all does.
-        late: what to do with events that come too late; None for updates, which are no events.
-        mode: of rows that are no events: as for `Client.write`.
+        late: "raise" or "collect" for events that come too late; None for updates.
+        mode: for plain rows, as in `Client.write`.
         allow_future: take times that are more than a day ahead of the clock.
     """
 
@@ -63,8 +63,8 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What a load did: rows written, and left out; commits made now, and found made before; the last one's seqno.
+class LoadResult:
+    """The result of a load: rows written and skipped, commits of this run and of earlier ones, the last seqno.
 
     Attributes:
         time: that the commit gave to rows without one; None if they had times, or are events.
@@ -79,7 +79,7 @@ class Loaded:
 
 
 @contextmanager
-def spooled(path: str, format: str | None) -> Iterator[RowFile]:
+def open_input(path: str, format: str | None) -> Iterator[RowFile]:
     """Yield the file at a path; standard input, if it is -, is copied to a temporary file first."""
     if path != "-":
         if not os.path.isfile(path):
@@ -96,7 +96,7 @@ def spooled(path: str, format: str | None) -> Iterator[RowFile]:
         yield RowFile.at(file.name, format, name="standard input")
 
 
-def checked(file: RowFile, columns: RowColumns, *, skip_bad: bool) -> tuple[int, int]:
+def check_rows(file: RowFile, columns: RowColumns, *, skip_bad: bool) -> tuple[int, int]:
     """Return how many rows fit, and how many do not.
 
     Raises:
@@ -114,37 +114,37 @@ def checked(file: RowFile, columns: RowColumns, *, skip_bad: bool) -> tuple[int,
     return rows, misfits.count
 
 
-def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, plan: Plan) -> Loaded:
+def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, plan: Plan) -> LoadResult:
     """Write a file; see the module's docstring. The first commit creates a collection that is new. Memory: a piece."""
     token = plan.token or _token(collection, file, plan)
     handle = collection.handle
     contents = None if handle.create is not None else handle.contents()
-    rows, skipped = checked(file, columns, skip_bad=plan.skip_bad)
+    rows, skipped = check_rows(file, columns, skip_bad=plan.skip_bad)
     has_no_times = plan.late is None and columns.time_column is None and plan.time is None
     if not rows and contents is None:
         handle.submit("create", [handle.at_commit()] if has_no_times else []).result()
         handle = replace(handle, create=None)
         collection = persist.Collection(handle)
     if plan.mode == "overwrite" or (plan.mode == "upsert" and rows):
-        # Without a time, the same file may be wanted again after another one: only a token says that it is the same.
+        # Without a time, the same file may be loaded again on purpose: only a token marks a repetition.
         mark = plan.token if has_no_times else f"{token}/0"
         options = WriteOptions(time=plan.time, token=mark, allow_future=plan.allow_future)
         done_before = mark is not None and _remembers(handle, contents, mark)
-        future = write_rows(handle, rows_of(file, columns), plan.mode, options, seal=plan.seal)
-        return Loaded(rows, skipped, int(not done_before), int(done_before), future.result(), future.time)
+        future = write_rows(handle, read_rows(file, columns), plan.mode, options, seal=plan.seal)
+        return LoadResult(rows, skipped, int(not done_before), int(done_before), future.result(), future.time)
     if has_no_times:
         done_before = _remembers(handle, contents, f"{token}/0")
-        future = collection.write(rows_of(file, columns), diff=plan.diff, token=f"{token}/0")
-        return Loaded(
+        future = collection.write(read_rows(file, columns), diff=plan.diff, token=f"{token}/0")
+        return LoadResult(
             rows, skipped, int(bool(rows) and not done_before), int(done_before), future.result(), future.time
         )
     pieces = max(1, -(-rows // plan.piece_rows))
-    is_ours = plan.token is None  # It says what was written. For other tokens, the library compares that.
+    is_ours = plan.token is None  # Our own token identifies the contents. For other tokens, the library compares that.
     if is_ours and _remembers(handle, contents, f"{token}/{pieces - 1}"):
-        return Loaded(rows, skipped, 0, pieces, None)
-    before, seqno = sum(_remembers(handle, contents, f"{token}/{n}") for n in range(pieces)), None
+        return LoadResult(rows, skipped, 0, pieces, None)
+    earlier_commits, seqno = sum(_remembers(handle, contents, f"{token}/{n}") for n in range(pieces)), None
     with task("write", file.name, total=rows) as done:
-        for n, piece in enumerate(_cut(pieces_of(file, columns, Misfits()), plan.piece_rows)):
+        for n, piece in enumerate(_resize_pieces(pieces_of(file, columns, Misfits()), plan.piece_rows)):
             seal = plan.seal if n == pieces - 1 else None
             if not is_ours or not _remembers(handle, contents, f"{token}/{n}"):
                 seqno = _write(collection, piece, plan, f"{token}/{n}", seal)
@@ -152,7 +152,7 @@ def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, p
             done(len(piece))
     if not rows and plan.seal is not None:
         seqno = collection.seal(plan.seal, allow_future=plan.allow_future).result()
-    return Loaded(rows, skipped, (pieces if rows else 0) - before, before, seqno)
+    return LoadResult(rows, skipped, (pieces if rows else 0) - earlier_commits, earlier_commits, seqno)
 
 
 def _remembers(handle: CollectionHandle, contents: CollectionState | None, token: str) -> bool:
@@ -176,7 +176,7 @@ def was_begun(collection: "persist.Collection", file: RowFile, plan: Plan) -> bo
     return collection.handle.remembers(collection.handle.contents(), token)
 
 
-def _cut(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
+def _resize_pieces(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
     """Yield the same rows in pieces of so many, the last one excepted."""
     waiting: list[pa.Table] = []
     count = 0
@@ -212,7 +212,7 @@ def _digest(file: RowFile, *way: Any) -> str:
     return digest.hexdigest()
 
 
-def rows_of(file: RowFile, columns: RowColumns) -> pa.RecordBatchReader:
+def read_rows(file: RowFile, columns: RowColumns) -> pa.RecordBatchReader:
     """Return the rows of a file that fit, as a stream."""
     pieces = pieces_of(file, columns, Misfits())
     first = next(pieces)

@@ -1,9 +1,9 @@
-"""What the library logs while a command runs, on standard error: remarks for people, or lines for a collector of logs.
+"""The library's log messages during a command, on standard error: remarks for people, or lines for a log collector.
 
-`PERSIST_LOG` has a level, a format, or both: `info`, `json`, `debug,json`. Without it, warnings are told as remarks.
-With it, each line begins with the moment, the level and the logger. In JSON a line is one object: `at`, `level`,
-`logger`, `message`, and what the message is about as fields of their own, such as `what`, `name`, `seconds`, `seqno`.
-`--verbose` means `info`, where the variable says no level. What was stored is escaped, as everywhere.
+`PERSIST_LOG` has a level, a format, or both: `info`, `json`, `debug,json`. Without it, warnings appear as remarks. With
+it, each line begins with the moment, the level and the logger. In JSON a line is one object: `at`, `level`, `logger`,
+`message`, and what the message is about as fields of their own, such as `what`, `name`, `seconds`, `seqno`. `--verbose`
+sets the level `info` if the variable has no level. Stored text is escaped.
 """
 
 import json
@@ -18,19 +18,19 @@ from persist.tools.cli.text import tell
 
 VARIABLE = "PERSIST_LOG"
 LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
-FIELDS = "persist"  # Of a record: what it is about.
+FIELDS = "persist"  # The attribute of a record with its structured fields.
 
 
 @contextmanager
-def logged(verbose: bool = False) -> Iterator[None]:
+def log_to_stderr(verbose: bool = False) -> Iterator[None]:
     """Tell what the library logs in this block.
 
     Raises:
-        InvalidUsage: the variable says what is no level and no format.
+        InvalidUsage: the variable has an unknown level or format.
     """
-    level, form = chosen(os.environ.get(VARIABLE, ""), verbose)
+    level, form = parse_setting(os.environ.get(VARIABLE, ""), verbose)
     handler, logger = _Handler(level, form), logging.getLogger("persist")
-    before = logger.level
+    previous_level = logger.level
     logger.addHandler(handler)
     if level < logger.getEffectiveLevel():
         logger.setLevel(level)
@@ -38,10 +38,10 @@ def logged(verbose: bool = False) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(before)
+        logger.setLevel(previous_level)
 
 
-def chosen(said: str, verbose: bool) -> tuple[int, str]:
+def parse_setting(said: str, verbose: bool) -> tuple[int, str]:
     """Return the level, and the format: remark, line or json."""
     level, form = None, "remark"
     for word in filter(None, (part.strip().lower() for part in said.split(","))):
@@ -65,6 +65,7 @@ class _Handler(logging.Handler):
         self._form = form
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write a record as a remark, a line or JSON."""
         message, level = record.getMessage(), record.levelname.lower()
         if self._form == "remark":
             tell(f"persist: {message}")

@@ -14,7 +14,7 @@ M_ARENA_MAX = -8  # Of malloc.h.
 
 def entry() -> None:
     """Run the command of this process, and end the process with its status."""
-    is_heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # Not so below nohup, say.
+    is_heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # Below nohup it is ignored.
     if is_heeded:
         # While modules are loaded, nothing is begun that would have to be ended: the signal may end the process.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -45,14 +45,14 @@ def entry() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, given its arguments without the program's name; return the exit status."""
+    """Run one command; `arguments` excludes the program's name. Return the exit status."""
     from persist.tools.cli.dispatch import run
 
     return run(arguments)
 
 
 def _open_streams() -> None:
-    """Put nothing in the place of a stream that whoever started the process has closed, and of its descriptor.
+    """Open the null device for each standard stream that is closed.
 
     The next file to be opened would get that descriptor, and what is printed would end up in it.
     """
@@ -62,12 +62,12 @@ def _open_streams() -> None:
 
 
 def _choose_allocator() -> None:
-    """Let allocators keep little of what was freed, unless somebody has chosen otherwise (docs/run/operations.md).
+    """Let allocators keep little freed memory, unless a variable is set (docs/run/operations.md).
 
     Here alone, because the process is the command's own. Arrow takes jemalloc: it looks at the variable when it is
     loaded, which is later; its builds for Linux with glibc have jemalloc, and others may not. The C library keeps two
-    heaps. Otherwise each of many threads gets one of its own, up to eight for each core, and over months each of them
-    grows as large as the largest piece of work that one of its threads has had.
+    heaps. Otherwise each thread gets a heap of its own, up to eight for each core. Over months, each heap grows to the
+    largest piece of work of one of its threads.
     """
     if sys.platform == "linux" and "CS_GNU_LIBC_VERSION" in os.confstr_names and os.confstr("CS_GNU_LIBC_VERSION"):
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")

@@ -1,4 +1,4 @@
-"""Commands that say something of collections: tag, tags, untag, rename, clone, view, refresh, apply."""
+"""Commands for names and derived collections: tag, tags, untag, rename, clone, view, refresh, apply."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import persist
-from persist.tools.cli.command import MISTAKE, OK, Name, Yes, agreed, command
+from persist.tools.cli.command import MISTAKE, OK, Name, Yes, command, confirm
 from persist.tools.cli.listing import Listing, column, time_column
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.read_commands import AsOf, Format, Output
 from persist.tools.cli.text import print_json, say, tell
-from persist.tools.reports.times import times_of
+from persist.tools.reports.times import make_time_format
 
 if TYPE_CHECKING:
     from persist.compute.sql import Wanted
@@ -33,9 +33,9 @@ def tag(
     with at.writing() as client:
         loaded = client.load(collection)
         tagged = loaded.tag(name, time, move=move)
-        shown = times_of(loaded)(tagged)
+        time_text = make_time_format(loaded)(tagged)
         tell_done(
-            at, {"collection": collection, "tag": name, "time": tagged}, f"{collection} as of {shown} is {name!r}"
+            at, {"collection": collection, "tag": name, "time": tagged}, f"{collection} as of {time_text} is {name!r}"
         )
     return OK
 
@@ -89,13 +89,13 @@ def clone(
 ) -> int:
     """Make another collection with the same contents as of a time, without copying data."""
     with at.writing() as client:
-        made = client.clone(collection, name, as_of=as_of)
-        (since,) = made.since.elements
-        shown = times_of(made)(since)
+        copy = client.clone(collection, name, as_of=as_of)
+        (since,) = copy.since.elements
+        time_text = make_time_format(copy)(since)
         tell_done(
             at,
             {"collection": name, "source": collection, "as_of": since},
-            f"{name} holds what {collection} held as of {shown}",
+            f"{name} holds what {collection} held as of {time_text}",
         )
     return OK
 
@@ -115,7 +115,7 @@ def view(
         bool, typer.Option("--redefine", help="Give a view that is there this query: sealed times stay as they are.")
     ] = False,
 ) -> int:
-    """Keep the answer of a query as a collection; without a query, show the one that a view keeps."""
+    """Store a query's result as a collection and keep it up to date; without a query, show the view."""
     if redefine and (query is None or key):
         raise persist.InvalidUsage("--redefine goes with a query, and not with --key: a view keeps its key")
     if start is not None and query is None:
@@ -129,12 +129,12 @@ def view(
         return OK
     with at.writing() as client:
         if redefine:
-            made = client.view(name)
-            made.redefine(query, start=start)
+            loaded_view = client.view(name)
+            loaded_view.redefine(query, start=start)
         else:
-            made = client.create_view(name, query, key=key, start=start)
-        upper = made.refresh()
-        made.close()
+            loaded_view = client.create_view(name, query, key=key, start=start)
+        upper = loaded_view.refresh()
+        loaded_view.close()
         tell_done(at, {"view": name, "upper": upper.time}, _up_to_date(client, name, upper))
     return OK
 
@@ -156,7 +156,7 @@ def refresh(
     refreshed: list[dict[str, Any]] = []
     with at.writing() as client:
         room = {"memory_budget": memory_budget, "spill_folder": spill_folder}
-        for name, upper in _refreshed(client, views, room) if views else refreshed_together(client, room):
+        for name, upper in _refresh_each(client, views, room) if views else refresh_together(client, room):
             refreshed.append({"view": name, "upper": upper.time})
             if not at.as_json:
                 say(_up_to_date(client, name, upper))
@@ -167,10 +167,10 @@ def refresh(
     return OK
 
 
-def _refreshed(
+def _refresh_each(
     client: "persist.Client", names: list[str], room: Mapping[str, Any]
 ) -> Iterator[tuple[str, "persist.Antichain"]]:
-    """Refresh views in turn, so that one that fails does not keep those before it back."""
+    """Refresh views in turn; a failure does not undo the earlier ones."""
     for name in names:
         loaded = client.view(name, **room)
         try:
@@ -179,7 +179,7 @@ def _refreshed(
             loaded.close()
 
 
-def refreshed_together(client: "persist.Client", room: Mapping[str, Any]) -> Iterator[tuple[str, "persist.Antichain"]]:
+def refresh_together(client: "persist.Client", room: Mapping[str, Any]) -> Iterator[tuple[str, "persist.Antichain"]]:
     """Refresh all views of a location as one program: they move in one commit."""
     from persist.compute.sql import open_together
     from persist.tools.reports.surveys import survey
@@ -210,19 +210,19 @@ def apply(
     format: Format = None,
     output: Output = None,
 ) -> int:
-    """Make the views of a location what a folder of queries says: a plan first, then one commit, then one refresh.
+    """Create, replace and drop views to match a folder of queries: a plan first, then one commit, then one refresh.
 
-    A view whose query has changed is dropped and made anew, and so are those that read it; this is asked about.
-    A file may begin with `-- key: A, B` and `-- start: TIME`. A file in a folder below is the view FOLDER.NAME.
+    A view whose query has changed is dropped and created again, with the views that read it, after a prompt. A file may
+    begin with `-- key: A, B` and `-- start: TIME`. A file in a folder below is the view FOLDER.NAME.
     """
     from persist.compute.sql import plan_views
 
     if (format or output) and (at.as_json or not dry_run):
         raise persist.InvalidUsage("--format and --output are of a plan: say --dry-run, and leave --json out")
-    wanted = definitions_in(folder)
+    definitions = load_definitions(folder)
     opened = at.reading() if dry_run else at.writing()
     with opened as client:
-        plan = plan_views(client, wanted, prune=prune)
+        plan = plan_views(client, definitions, prune=prune)
         changes = [{"view": c.view, "action": c.action, "why": c.why} for c in plan.changes]
         lost = [c.view for c in plan.changes if c.action in ("replace", "drop")]
         if not at.as_json:
@@ -233,7 +233,7 @@ def apply(
             elif format in (None, "table") and output is None:
                 say("nothing was done: this is the plan")
             return OK
-        if lost and not yes and not agreed(f"Drop {', '.join(lost)} at {client.url} with all their history?"):
+        if lost and not yes and not confirm(f"Drop {', '.join(lost)} at {client.url} with all their history?"):
             tell("persist: nothing was done")
             return MISTAKE
         seqno = plan.commit()
@@ -247,20 +247,20 @@ def apply(
 def _up_to_date(client: "persist.Client", name: str, upper: "persist.Antichain") -> str:
     if upper.time is None:
         return f"{name} is complete: what it reads will not change any more"
-    return f"{name} is up to date before {times_of(client.load(name))(upper.time)}"
+    return f"{name} is up to date before {make_time_format(client.load(name))(upper.time)}"
 
 
 FILES_MAX = 10_000
-BYTES_MAX = 1 << 20  # Of one query.
+BYTES_MAX = 1 << 20  # The size limit of one query.
 _COMMENT = re.compile(r"\s*--[ \t]*(key|start)[ \t]*:[ \t]*(.*)")
 
 
-def definitions_in(folder: str) -> "dict[str, Wanted]":
+def load_definitions(folder: str) -> "dict[str, Wanted]":
     """Return the definitions in a folder and those below it, by the names of the views.
 
     Raises:
         InvalidUsage: there is none, two of them are of one view, or a file holds no text.
-        NotADirectoryError, FileNotFoundError: there is no such folder.
+        FileNotFoundError, NotADirectoryError: the folder is missing.
     """
     root = Path(folder).expanduser()
     if not root.exists():
@@ -291,12 +291,14 @@ def _definition(file: Path) -> "Wanted":
     sql = text.strip().removesuffix(";").rstrip()
     if not sql:
         raise persist.InvalidUsage(f"{file} is empty: it holds no query")
-    given: dict[str, str] = {}
-    while (comment := _COMMENT.match(text)) is not None and comment[1] not in given:
-        given[comment[1]] = comment[2].strip()
+    settings: dict[str, str] = {}
+    while (comment := _COMMENT.match(text)) is not None and comment[1] not in settings:
+        settings[comment[1]] = comment[2].strip()
         text = text[comment.end() :]
-    key = tuple(column.strip() for column in given["key"].split(",") if column.strip()) if "key" in given else None
-    for name, value in (("key", key), ("start", given.get("start"))):
+    key = (
+        tuple(column.strip() for column in settings["key"].split(",") if column.strip()) if "key" in settings else None
+    )
+    for name, value in (("key", key), ("start", settings.get("start"))):
         if value in ((), ""):
             raise persist.InvalidUsage(f"{file} says `-- {name}:` and names no {'column' if name == 'key' else 'time'}")
-    return Wanted(sql, key, given.get("start"))
+    return Wanted(sql, key, settings.get("start"))

@@ -11,8 +11,8 @@ from typing import Any
 import persist
 from persist.tools.cli.text import print_json, say
 
-FAR = ("://",)  # What has it is no folder.
-# What a client that was ended before its first record may have left.
+FAR = ("://",)  # A location with this in it is a URL, not a folder.
+# The folders that a client may have left if it died before its first record.
 OWN = frozenset(("checkpoint", "directory", "gc", "list", "log", "lost", "part", "state"))
 
 
@@ -22,7 +22,7 @@ class Place:
 
     Attributes:
         location: a folder or a URL.
-        given, file: options of the store, and the file with more of them.
+        given, file: options of the store as NAME=VALUE, and a file with more of them.
         as_json: whether the command prints JSON.
         store_timeout_s: how long to try where the store does not answer; None for what the library does.
     """
@@ -64,7 +64,7 @@ class Place:
     def writing(
         self, *, may_be_new: bool = False, memory_budget: int | None = None, background: bool = False
     ) -> Iterator["persist.Client"]:
-        """Open it to write; nothing happens in the background, unless that is asked for.
+        """Open it to write; background work runs only if `background` is set.
 
         Raises:
             InvalidUsage: nothing is stored there, unless it may be new.
@@ -90,7 +90,7 @@ class Place:
         return None
 
     def nothing(self, url: str) -> "persist.InvalidUsage":
-        """Return the error that says that nothing is stored there, and what is instead."""
+        """Return the error for an empty location; it names what is there instead."""
         problem = f"nothing is stored at {url}"
         is_far = any(mark in self.location for mark in FAR)
         if not is_far and not os.path.exists(os.path.expanduser(self.location)):
@@ -120,7 +120,7 @@ def is_folder(location: str) -> bool:
 
 
 def tell_done(at: Place, told: dict[str, Any], line: str) -> None:
-    """Tell what was done: as JSON if that is asked for, or else in a line."""
+    """Report a finished action: as JSON with --json, else as one line."""
     if at.as_json:
         print_json(told)
     else:
@@ -133,24 +133,23 @@ FILE_BYTES_MAX = 1 << 20
 
 
 def storage_options(location: str, given: Sequence[str] = (), file: str | None = None) -> dict[str, Any]:
-    """Return the options that a command was given, as NAME=VALUE each and in a file, and those of the environment.
+    """Merge the options of the command, of its file and of the environment.
 
-    The environment says how to reach stores, and a command may have a folder beside one, such as a backup: of what the
-    environment says, a folder takes what concerns folders.
+    Options of the environment are meant for a store. A folder ignores the options of a store.
 
     Raises:
-        InvalidUsage: the file cannot be read, others may read it, or what is in it or in the environment is not an
-            object; or one of those given is not NAME=VALUE. No message shows what they hold.
+        InvalidUsage: an option is not NAME=VALUE, or the file is unreadable, open to others, or not a JSON object. No
+            message shows what they hold.
     """
     options = _parsed(os.environ.get(VARIABLE) or "{}", f"the environment variable {VARIABLE}")
     if is_folder(location):
         options = {name: value for name, value in options.items() if name in FOLDER_OPTIONS}
     if file is not None:
-        options |= _parsed(_text_of(file), f"the file {file}")
+        options |= _parsed(_read_private_file(file), f"the file {file}")
     return {**options, **dict(map(_option, given))}
 
 
-def _text_of(path: str) -> str:
+def _read_private_file(path: str) -> str:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as file:
             status = os.fstat(file.fileno())

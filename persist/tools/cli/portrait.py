@@ -1,4 +1,4 @@
-"""What the commands that look at a location print: the portrait of a collection, and records of the log."""
+"""Output of the commands that inspect a location: the portrait of a collection, and records of the log."""
 
 from contextlib import suppress
 from typing import Any
@@ -14,13 +14,13 @@ from persist.core.rendering import counted
 from persist.tools.cli.text import print_table, say
 from persist.tools.reports.costs import LIST_PRICES
 from persist.tools.reports.surveys import Portrait, hold_for_people, monthly_dollars, names_by_id
-from persist.tools.reports.times import times_of
+from persist.tools.reports.times import make_time_format
 
 RUNS_SHOWN_MAX = 20
 
 
 def print_portrait(portrait: Portrait) -> None:
-    """Print all there is to say of one collection."""
+    """Print the portrait of a collection."""
     facts = portrait.facts
     say(f"{facts.name} at {portrait.url}\n")
     print_table(("side", "column", "type"), portrait.columns)
@@ -50,7 +50,7 @@ def _times(portrait: Portrait) -> str:
 
 
 def _print_origin(portrait: Portrait) -> None:
-    """Say where its updates come from, if nobody writes them."""
+    """Print where its updates come from, unless users write them."""
     if portrait.keyed is not None:
         keyed = portrait.keyed
         when = {"seal": "when their times are sealed", "background": "after the seal, and by readers before that"}
@@ -108,8 +108,8 @@ def records_before(
     return records[::-1], False
 
 
-class Told:
-    """What records speak of, as people know it: collections by their names, and times by their moments.
+class RecordTexts:
+    """Names and times for people, in place of the ids and numbers of records.
 
     A name is the present one: records bear ids. Cost: a GET for each collection that is spoken of, once.
     """
@@ -120,22 +120,22 @@ class Told:
         self._times: dict[str, TimeText] = {}
 
     def sentences(self, record: Record) -> list[str]:
-        """Return sentences that say what a record did."""
+        """Describe the changes of a record, one sentence each."""
         return [self._sentence(mutation) for mutation in record.mutations]
 
     def _sentence(self, mutation: Mutation) -> str:
         if not (id_ := mutation.collection):
             return mutation.sentence("", str)
-        known = mutation.name if isinstance(mutation, kinds.Makes) else self._names.get(id_)
-        name = f"a collection that is gone ({id_[:8]})" if known is None else repr(known)
+        present_name = mutation.name if isinstance(mutation, kinds.Makes) else self._names.get(id_)
+        name = f"a collection that is gone ({id_[:8]})" if present_name is None else repr(present_name)
         if isinstance(mutation, kinds.SetHold):
             mutation = msgspec.structs.replace(mutation, hold=hold_for_people(mutation.hold, self._names))
-        return mutation.sentence(name, self._times_of(id_))
+        return mutation.sentence(name, self._time_format(id_))
 
-    def _times_of(self, id_: str) -> TimeText:
+    def _time_format(self, id_: str) -> TimeText:
         if id_ not in self._times:
-            self._times[id_] = str  # Of one that is gone, or goes meanwhile.
+            self._times[id_] = str  # For a collection that is dropped, also while this runs.
             if id_ in self._names:
                 with suppress(persist.errors.CollectionNotFound):
-                    self._times[id_] = times_of(self._client.load(self._names[id_]))
+                    self._times[id_] = make_time_format(self._client.load(self._names[id_]))
         return self._times[id_]

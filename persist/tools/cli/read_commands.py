@@ -11,7 +11,7 @@ import persist
 from persist.tools.cli.command import OK, PROBLEMS, Name, Terminated, command
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.text import cell, say, tell
-from persist.tools.reports.times import times_of
+from persist.tools.reports.times import make_time_format
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,14 +57,15 @@ def read(
     timeout: Timeout = 0.0,
 ) -> int:
     """Read the contents of a collection as of a time."""
-    from persist.tools.cli.row_output import format_of, write_rows
+    from persist.tools.cli.row_output import choose_format, write_rows
 
-    wanted = format_of(format, output, at.as_json)
+    row_format = choose_format(format, output, at.as_json)
     with at.reading() as client:
         loaded = client.load(collection)
         chosen = narrowed(columns, where)
-        with loaded.snapshot(as_of, form=form, schema=schema, timeout_s=timeout, **chosen) as snapshot:  # type: ignore[arg-type]
-            write_rows(snapshot.schema, snapshot.to_batches(), wanted, output, limit)
+        # type: ignore[arg-type]
+        with loaded.snapshot(as_of, form=form, schema=schema, timeout_s=timeout, **chosen) as snapshot:
+            write_rows(snapshot.schema, snapshot.to_batches(), row_format, output, limit)
     return OK
 
 
@@ -88,15 +89,15 @@ def changes(
     timeout: Timeout = 0.0,
 ) -> int:
     """Read the updates with START <= time < UNTIL, in the order of their times."""
-    from persist.tools.cli.row_output import format_of, write_rows
+    from persist.tools.cli.row_output import choose_format, write_rows
 
-    wanted = format_of(format, output, at.as_json)
+    row_format = choose_format(format, output, at.as_json)
     with at.reading() as client:
         loaded = client.load(collection)
         chosen = narrowed(columns, where)
         chosen |= {"form": form, "schema": schema, "timeout_s": timeout}
         with loaded.changes(start, until, **chosen) as updates:
-            write_rows(updates.schema, updates.to_batches(), wanted, output, limit, in_order=True)
+            write_rows(updates.schema, updates.to_batches(), row_format, output, limit, in_order=True)
     return OK
 
 
@@ -113,13 +114,13 @@ def diff(
     output: Output = None,
 ) -> int:
     """Show what differs between the contents as of FIRST and as of SECOND, old and new values side by side."""
-    from persist.tools.cli.row_output import format_of, write_rows
+    from persist.tools.cli.row_output import choose_format, write_rows
 
-    wanted = format_of(format, output, at.as_json)
+    row_format = choose_format(format, output, at.as_json)
     with at.reading() as client:
         loaded = client.load(collection)
         table = loaded.diff(first, second, timeout_s=0, **narrowed(columns, where))
-        write_rows(table.schema, table.to_batches(), wanted, output, limit)
+        write_rows(table.schema, table.to_batches(), row_format, output, limit)
     return OK
 
 
@@ -138,18 +139,18 @@ def tail(
     format: Annotated[str, typer.Option("--format", "-f", help="table, csv or json (lines).")] = "table",
 ) -> int:
     """Follow a collection: print its updates as soon as they are sealed, until it is interrupted."""
-    from persist.tools.cli.row_output import format_of
+    from persist.tools.cli.row_output import choose_format
 
-    wanted = format_of("json" if at.as_json and format == "table" else format, None, at.as_json)
-    if wanted not in ("table", "csv", "json"):
+    row_format = choose_format("json" if at.as_json and format == "table" else format, None, at.as_json)
+    if row_format not in ("table", "csv", "json"):
         raise persist.InvalidUsage(
-            f"--format {wanted} has an end, and what tail shows has none: use table, csv or json"
+            f"--format {row_format} has an end, and what tail shows has none: use table, csv or json"
         )
     with at.reading() as client:
         loaded = client.load(collection)
         _tell_waiting(loaded, "what comes now is shown as it is sealed")
         with suppress(Terminated):  # It has no end of its own, so this one is as good as any.
-            follow(loaded, as_of, contents=contents, until=until, format=wanted)
+            follow(loaded, as_of, contents=contents, until=until, format=row_format)
     return OK
 
 
@@ -164,17 +165,17 @@ def wait(
 ) -> int:
     """Wait until a time of a collection is sealed, so that it reads the same for ever; then end with status 0.
 
-    It waits as long as it takes, or for the seconds of --timeout. Status 1 says that it was not sealed in time.
+    It waits as long as it takes, or for the seconds of --timeout. Status 1 means that it was not sealed in time.
     """
     from persist.core.errors import AsOfCompacted, AsOfNotSealed
     from persist.core.timeline import parse_time_word
 
     with at.reading() as client:
         handle = client.load(collection)
-        wanted = parse_time_word(until, client.engine.clock.wall_ms()) or until  # Reads take what is sealed by then.
+        time = parse_time_word(until, client.engine.clock.wall_ms()) or until  # Reads take what is sealed by then.
         _tell_waiting(handle, f"waiting for {until}")
         try:
-            handle.snapshot(wanted, timeout_s=timeout).close()
+            handle.snapshot(time, timeout_s=timeout).close()
         except AsOfNotSealed as error:
             tell(str(error))
             return PROBLEMS
@@ -189,7 +190,7 @@ def _tell_waiting(collection: "persist.Collection", what: str) -> None:
     """Tell a person, who would otherwise look at an empty screen, how far it is; programs want none of it."""
     if sys.stdout.isatty():
         upper = collection.upper.time
-        sealed = "complete" if upper is None else f"sealed before {times_of(collection)(upper)}"
+        sealed = "complete" if upper is None else f"sealed before {make_time_format(collection)(upper)}"
         tell(f"{collection.name} is {sealed}: {what}. Ctrl-C ends it.")
 
 

@@ -1,7 +1,7 @@
 """Rows to where a user wants them: a table on the screen, or CSV, JSON lines, Parquet or Arrow IPC.
 
-A file appears under its name when it is whole: until then it has the suffix .part, which an error removes. Where a pipe
-or a device is already, that is written to.
+A file appears under its name when it is whole: until then it has the suffix .part, which an error removes. Output to a
+pipe or a device goes there directly.
 """
 
 import os
@@ -22,14 +22,14 @@ from persist.core.progress import watched
 from persist.tools.cli.columns import WRITTEN
 from persist.tools.cli.text import cell, print_table, tell
 
-SHOWN_MAX = 50  # Rows of a table on the screen, unless more are asked for.
+SHOWN_MAX = 50  # Rows of a table on the screen without --limit.
 
 
-def format_of(asked: str | None, output: str | None, as_json: bool) -> str:
+def choose_format(asked: str | None, output: str | None, as_json: bool) -> str:
     """Return the format that rows are to have.
 
     Raises:
-        InvalidUsage: it is none of `WRITTEN`, or cannot be told from the name of the file.
+        InvalidUsage: it is not one of `WRITTEN`, or the suffix of the file is unknown.
     """
     if asked is not None and asked not in WRITTEN:
         raise InvalidUsage(f"--format {asked!r} is no format: use one of {', '.join(WRITTEN)}")
@@ -90,13 +90,13 @@ def _written(
 
 
 def _limited(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
-    left = limit
+    remaining = limit
     for batch in batches:
-        if left is not None:
-            if left <= 0:
+        if remaining is not None:
+            if remaining <= 0:
                 return
-            batch = batch.slice(0, left)
-            left -= batch.num_rows
+            batch = batch.slice(0, remaining)
+            remaining -= batch.num_rows
         yield batch
 
 
@@ -116,8 +116,8 @@ def _show(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int, in_o
     texts = [i for i, f in enumerate(schema) if i not in numbers and not pa.types.is_temporal(f.type)]
     print_table(schema.names, [tuple(map(_cell, row)) for row in islice(rows, limit)], right=numbers, texts=texts)
     if is_more:
-        shown = "1 row is" if limit == 1 else f"{limit:,} rows are"
-        tell(f"Only {shown} shown: say --limit for more, or --output FILE or --format csv for all.")
+        number = "1 row is" if limit == 1 else f"{limit:,} rows are"
+        tell(f"Only {number} shown: say --limit for more, or --output FILE or --format csv for all.")
     return min(len(rows), limit)
 
 
@@ -129,17 +129,17 @@ def _cell(value: object) -> str:
 def opened(output: str | None) -> Iterator[BinaryIO]:
     """Open what is written to: standard output if no file is named."""
     if output is None:
-        with _named("standard output"):
+        with _name_in_errors("standard output"):
             yield sys.stdout.buffer
             sys.stdout.buffer.flush()
         return
     if os.path.exists(output) and not os.path.isfile(output):
-        with _named(output), open(output, "wb") as file:
+        with _name_in_errors(output), open(output, "wb") as file:
             yield file
         return
     part = f"{output}.part"
     try:
-        with _named(output), open(part, "wb") as file:
+        with _name_in_errors(output), open(part, "wb") as file:
             yield file
         os.replace(part, output)
     except BaseException:
@@ -149,8 +149,8 @@ def opened(output: str | None) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _named(output: str) -> Iterator[None]:
-    """Name what was written to in an error that names no file, such as that of a disk that is full."""
+def _name_in_errors(output: str) -> Iterator[None]:
+    """Add the file's name to an error without one, such as a full disk."""
     try:
         yield
     except BrokenPipeError:

@@ -21,8 +21,8 @@ from persist.core.rendering import counted
 from persist.tools.cli.command import OK, Terminated, command
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.read_commands import Format, Limit, Output
-from persist.tools.cli.text import say, shown, tell, word_error
-from persist.tools.reports.times import times_of, written_time_of
+from persist.tools.cli.text import escape_text, say, tell, word_error
+from persist.tools.reports.times import make_time_format, parse_write_time
 
 HISTORY_MAX = 1000  # Lines of the shell that are kept for the next one.
 WORDS = ("exit", "quit", "help")  # Alone on a line, these are the commands of the shell without their dot.
@@ -41,7 +41,7 @@ HELP = """A query or a statement ends with a semicolon, and may take several lin
 .as-of [TIME]      read all as of a time, a moment or a tag; alone, the latest again
 .format [NAME]     table, csv or json; without a name, the one that is set
 .exit              the end; so is Ctrl-D. Ctrl-C gives up what was typed so far"""
-# What a semicolon may stand in without ending a statement; the last three are not closed yet.
+# Text in which a semicolon does not end a statement; the last three patterns are not closed yet.
 _PIECE = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*(?:\n|$)|/\*.*?\*/|\$(\w*)\$.*?\$\1\$"""
     r"""|['"].*|/\*.*|\$\w*\$.*|[^;]|;""",
@@ -76,13 +76,13 @@ def sql(
     Without a query, it is a shell, or carries out what comes from standard input.
     """
     from persist.compute.query import is_statement
-    from persist.tools.cli.row_output import format_of
+    from persist.tools.cli.row_output import choose_format
 
     times: dict[str, Any] = {}
     for option in as_of or ():
         name, _, text = option.rpartition("=")
         times[name] = text
-    wanted = format_of(format, output, at.as_json)
+    row_format = choose_format(format, output, at.as_json)
     if query is None and (time is not None or output is not None):
         raise persist.InvalidUsage("--time and --output go with a query: a shell writes to the screen")
     if query is not None and is_statement(query):
@@ -93,9 +93,9 @@ def sql(
     if query is not None and time is not None:
         raise persist.InvalidUsage("--time is of what a statement changes: a query is read --as-of a time")
     with at.reading() as client:
-        shell = Shell(at, client, wanted, limit, times, files)
+        shell = Shell(at, client, row_format, limit, times, files)
         if query is None:
-            return _typed(shell) if sys.stdin.isatty() else _piped(shell)
+            return _run_interactively(shell) if sys.stdin.isatty() else _piped(shell)
         shell.ask(query, output)
     return OK
 
@@ -104,16 +104,16 @@ def _change(at: Place, statement: str, time: str | None) -> None:
     from persist.compute.query import execute
 
     with at.writing() as client:
-        changed = execute(client.engine, statement, None if time is None else written_time_of(time))
+        changed = execute(client.engine, statement, None if time is None else parse_write_time(time))
         line = f"changed {counted(changed.rows, 'row')} of {changed.collection}"
         if changed.time is not None:
-            line += f" at {times_of(client.load(changed.collection))(changed.time)}"
+            line += f" at {make_time_format(client.load(changed.collection))(changed.time)}"
         tell_done(at, asdict(changed), line)
 
 
 @dataclass
 class Shell:
-    """What one shell asks, and how it shows the answers."""
+    """One interactive session: its queries, and how it prints the answers."""
 
     at: Place
     client: "persist.Client"
@@ -167,7 +167,7 @@ class Shell:
         return True
 
     def words(self, before: str) -> list[str]:
-        """Return what may come next: collections, the columns of those that were named before, and keywords."""
+        """Return completions: collections, columns of the collections before the cursor, and keywords."""
         names = self.client.collections()
         columns: list[str] = []
         for name in names:
@@ -182,7 +182,7 @@ def as_name(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_]\w*", name) else '"' + name.replace('"', '""') + '"'
 
 
-def statements_in(text: str) -> tuple[list[str], str]:
+def split_statements(text: str) -> tuple[list[str], str]:
     """Return the statements of a text that have ended, without their semicolons, and what comes after them."""
     statements, begin = [], 0
     for piece in _PIECE.finditer(text):
@@ -209,7 +209,7 @@ class Lines:
             return [line.strip()]
         if self.is_empty and (word := line.strip().removesuffix(";")) in WORDS:
             return [f".{word}"]
-        ended, self.pending = statements_in(f"{self.pending}{line}\n")
+        ended, self.pending = split_statements(f"{self.pending}{line}\n")
         return ended
 
 
@@ -224,8 +224,8 @@ def _piped(shell: Shell) -> int:
     return OK
 
 
-def _typed(shell: Shell) -> int:
-    """Carry out what a person types; what fails is told, and the next one asked for."""
+def _run_interactively(shell: Shell) -> int:
+    """Read and run statements until the end of input; an error does not end the session."""
     tell("A query ends with a semicolon; .help says more.")
     lines = Lines()
     with _reading_lines(shell, lines) as remember:
@@ -248,7 +248,7 @@ def _typed(shell: Shell) -> int:
             except KeyboardInterrupt:
                 tell("persist: interrupted")
             except persist.PersistError as error:
-                tell(f"persist: {shown(word_error(error), lines=True)}")
+                tell(f"persist: {escape_text(word_error(error), lines=True)}")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from persist.tools.reports.health import Health
 
 T = TypeVar("T")
-SHOWN_MAX = 8  # Of each kind: a screen has so much room.
+SHOWN_MAX = 8  # Rows of each kind: a screen is short.
 
 WAITING = Listing(
     kinds={
@@ -39,21 +39,21 @@ LAGS = Listing(
 
 @command
 def status(at: Place, format: Format = None, output: Output = None, watch: Watch = False) -> int:
-    """Show how a location fares: what lags, who keeps history back, what waits to be deleted, and what is due.
+    """Show the health of a location: lags, holders of history, waiting deletions, and due work.
 
     JSON has all of it; other formats have the collections and how far they have come.
     """
-    from persist.tools.reports.health import health_of
+    from persist.tools.reports.health import report_health
     from persist.tools.reports.surveys import KnownFacts
 
     check_watch(at, format, output, watch=watch)
     with at.reading() as client:
         if watch:
-            known = KnownFacts(client)
-            watch_screen(client, lambda: health_of(client, known=known), print_health)
+            facts = KnownFacts(client)
+            watch_screen(client, lambda: report_health(client, known=facts), print_health)
             return OK
-        health = health_of(client)
-    LAGS.write_of(
+        health = report_health(client)
+    LAGS.write_document(
         at,
         health.as_json(),
         lambda: print_health(health),
@@ -66,8 +66,8 @@ def status(at: Place, format: Format = None, output: Output = None, watch: Watch
 
 def print_health(health: "Health") -> None:
     """Print how a location fares, on a screen."""
-    made = "which is gone" if health.written_at is None else f"of {health.written_at} in format {health.format}"
-    say(f"{health.location} at record {health.seqno:,} {made}; the log has {counted(health.records, 'record')}")
+    origin = "which is gone" if health.written_at is None else f"of {health.written_at} in format {health.format}"
+    say(f"{health.location} at record {health.seqno:,} {origin}; the log has {counted(health.records, 'record')}")
     waiting = "more than was counted" if health.waiting_bytes is None else f"{health.waiting_bytes:,}"
     live, history = f"{health.live_bytes:,}", f"{health.history_bytes:,}"
     say(f"bytes: {live} live, {history} of earlier times, {waiting} waiting to be deleted")

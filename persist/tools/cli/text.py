@@ -1,17 +1,17 @@
 """Text for a terminal: what is stored is shown, never interpreted.
 
 A name or a value may hold anything: escapes that move the cursor or set a window's title, characters that turn the
-direction of writing, or markup. Whatever does not print is shown as an escape, as in Python.
+direction of writing, or markup. Characters that do not print appear as escapes, as in Python.
 
 On a terminal, a table is as wide as its values, or else as the terminal:
 
-1. texts are cut, never below `TEXT_CHARS_MIN`, and say so by an ellipsis; names, numbers and times stay whole;
-2. columns that can be spared are left out, which a line below says;
+1. texts are cut at `TEXT_CHARS_MIN` or more, with an ellipsis; names, numbers and times stay whole;
+2. columns in `spare` are left out, and a line below names them;
 3. a first column that is too wide is narrowed: a longer name is a line of its own, above the rest of its row;
 4. each column becomes a line of its row.
 
-Lines of text are broken between words there. Where the output is no terminal, only texts beyond
-`CELL_CHARS_MAX` are cut, and columns are aligned, so that other programs can cut lines into words.
+Lines of text are broken between words there. Output to a file or pipe cuts only texts beyond `CELL_CHARS_MAX`, and
+aligns columns, so that other programs can split lines into words.
 """
 
 import os
@@ -26,10 +26,10 @@ from persist.core.rendering import aligned, text_width
 if TYPE_CHECKING:
     from persist.blob.errors import PersistError  # Its package takes long to load.
 
-CELL_CHARS_MAX = 120  # A longer text is cut, and says so by an ellipsis.
+CELL_CHARS_MAX = 120  # A longer text is cut, with an ellipsis.
 
 
-def shown(text: str, *, lines: bool = False) -> str:
+def escape_text(text: str, *, lines: bool = False) -> str:
     """Return text with everything that does not print as an escape; with lines, line ends stay."""
     if text.isprintable():
         return text
@@ -40,7 +40,7 @@ def cell(value: object, *, whole: bool = False) -> str:
     """Return a value as one cell of a table, cut if it is long, unless it is to stay whole."""
     if value is None:
         return "NULL"
-    text = shown(value if isinstance(value, str) else str(value))
+    text = escape_text(value if isinstance(value, str) else str(value))
     return text if whole or len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
 
 
@@ -55,7 +55,7 @@ def tell(text: str) -> None:
 
 
 def _print_lines(text: str, stream: TextIO, hanging: int) -> None:
-    lines = shown(text, lines=True).split("\n")
+    lines = escape_text(text, lines=True).split("\n")
     if stream.isatty():
         width = shutil.get_terminal_size().columns
         lines = [part for line in lines for part in wrapped(line, width, hanging)]
@@ -113,11 +113,11 @@ class _CommandLine:
 def word_error(error: "PersistError") -> str:
     """Return the message of an error in the words of the command line; it may begin with the option that is wrong."""
     text = error.word(_CommandLine())
-    name, equals, rest = text.partition("=")
-    return f"--{name.replace('_', '-')} {rest}" if equals and name in _OPTIONS else text
+    name, equals, value = text.partition("=")
+    return f"--{name.replace('_', '-')} {value}" if equals and name in _OPTIONS else text
 
 
-TEXT_CHARS_MIN = 16  # What a column of texts gets on a terminal at least, if it has longer ones.
+TEXT_CHARS_MIN = 16  # The least width of a column of long texts on a terminal.
 GAP = 2  # Between two columns.
 
 
@@ -136,7 +136,7 @@ def print_table(
         right: the columns, by number, whose values are aligned at their right.
         texts: the columns whose values may be cut.
         spare: the columns, by name, that a narrow terminal does without, in the order in which they are left out.
-        says_so: say which ones were left out.
+        says_so: name the columns that are left out.
     """
     to_right, cut = {*right}, {*texts}
     names = [cell(name) for name in head]
@@ -168,8 +168,8 @@ def _print_fitting(
 ) -> None:
     """Print some columns by their numbers, cut to their widths, and above some rows what is too long for the first."""
     rows = [names, *(["", *row[1:]] if i in above else row for i, row in enumerate(cells))]
-    shown = [[_cut(row[at], width) for at, width in widths.items()] for row in rows]
-    top, *lines = aligned(shown, {i for i, at in enumerate(widths) if at in right})
+    texts_by_row = [[_truncate(row[at], width) for at, width in widths.items()] for row in rows]
+    top, *lines = aligned(texts_by_row, {i for i, at in enumerate(widths) if at in right})
     print(top if os.environ.get("TERM") == "dumb" else f"\x1b[1m{top}\x1b[0m")
     for i, line in enumerate(lines):
         print(*([above[i]] if i in above else []), line, sep="\n")
@@ -192,7 +192,7 @@ def _widths(
     return widths
 
 
-def _cut(text: str, width: int) -> str:
+def _truncate(text: str, width: int) -> str:
     if text_width(text) <= width:
         return text
     while text_width(text) > width - 1:

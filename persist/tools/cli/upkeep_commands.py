@@ -11,13 +11,13 @@ import msgspec
 import typer
 
 import persist
-from persist.tools.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, command, stopped_by_sigterm
+from persist.tools.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, catch_sigterm, command, confirm
 from persist.tools.cli.listing import Listing
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.read_commands import Format, Output
 from persist.tools.cli.status import WAITING
 from persist.tools.cli.text import print_json, print_table, say, tell, word_error
-from persist.tools.reports.times import times_of
+from persist.tools.reports.times import make_time_format
 
 HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="Its name, as `holds` shows it.")]
 
@@ -29,32 +29,32 @@ def hold(
     name: Annotated[str, typer.Argument(metavar="HOLD", help="What it is called: whoever knows the name can move it.")],
     time: Annotated[str, typer.Argument(metavar="TIME", help="since stays at or before it.")],
 ) -> int:
-    """Keep a time and all after it readable, until the hold is moved or released; moves one that there is."""
+    """Keep a time and all later ones readable until the hold is released; repeat to move it."""
     with at.writing() as client:
         loaded = client.load(collection)
-        wanted = loaded.handle.as_time("time", time)
-        held = loaded.hold(wanted, name=name)
-        if held.time != wanted:
-            held.advance(wanted)
+        target_time = loaded.handle.as_time("time", time)
+        named_hold = loaded.hold(target_time, name=name)
+        if named_hold.time != target_time:
+            named_hold.advance(target_time)
         tell_done(
             at,
-            {"collection": collection, "hold": name, "time": held.time},
-            f"{collection} is held at {times_of(loaded)(held.time)} by {name}",
+            {"collection": collection, "hold": name, "time": named_hold.time},
+            f"{collection} is held at {make_time_format(loaded)(named_hold.time)} by {name}",
         )
     return OK
 
 
 @command
 def release(at: Place, collection: Name, hold: HoldName, yes: Yes = False) -> int:
-    """End a named hold whose owner is gone for good; asks first."""
+    """Release a named hold whose owner is gone for good, after a prompt."""
     with at.writing() as client:
         loaded = client.load(collection)
-        held = loaded.hold(name=hold)
-        what = f"the hold {hold!r} at {times_of(loaded)(held.time)} of {collection!r}"
-        if not yes and not agreed(f"Release {what}? History that only it keeps goes for good."):
+        named_hold = loaded.hold(name=hold)
+        what = f"the hold {hold!r} at {make_time_format(loaded)(named_hold.time)} of {collection!r}"
+        if not yes and not confirm(f"Release {what}? History that only it keeps goes for good."):
             tell(f"persist: {what} was not released")
             return MISTAKE
-        held.release()
+        named_hold.release()
         tell_done(at, {"released": hold, "collection": collection}, f"released {what}")
     return OK
 
@@ -68,18 +68,18 @@ def retain(
     ],
     yes: Yes = False,
 ) -> int:
-    """Let a collection forget, with every seal, what is older than this before upper; asks first."""
-    wanted = None if retention == "all" else int(retention) if retention.isdecimal() else retention
+    """Let each seal delete history older than this before upper, after a prompt."""
+    new_retention = None if retention == "all" else int(retention) if retention.isdecimal() else retention
     with at.writing() as client:
         loaded = client.load(collection)
         question = f"Let {collection!r} forget what is older than {retention}, from now on? Nothing brings it back."
-        if wanted is not None and not yes and not agreed(question):
+        if new_retention is not None and not yes and not confirm(question):
             tell(f"persist: {collection!r} keeps what it kept")
             return MISTAKE
-        loaded.retain(wanted).result()
-        kept = loaded.retention
-        line = f"{collection} keeps {'all of its history' if kept is None else kept}"
-        tell_done(at, {"collection": collection, "retention": None if kept is None else kept.times}, line)
+        loaded.retain(new_retention).result()
+        new_value = loaded.retention
+        line = f"{collection} keeps {'all of its history' if new_value is None else new_value}"
+        tell_done(at, {"collection": collection, "retention": None if new_value is None else new_value.times}, line)
     return OK
 
 
@@ -108,7 +108,7 @@ def compact(
         names = collections or client.collections()
         if since is not None:
             what = f"what {', '.join(map(repr, names))} held before {since}"
-            if not yes and not agreed(f"Forget {what} at {client.url} for good?"):
+            if not yes and not confirm(f"Forget {what} at {client.url} for good?"):
                 tell("persist: nothing was forgotten")
                 return MISTAKE
             _forget(client, names, since)
@@ -124,7 +124,7 @@ def compact(
                 done(1)
                 reports.append({"collection": name, **asdict(report)})
                 if not at.as_json:
-                    say(f"{name}: {report.sentence(times_of(loaded))}")
+                    say(f"{name}: {report.sentence(make_time_format(loaded))}")
     if at.as_json:
         print_json(reports)
     return OK
@@ -139,8 +139,8 @@ def maintain(
     ] = None,
     no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Leave views as they are.")] = False,
 ) -> int:
-    """Do what is due: refresh views, compact, destroy what was deleted, and collect garbage."""
-    with at.writing(background=every is not None) as client, stopped_by_sigterm() as stop:
+    """Do the work that is due: refresh views, compact, destroy deleted data, and collect garbage."""
+    with at.writing(background=every is not None) as client, catch_sigterm() as stop:
         while True:
             done: dict[str, int] = {}
             try:
@@ -156,16 +156,16 @@ def maintain(
 
 
 def maintain_once(client: "persist.Client", *, refreshes: bool = True, is_repeated: bool = False) -> dict[str, int]:
-    """Do what is due; return how much was done of what. All is tried; then the first error is raised."""
-    from persist.tools.cli.name_commands import refreshed_together
-    from persist.tools.reports.health import health_of
+    """Do the work that is due; count it by kind. All is tried; then the first error is raised."""
+    from persist.tools.cli.name_commands import refresh_together
+    from persist.tools.reports.health import report_health
 
-    due = {item.work for item in health_of(client).due}
+    due = {item.work for item in report_health(client).due}
     done = {"views refreshed": 0, "collections compacted": 0, "blobs deleted": 0}
     failed: persist.PersistError | None = None
     if refreshes and "refresh views" in due:
         try:
-            done["views refreshed"] = sum(1 for _ in refreshed_together(client, {}))
+            done["views refreshed"] = sum(1 for _ in refresh_together(client, {}))
         except persist.PersistError as error:
             failed = error
     try:
@@ -181,7 +181,7 @@ def maintain_once(client: "persist.Client", *, refreshes: bool = True, is_repeat
 
 
 def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
-    """Let the times before since be forgotten, in one commit; say which collections a hold keeps from it."""
+    """Allow compaction up to `since` in one commit; name collections that a hold keeps from it."""
     times = {
         (collection := client.load(name)): collection.handle.as_time("since", since) for name in dict.fromkeys(names)
     }
@@ -191,7 +191,7 @@ def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
     for collection, time in times.items():
         effective = collection.since.time
         if effective is not None and effective < time:
-            kept_from = times_of(collection)(effective)
+            kept_from = make_time_format(collection)(effective)
             tell(f"persist: {collection.name} stays readable from {kept_from} on: persist holds lists what keeps it so")
 
 
@@ -205,7 +205,7 @@ def gc(
     format: Format = None,
     output: Output = None,
 ) -> int:
-    """Delete what nobody needs any more."""
+    """Delete blobs that nothing refers to any more."""
     if explain:
         return _explained(at, format, output)
     if format is not None or output is not None:
@@ -321,7 +321,9 @@ def fsck(
     if report.is_empty:
         raise at.nothing(report.url)
     document = asdict(report)
-    PROBLEM_ROWS.write_of(at, document, lambda: say(str(report)), lambda: document["problems_left"], format, output)
+    PROBLEM_ROWS.write_document(
+        at, document, lambda: say(str(report)), lambda: document["problems_left"], format, output
+    )
     return PROBLEMS if report.problems_left else OK
 
 
@@ -336,7 +338,9 @@ def bench(
     """Measure this client at this location, with a collection of its own that is destroyed afterwards."""
     with at.writing(may_be_new=True) as client:
         measures = measure(client, rows, commits)
-    MEASURES.write_of(at, measures, lambda: print_measures(measures), lambda: measure_rows(measures), format, output)
+    MEASURES.write_document(
+        at, measures, lambda: print_measures(measures), lambda: measure_rows(measures), format, output
+    )
     return OK
 
 
@@ -344,21 +348,21 @@ LOOKUPS = 100
 
 
 def measure(client: "persist.Client", rows: int, commits: int) -> dict[str, Any]:
-    """Return seconds and rates. What is written is destroyed; garbage collection frees it."""
+    """Return seconds and rates. The test data is dropped afterwards; garbage collection frees it."""
     import numpy as np
     import pyarrow as pa
 
     name = f"persist-bench-{uuid.uuid4().hex[:12]}"
-    made = client.create_or_load(name, key={"k": pa.int64()}, value={"v": pa.float64(), "s": pa.string()})
+    collection = client.create_or_load(name, key={"k": pa.int64()}, value={"v": pa.float64(), "s": pa.string()})
     try:
         keys = np.arange(rows)
         table = pa.table({"k": keys, "v": keys * 0.5, "s": np.char.mod("value %d", keys % 1000)})
-        write_s = _timed(lambda: made.write(table, time=0, seal=1).result())
-        each_s = [_timed(partial(_commit, made, n)) for n in range(commits)]
-        read_s = _timed(lambda: sum(batch.num_rows for batch in made.snapshot(0).to_batches()))
-        wanted = pa.table({"k": np.linspace(0, rows - 1, LOOKUPS).astype(np.int64)})
-        with made.snapshot(0) as snapshot:
-            lookup_s = _timed(lambda: snapshot.get(wanted))
+        write_s = _measure_s(lambda: collection.write(table, time=0, seal=1).result())
+        each_s = [_measure_s(partial(_commit, collection, n)) for n in range(commits)]
+        read_s = _measure_s(lambda: sum(batch.num_rows for batch in collection.snapshot(0).to_batches()))
+        key_rows = pa.table({"k": np.linspace(0, rows - 1, LOOKUPS).astype(np.int64)})
+        with collection.snapshot(0) as snapshot:
+            lookup_s = _measure_s(lambda: snapshot.get(key_rows))
         return {
             "location": client.url,
             "rows": rows,
@@ -372,7 +376,7 @@ def measure(client: "persist.Client", rows: int, commits: int) -> dict[str, Any]
             "lookup_100_keys_s": lookup_s,
         }
     finally:
-        made.drop().result()
+        collection.drop().result()
 
 
 def measure_rows(measures: dict[str, Any]) -> list[dict[str, Any]]:
@@ -407,7 +411,7 @@ def _commit(made: "persist.Collection", n: int) -> None:
     made.write([((n, (0.0, "x")), n + 1, 1)], seal=n + 2).result()
 
 
-def _timed(what: Callable[[], object]) -> float:
+def _measure_s(what: Callable[[], object]) -> float:
     began = time.perf_counter()
     what()
     return time.perf_counter() - began

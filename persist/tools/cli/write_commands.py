@@ -8,10 +8,10 @@ import typer
 
 import persist
 from persist.core.rendering import counted
-from persist.tools.cli.command import MISTAKE, OK, Name, Yes, agreed, command
+from persist.tools.cli.command import MISTAKE, OK, Name, Yes, command, confirm
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.text import tell
-from persist.tools.reports.times import times_of, written_time_of
+from persist.tools.reports.times import make_time_format, parse_write_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,18 +99,20 @@ def create(
     with at.writing(may_be_new=True) as client:
         if client.seqno >= 0 and collection in client:
             raise persist.InvalidUsage(f"there is a collection {collection!r} at {client.url}: choose another name")
-        made = client.create_or_load(
+        collection_handle = client.create_or_load(
             collection,
             key=sides_of[0],
             value=sides_of[1],
             timeline=timeline,
             keyed=persist.Keyed(**form) if keyed else None,
         )
-        columns = {name: str(made.schema.arrow.field(name).type) for name in made.schema.columns}
+        columns = {
+            name: str(collection_handle.schema.arrow.field(name).type) for name in collection_handle.schema.columns
+        }
         tell_done(
             at,
-            {"created": made.name, "location": client.url, "id": made.id, "columns": columns},
-            f"created {made.name} with {', '.join(f'{n}: {t}' for n, t in columns.items())}",
+            {"created": collection_handle.name, "location": client.url, "id": collection_handle.id, "columns": columns},
+            f"created {collection_handle.name} with {', '.join(f'{n}: {t}' for n, t in columns.items())}",
         )
     return OK
 
@@ -146,7 +148,7 @@ def write(
     ] = None,
     format: Format = None,
 ) -> int:
-    """Write the rows or updates of a file: with --key in place of those of their keys. Repeat it after a crash.
+    """Write the rows or updates of a file; with --key, rows replace those of their keys. Repeat it after a crash.
 
     With --key, the collection, and the location, are created if they are not there, with the columns of the file.
     """
@@ -157,7 +159,7 @@ def write(
     if timeline is not None and not (key or no_key):
         raise persist.InvalidUsage("--timeline is of a collection that is created: it goes with --key or --no-key")
 
-    when = _when(time, time_column, "a row")
+    when = _row_times(time, time_column, "a row")
     plan = Plan(when, diff, seal, token, commit_rows, skip_bad)
     plan = replace(plan, allow_future=allow_future)
     own_key = key or ([] if no_key else None)
@@ -185,21 +187,21 @@ def upsert(
     """Give keys of a keyed collection new values, or delete them where a column _deleted is true."""
     from persist.tools.cli.loading import Plan
 
-    when, upper = _when(time, time_column, "an event"), seal
+    when, upper = _row_times(time, time_column, "an event"), seal
     plan = Plan(when, None, upper, token, commit_rows, skip_bad, late=late or "raise")
     plan = replace(plan, allow_future=allow_future)
     return _load(at, collection, file, format, plan, time_column, ignore)
 
 
-def _when(time: str | None, time_column: str | None, what: str) -> int | str | None:
-    """Return where rows have their times from: a time of all, a column, or None for those that updates have."""
+def _row_times(time: str | None, time_column: str | None, what: str) -> int | str | None:
+    """Return the time of all rows, the column of times, or None if updates have their own."""
     if time is not None and time_column is not None:
         raise persist.InvalidUsage(f"--time and --time-column exclude each other: {what} has one time")
-    return time_column if time is None else written_time_of(time)
+    return time_column if time is None else parse_write_time(time)
 
 
-def _named(time: str | None) -> int | str | None:
-    return None if time is None else written_time_of(time)
+def _parse_time(time: str | None) -> int | str | None:
+    return None if time is None else parse_write_time(time)
 
 
 def _load(
@@ -214,18 +216,18 @@ def _load(
     timeline: str | None = None,
     mode: Any = None,
 ) -> int:
-    """Write the updates or, where the plan says what becomes of late ones, the events of a file.
+    """Write the updates of a file, or its events if the plan has `late`.
 
     With a key, the collection is created if there is none.
     """
     from persist.connect.ingest.row_files import names_in
     from persist.engine.write.write_options import choose_mode
-    from persist.tools.cli.loading import load, spooled, was_begun
+    from persist.tools.cli.loading import load, open_input, was_begun
 
     is_events = plan.late is not None
-    with spooled(file, format) as rows, at.writing(may_be_new=key is not None) as client:
+    with open_input(file, format) as rows, at.writing(may_be_new=key is not None) as client:
         if key is None:
-            target = _own(client, collection, None if is_events else rows)
+            target = _load_writable(client, collection, None if is_events else rows)
         else:
             target = _target_like(client, collection, rows, key, plan, ignore, timeline)
         if not is_events:
@@ -252,7 +254,7 @@ def _load(
         left_out = sum(count for counts in late.values() for count in counts.values())
         done = f"{'gave' if is_events else 'wrote'} {counted(loaded.rows, 'event' if is_events else 'row')}"
         done += f" to {collection} in {counted(loaded.commits, 'commit')}"
-        done += "" if loaded.time is None else f", at {times_of(target)(loaded.time)}"
+        done += "" if loaded.time is None else f", at {make_time_format(target)(loaded.time)}"
         done += f", {counted(left_out, 'late event')} left out" if left_out else ""
         if not loaded.commits and loaded.done_before:
             done += " (all of it was written before: nothing was done)"
@@ -275,21 +277,21 @@ def overwrite(
     format: Format = None,
 ) -> int:
     """Replace all contents by the rows of a file, or those for which a condition is true, from a time on; seal it."""
-    from persist.tools.cli.loading import checked, overwrite_token, rows_of, spooled
+    from persist.tools.cli.loading import check_rows, open_input, overwrite_token, read_rows
 
-    with spooled(file, format) as rows, at.writing() as client:
-        loaded = _own(client, collection)
+    with open_input(file, format) as rows, at.writing() as client:
+        loaded = _load_writable(client, collection)
         columns = _columns(loaded, None, ignore)
-        count, skipped = checked(rows, columns, skip_bad=skip_bad)
-        when = _named(time)
-        # Without a time, the same file may be wanted again after another one: only a token says that it is the same.
+        count, skipped = check_rows(rows, columns, skip_bad=skip_bad)
+        when = _parse_time(time)
+        # Without a time, the same file may be written again on purpose: only a token marks a repetition.
         mark = token if when is None else token or overwrite_token(loaded, rows, when, (where, ignore, skip_bad))
         is_done = loaded.handle.remembers(loaded.handle.contents(), mark)
         future = loaded.overwrite(
-            rows_of(rows, columns), time=when, where=where, multiset=multiset, token=mark, allow_future=allow_future
+            read_rows(rows, columns), time=when, where=where, multiset=multiset, token=mark, allow_future=allow_future
         )
         done = {"collection": collection, "rows": count, "skipped": skipped, "seqno": future.result()}
-        begin = time or times_of(loaded)(future.time or 0)
+        begin = time or make_time_format(loaded)(future.time or 0)
         line = f"{collection} has the {count:,} rows of {rows.name} from {begin} on"
         tell_done(
             at,
@@ -310,18 +312,18 @@ def delete(
     allow_future: Future = False,
     format: Format = None,
 ) -> int:
-    """Retract what is there from a time on: the records of some keys, or those for which a condition is true."""
+    """Retract records from a time on: those of some keys, or those that match a condition."""
     if (where is None) == (keys is None):
         raise persist.InvalidUsage("say what to delete: --where CONDITION, or --keys FILE")
     check_format(keys, format)
     with at.writing() as client:
-        loaded = _own(client, collection)
-        wanted = None if keys is None else keys_of(loaded, keys, format, ignore)
-        future = loaded.delete(wanted, where=where, time=_named(time), allow_future=allow_future)
+        loaded = _load_writable(client, collection)
+        key_rows = None if keys is None else read_keys(loaded, keys, format, ignore)
+        future = loaded.delete(key_rows, where=where, time=_parse_time(time), allow_future=allow_future)
         tell_done(
             at,
             {"collection": collection, "seqno": future.result(), "time": future.time},
-            f"deleted from {collection} at {time or times_of(loaded)(future.time or 0)}",
+            f"deleted from {collection} at {time or make_time_format(loaded)(future.time or 0)}",
         )
     return OK
 
@@ -339,12 +341,12 @@ def restore(
 ) -> int:
     """Make the contents of a collection what they were, as a change of today: history stays."""
     with at.writing() as client:
-        loaded = _own(client, collection)
-        future = loaded.restore(as_of, time=_named(time), token=token, allow_future=allow_future)
+        loaded = _load_writable(client, collection)
+        future = loaded.restore(as_of, time=_parse_time(time), token=token, allow_future=allow_future)
         tell_done(
             at,
             {"collection": collection, "as_of": as_of, "seqno": future.result(), "time": future.time},
-            f"{collection} holds what it held as of {as_of}, from {time or times_of(loaded)(future.time or 0)} on",
+            f"{collection} holds what it held as of {as_of}, from {time or make_time_format(loaded)(future.time or 0)} on",
         )
     return OK
 
@@ -361,24 +363,24 @@ def seal(
     if (upper is None) == (not for_ever):
         raise persist.InvalidUsage("say to which time: persist seal LOCATION COLLECTION TIME, or --for-ever")
     with at.writing() as client:
-        loaded = _own(client, collection)
+        loaded = _load_writable(client, collection)
         end = persist.Antichain() if upper is None else upper
         seqno = loaded.seal(end, allow_future=allow_future).result()
         now = loaded.upper.time
         tell_done(
             at,
             {"collection": collection, "upper": now, "seqno": seqno},
-            f"{collection} is complete {'for ever' if now is None else f'before {times_of(loaded)(now)}'}",
+            f"{collection} is complete {'for ever' if now is None else f'before {make_time_format(loaded)(now)}'}",
         )
     return OK
 
 
 @command
 def drop(at: Place, collection: Name, yes: Yes = False) -> int:
-    """Remove a collection with all its history; asks first."""
+    """Remove a collection with all its history, after a prompt."""
     with at.writing() as client:
         loaded = client.load(collection)
-        if not yes and not agreed(f"Drop {collection!r} at {client.url}, with all its history?"):
+        if not yes and not confirm(f"Drop {collection!r} at {client.url}, with all its history?"):
             tell(f"persist: {collection!r} was not dropped")
             return MISTAKE
         seqno = loaded.drop().result()
@@ -392,25 +394,25 @@ def check_format(keys: str | None, format: str | None) -> None:
         raise persist.InvalidUsage("--format is that of the file of --keys, and there is none")
 
 
-def keys_of(
+def read_keys(
     collection: "persist.Collection", file: str, format: str | None, ignore: Sequence[str] | None = None
 ) -> "pa.Table":
     """Return the keys in a file."""
     import pyarrow as pa
 
-    from persist.tools.cli.loading import checked, rows_of, spooled
+    from persist.tools.cli.loading import check_rows, open_input, read_rows
 
-    with spooled(file, format) as rows:
+    with open_input(file, format) as rows:
         columns = _columns(collection, None, ignore, keys_only=True)
-        checked(rows, columns, skip_bad=False)
-        return pa.table(rows_of(rows, columns).read_all())
+        check_rows(rows, columns, skip_bad=False)
+        return pa.table(read_rows(rows, columns).read_all())
 
 
-def _own(client: "persist.Client", collection: str, rows: "RowFile | None" = None) -> "persist.Collection":
+def _load_writable(client: "persist.Client", collection: str, rows: "RowFile | None" = None) -> "persist.Collection":
     """Return a collection that its users write; a view is written by its query alone.
 
     Args:
-        rows: from which it could be created, which the error says then.
+        rows: the file from which the collection could be created; the error suggests it.
     """
     try:
         loaded = client.load(collection)
@@ -442,14 +444,14 @@ def _target_like(
     import pyarrow as pa
 
     from persist.engine.location.opening import target_of_rows
-    from persist.tools.cli.columns import columns_in
+    from persist.tools.cli.columns import read_columns
 
     is_new = client.seqno < 0 or collection not in client
-    types = columns_in(rows) if is_new else {}
+    types = read_columns(rows) if is_new else {}
     columns = pa.schema([(name, kind) for name, kind in types.items() if name not in (ignore or ())])
     unit: Any = ... if timeline is None else None if timeline == "none" else timeline
     handle = target_of_rows(client.engine, collection, columns, key=key, timeline=unit, time=plan.time)
-    return _own(client, collection) if handle.create is None else persist.Collection(handle)
+    return _load_writable(client, collection) if handle.create is None else persist.Collection(handle)
 
 
 def _columns(

@@ -1,8 +1,8 @@
-"""What a location costs: the requests of the last hours, what is stored, and the price of both in a month.
+"""The cost of a location: recent requests, stored bytes, and the monthly price of both.
 
-Requests are those that this client has counted (`Client.metrics`); other processes have their own counts. One listing
-has the size and the age of each object that is there. Each object took a PUT, whoever made it. So PUTs are at least as
-many as the objects of the last hours.
+This client counts its own requests (`Client.metrics`), not those of other processes. One listing has the size and the
+age of each object that is there. Each object took a PUT of some client. So PUTs are at least as many as the objects of
+the last hours.
 
 A large object is one request here; a client sends it in parts of some MiB.
 """
@@ -19,7 +19,7 @@ import persist
 GIB = 2**30
 MONTH_DAYS = 30
 HOUR_S = 3600
-# The first part of a key, and what people call what lies there.
+# The first part of a key, and the word for people.
 KINDS = {
     "log": "records",
     "checkpoint": "checkpoints",
@@ -48,23 +48,23 @@ class Prices:
     stored_gib_month: float = 0.023
 
     @classmethod
-    def of_file(cls, path: str) -> "Prices":
-        """Return the prices that a JSON object in a file has; those that it leaves out are the defaults.
+    def from_file(cls, path: str) -> "Prices":
+        """Load prices from a JSON object in a file; missing ones are the defaults.
 
         Raises:
             InvalidUsage: it holds something else.
         """
         try:
-            given = json.loads(Path(path).read_bytes())
+            prices = json.loads(Path(path).read_bytes())
         except (OSError, ValueError) as error:
             raise persist.InvalidUsage(f"{path}: {error}") from error
-        known = [field.name for field in fields(cls)]
-        if not isinstance(given, dict) or not {*given} <= {*known}:
-            raise persist.InvalidUsage(f"{path} holds no prices: give a JSON object of some of {', '.join(known)}")
-        for name, price in given.items():
+        names = [field.name for field in fields(cls)]
+        if not isinstance(prices, dict) or not {*prices} <= {*names}:
+            raise persist.InvalidUsage(f"{path} holds no prices: give a JSON object of some of {', '.join(names)}")
+        for name, price in prices.items():
             if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf:
                 raise persist.InvalidUsage(f"{path}: {name}={price!r:.50} is no price: give a number of dollars")
-        return cls(**given)
+        return cls(**prices)
 
 
 LIST_PRICES = Prices()
@@ -72,7 +72,7 @@ LIST_PRICES = Prices()
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one kind of requests, or of objects, costs.
+    """The cost of one kind of requests or of objects.
 
     Attributes:
         requests, request_bytes: that were counted, and the bytes that went over the network with them.
@@ -94,11 +94,11 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What everything costs.
+    """The cost of all requests and objects.
 
     Attributes:
         since_s: from when on requests count, a full hour in seconds since 1970.
-        kinds: those of requests, those of objects, and the sum of all.
+        kinds: one for each kind of requests, one for each kind of objects, and the sum.
         sent: how many requests this client has sent since it was opened.
         made: how many objects were made since then and are there: so there were at least as many PUTs.
     """
@@ -109,25 +109,25 @@ class Costs:
     made: int
 
 
-def costs_of(client: "persist.Client", prices: Prices = LIST_PRICES, *, hours: int = 24) -> Costs:
+def estimate_costs(client: "persist.Client", prices: Prices = LIST_PRICES, *, hours: int = 24) -> Costs:
     """Return what a location costs. Cost: a LIST of everything.
 
     Args:
-        hours: how far back objects count as PUTs, by this machine's clock; also those of the hour that it cuts.
+        hours: how far back new objects count as PUTs, by this machine's clock; rounded up to full hours.
     """
     now_s = client.engine.clock.wall_ms() / 1000
     since_s = (int(now_s // HOUR_S) - hours) * HOUR_S
     months = MONTH_DAYS * 24 * HOUR_S / (now_s - since_s)
     stored: dict[str, Counter[str]] = {kind: Counter() for kind in dict.fromkeys([*KINDS.values(), OTHER])}
-    made = Counter[str]()
+    new_objects = Counter[str]()
     for entry in client.engine.blob.list(""):
         stored[KINDS.get(entry.key.partition("/")[0], OTHER)].update(objects=1, bytes=entry.bytes)
         if entry.modified_s >= since_s:
-            made.update(requests=1, bytes=entry.bytes)
+            new_objects.update(requests=1, bytes=entry.bytes)
     sent = {kind: Counter[str]() for kind in KIND_OF.values()}
     for operation, count in client.metrics().store.items():
         sent[KIND_OF[operation]].update(requests=count.requests, bytes=count.bytes)
-    counted = {**sent, "PUT": sent["PUT"] | made}  # The greater of two.
+    counted = {**sent, "PUT": sent["PUT"] | new_objects}  # The greater of two.
     costs = [_requests(kind, count, prices, months) for kind, count in counted.items()]
     costs += [
         Cost(kind, 0, 0, amounts["objects"], amounts["bytes"], amounts["bytes"] / GIB * prices.stored_gib_month)
@@ -136,7 +136,7 @@ def costs_of(client: "persist.Client", prices: Prices = LIST_PRICES, *, hours: i
     ]
     sums = {name: sum(getattr(cost, name) for cost in costs) for name in Cost.__slots__ if name != "kind"}
     total = sum(count["requests"] for count in sent.values())
-    return Costs(since_s, (*costs, Cost("all", **sums)), total, made["requests"])
+    return Costs(since_s, (*costs, Cost("all", **sums)), total, new_objects["requests"])
 
 
 def _requests(kind: str, count: Counter[str], prices: Prices, months: float) -> Cost:

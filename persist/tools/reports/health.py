@@ -1,15 +1,14 @@
-"""How a location fares: what lags, who keeps history back, what waits to be deleted, and what is due.
+"""The health of a location: lags, holders of history, waiting deletions, and due work.
 
 All of it comes from one look at the log: the state at one seqno, the states of collections (`survey`), and its newest
-records. Bytes of what waits for the collector are not in the log, so those of up to `LISTED_MAX` collections are
-listed.
-Nothing is written, and no data is read.
+records. The log lacks the bytes that garbage collection will free, so this lists the folders of up to `LISTED_MAX`
+collections. Nothing is written, and no data is read.
 
 - A *lag* is how far an upper is behind the clock, in seconds; only moments have one. A view is *behind* if its upper is
   before the least upper of its inputs.
-- *Live* bytes are those which reading the latest contents takes: the newest keyframe, and the history after it. The
-  others are history, which stays as long as `since` is before its times.
-- What *keeps history back* is the least hold or tag of a collection whose `since` would have passed it by now.
+- *Live* bytes are read for the latest contents: the newest keyframe, and the history after it. The others are history,
+  which stays as long as `since` is before its times.
+- History is *kept back* by the least hold or tag of a collection whose `since` would have passed it by now.
 """
 
 import time
@@ -39,13 +38,13 @@ from persist.engine.upkeep import named_in, sharers
 from persist.tools.reports.surveys import THREADS, Facts, KnownFacts, Made, hold_for_people, names_by_id
 
 LISTED_MAX = 64
-READS = (kinds.GrantLease, kinds.EndLease, kinds.SetHold, kinds.ReleaseHold)  # What one who reads commits.
+READS = (kinds.GrantLease, kinds.EndLease, kinds.SetHold, kinds.ReleaseHold)  # Mutations that readers commit.
 RECENT = 16  # Records that are looked at, all at once, for who made them.
 
 
 @dataclass(frozen=True)
 class Lag:
-    """How far one collection has come; `behind_s` is from its upper to the clock, None if times are no moments."""
+    """How far one collection has come; `behind_s` is from its upper to the clock, None without moments."""
 
     collection: str
     upper: int | None
@@ -56,7 +55,7 @@ class Lag:
 
 @dataclass(frozen=True)
 class Failed:
-    """The last failure of what fills a collection: when, by which process, and the error without values of rows."""
+    """The last failure of a refresh, source or sink: when, by which process, and the error without values of rows."""
 
     at: str
     by: str
@@ -68,7 +67,7 @@ class ViewLag:
     """How far a view has come, and the input that has come least far.
 
     Attributes:
-        behind_s: how far it is behind that input; None if times are no moments, or nothing is sealed.
+        behind_s: how far it is behind that input; None without moments, or before the first seal.
         is_due: a refresh would bring it further.
         failed: why the last refresh brought it no further; None if it succeeded.
     """
@@ -86,10 +85,10 @@ class ViewLag:
 
 @dataclass(frozen=True)
 class Filled:
-    """A source, and the collections that it fills; `behind_s` as of `Lag`, of the one that lags most.
+    """A source and its collections; `behind_s` is that of the slowest, as in `Lag`.
 
     Attributes:
-        behind_bytes: what was still to be read when it was read last; None if the source does not tell it.
+        behind_bytes: unread bytes of the source at its last read; None if unknown.
         failed: why it was not read any further; None if the last attempt succeeded.
     """
 
@@ -106,8 +105,7 @@ class Fed:
 
     Attributes:
         sink: what it is called; the name of its hold if it failed before it had one.
-        behind_s: how far what was sent is behind what is sealed, of the collection that lags most; None if times have
-            no moments.
+        behind_s: how far sent updates are behind sealed ones, for the slowest collection; None without moments.
         behind_bytes: of parts with updates that were not sent yet.
         failed: why nothing was sent; None if the last attempt succeeded.
     """
@@ -122,7 +120,7 @@ class Fed:
 
 @dataclass(frozen=True)
 class KeptBack:
-    """What keeps the history of a collection: since would be `allowed` without it."""
+    """A hold or tag that keeps history: without it, since would be `allowed`."""
 
     collection: str
     hold: str
@@ -168,7 +166,7 @@ class ClientSeen:
     """A client that reads or writes.
 
     Attributes:
-        release: of the library that it runs; None of one that does not say it, as releases before 0.1.0 did not.
+        release: of its library; None for releases before 0.1.0.
         does: "reads", "writes", "reads, writes" or "writes exclusively".
         at: when it wrote last; None if the newest records are others'.
     """
@@ -214,9 +212,8 @@ class Health:
         return asdict(self)
 
 
-def health_of(client: "persist.Client", now_s: float | None = None, *, known: KnownFacts | None = None) -> Health:
-    """Return how a location fares. Cost: that of `survey` of all collections, the newest records, and the
-    listings.
+def report_health(client: "persist.Client", now_s: float | None = None, *, known: KnownFacts | None = None) -> Health:
+    """Return how a location fares. Cost: `survey` of all collections, the newest records, and the listings.
 
     Args:
         known: of an earlier look, so that only what has changed since is read.
@@ -228,9 +225,9 @@ def health_of(client: "persist.Client", now_s: float | None = None, *, known: Kn
     names, by_id = names_by_id(client), {facts.contents.id: facts for facts in all_facts}
     recent = _recent(client, known, state.seqno, state.control.log_floor)
     record = recent[0] if recent else None
-    shown = [facts for facts in all_facts if not facts.name.startswith(".")]
+    listed = [facts for facts in all_facts if not facts.name.startswith(".")]
     waiting = waiting_blobs(client, now_s)
-    views = [_view_lag(facts, by_id) for facts in shown if facts.contents.view is not None]
+    views = [_view_lag(facts, by_id) for facts in listed if facts.contents.view is not None]
     live = sum(map(_live_bytes, all_facts))
     sizes = [blobs.bytes for blobs in waiting]
     return Health(
@@ -242,14 +239,14 @@ def health_of(client: "persist.Client", now_s: float | None = None, *, known: Kn
         live_bytes=live,
         history_bytes=sum(facts.bytes for facts in all_facts) - live,
         waiting_bytes=None if None in sizes else sum(size or 0 for size in sizes),
-        keeps_all=sum(facts.contents.allowed_times == (0,) for facts in shown),
-        collections=tuple(sorted(map(_lagging(now_s), shown), key=lambda lag: -(lag.behind_s or 0.0))),
+        keeps_all=sum(facts.contents.allowed_times == (0,) for facts in listed),
+        collections=tuple(sorted(map(_lagging(now_s), listed), key=lambda lag: -(lag.behind_s or 0.0))),
         views=tuple(sorted(views, key=lambda view: not view.is_due)),
-        sources=_sources(client, shown, now_s),
-        sinks=_sinks(client, shown),
-        kept_back=tuple(kept for facts in all_facts for kept in _kept_back(facts, names, state.control)),
+        sources=_sources(client, listed, now_s),
+        sinks=_sinks(client, listed),
+        kept_back=tuple(entry for facts in all_facts for entry in _find_kept_back(facts, names, state.control)),
         waiting=tuple(waiting),
-        due=tuple(_due(client, shown, views, waiting, state.control, now_s)),
+        due=tuple(_due(client, listed, views, waiting, state.control, now_s)),
         clients=_clients(state.control, recent),
     )
 
@@ -297,7 +294,9 @@ def _sources(client: "persist.Client", all_facts: Sequence[Facts], now_s: float)
             source,
             tuple(facts.name for facts in some),
             max((lag for facts in some if (lag := _source_lag_s(client, facts, now_s)) is not None), default=None),
-            max((int(told) for facts in some if (told := facts.contents.about.properties.get(BEHIND))), default=None),
+            max(
+                (int(behind) for facts in some if (behind := facts.contents.about.properties.get(BEHIND))), default=None
+            ),
             next(filter(None, map(_failed, some)), None),
         )
         for source, some in sorted(filled.items())
@@ -305,14 +304,14 @@ def _sources(client: "persist.Client", all_facts: Sequence[Facts], now_s: float)
 
 
 def _sinks(client: "persist.Client", all_facts: Sequence[Facts]) -> tuple[Fed, ...]:
-    """Return the sinks that have a hold, and those that failed before they had one, by the names of their holds."""
+    """Return the sinks with a hold, and sinks that failed before they had one."""
     fed = defaultdict[tuple[str, str], list[tuple[Facts, float | None, int]]](list)
     for facts in all_facts:
-        said, held = facts.contents.about.properties, facts.contents.holds
-        sinks = {name.removeprefix(SINK): sink for name, sink in said.items() if name.startswith(SINK)}
+        properties, holds = facts.contents.about.properties, facts.contents.holds
+        sinks = {name.removeprefix(SINK): sink for name, sink in properties.items() if name.startswith(SINK)}
         for hold in {*sinks, *failures_of(facts.contents)} - {""}:
-            if hold in sinks and hold in held:
-                fed[sinks[hold], hold].append((facts, *_unsent(client, facts, held[hold].time)))
+            if hold in sinks and hold in holds:
+                fed[sinks[hold], hold].append((facts, *_unsent(client, facts, holds[hold].time)))
             elif _failed(facts, hold):
                 fed[hold, hold].append((facts, None, facts.bytes))
     return tuple(
@@ -321,7 +320,7 @@ def _sinks(client: "persist.Client", all_facts: Sequence[Facts]) -> tuple[Fed, .
             hold,
             tuple(facts.name for facts, _, _ in some),
             max((lag for _, lag, _ in some if lag is not None), default=None),
-            sum(left for _, _, left in some),
+            sum(unsent_bytes for _, _, unsent_bytes in some),
             next((failed for facts, _, _ in some if (failed := _failed(facts, hold))), None),
         )
         for (sink, hold), some in sorted(fed.items())
@@ -332,10 +331,10 @@ def _unsent(client: "persist.Client", facts: Facts, sent: int) -> tuple[float | 
     """Return how far a sink that has got all up to a time is behind the upper, in seconds and bytes."""
     if facts.latest is None or facts.latest <= sent:
         return 0.0, 0
-    left = sum(part.bytes for part in facts.contents.history_parts if part.time_max > sent)
+    unsent_bytes = sum(part.bytes for part in facts.contents.history_parts if part.time_max > sent)
     handle = client.load(facts.name).handle
     since, until = handle.moment_of(sent), handle.moment_of(facts.latest)
-    return None if since is None or until is None else (until - since).total_seconds(), left
+    return None if since is None or until is None else (until - since).total_seconds(), unsent_bytes
 
 
 def _source_lag_s(client: "persist.Client", facts: Facts, now_s: float) -> float | None:
@@ -346,18 +345,18 @@ def _source_lag_s(client: "persist.Client", facts: Facts, now_s: float) -> float
     return None if read is None else now_s - read.timestamp()
 
 
-def _kept_back(facts: Facts, names: Mapping[str, str], control: LocationState) -> list[KeptBack]:
+def _find_kept_back(facts: Facts, names: Mapping[str, str], control: LocationState) -> list[KeptBack]:
     contents, since = facts.contents, facts.since
     allowed = contents.allowed_times
     if since is None or (allowed and allowed[0] <= since):
         return []
     holders = [
         (
-            hold_for_people(None if held.lease else hold, names),
-            None if held.lease is None else _holder(control, held.lease),
+            hold_for_people(None if held_time.lease else hold, names),
+            None if held_time.lease is None else _holder(control, held_time.lease),
         )
-        for hold, held in contents.holds.items()
-        if held.time <= since
+        for hold, held_time in contents.holds.items()
+        if held_time.time <= since
     ]
     holders += [(f"tag {tag!r}", None) for tag, at in contents.tags.items() if at <= since]
     then = allowed[0] if allowed else None
@@ -374,13 +373,13 @@ def _holder(control: LocationState, lease: str) -> str | None:
 def _live_bytes(facts: Facts) -> int:
     contents = facts.contents
     newest = max(contents.keyframes, key=lambda keyframe: keyframe.as_of, default=None)
-    kept = () if newest is None else contents.parts_of(newest.parts)
+    newest_parts = () if newest is None else contents.parts_of(newest.parts)
     after = [part for part in contents.history_parts if newest is None or part.time_max > newest.as_of]
-    return sum(part.bytes for part in (*kept, *after, *contents.pending.values()))
+    return sum(part.bytes for part in (*newest_parts, *after, *contents.pending.values()))
 
 
 def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
-    """Return what waits for the collector, the oldest first; not what a clone, or its source, still names.
+    """Return blobs that wait for the collector, the oldest first; without those that clones still use.
 
     Cost: a LIST for each folder of a collection, `LISTED_MAX` at most, and the states of the clones with parts there.
     """
@@ -397,8 +396,12 @@ def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
         listed = dict(zip(ids, threads.map(list_sizes, ids), strict=True))
     waiting = []
     for entry, within in zip(dropped, folders, strict=True):
-        known = [listed[folder] for folder in within if folder in listed]
-        sizes = {key: size for one in known for key, size in one.items()} if len(known) == len(within) else None
+        listings = [listed[folder] for folder in within if folder in listed]
+        sizes = (
+            {key: size for listing in listings for key, size in listing.items()}
+            if len(listings) == len(within)
+            else None
+        )
         waiting.append(
             _waiting(entry, names.get(entry.collection), sizes, state.control, engine.follower.policies.newest, now_s)
         )
@@ -408,15 +411,15 @@ def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
 def _old_log(client: "persist.Client", names: Mapping[str, str], now_s: float) -> list[WaitingBlobs]:
     """Return the records before the newest erasure, which have what it erased, if the log still reaches back to them.
 
-    As `persist.engine.upkeep` does, it goes by the first checkpoint after the erasure. If there is none, that is yet
-    to come.
+    As `persist.engine.upkeep` does, it goes by the first checkpoint after the erasure. If there is none, that is yet to
+    come.
     """
     engine, control = client.engine, client.engine.follower.state.control
     if not control.erasures or control.erasures[-1][0] <= control.log_floor:
         return []
     seqno, collection = control.erasures[-1]
-    made = [entry.modified_s for at, entry in listed_checkpoints(engine.blob) if at >= seqno]
-    until_s = min(made, default=now_s) + max(engine.follower.policies.newest.grace_s, 2 * STALE_AFTER_S)
+    written_s = [entry.modified_s for at, entry in listed_checkpoints(engine.blob) if at >= seqno]
+    until_s = min(written_s, default=now_s) + max(engine.follower.policies.newest.grace_s, 2 * STALE_AFTER_S)
     records = [entry for at, entry in listed_records(engine.blob) if at < seqno]
     record = read_record(engine.blob, seqno)
     return [
@@ -433,7 +436,7 @@ def _old_log(client: "persist.Client", names: Mapping[str, str], now_s: float) -
 
 
 def _folders(dropped: Dropped) -> list[str]:
-    """Return the folders in which the blobs lie: a clone's may lie in those of others, too."""
+    """Return the folders of the blobs; those of a clone may be in other collections' folders."""
     return [*dict.fromkeys((dropped.collection, *map(collection_part, dropped.blobs)))]
 
 
@@ -507,15 +510,19 @@ def _recent(client: "persist.Client", known: KnownFacts, newest: int, floor: int
         for record in records
         if record is not None
     }
-    known.made = {seqno: made for seqno in seqnos if (made := fresh.get(seqno) or known.made.get(seqno)) is not None}
+    known.made = {
+        seqno: record_origin
+        for seqno in seqnos
+        if (record_origin := fresh.get(seqno) or known.made.get(seqno)) is not None
+    }
     return [*known.made.values()]
 
 
 def _clients(control: LocationState, recent: Sequence[Made]) -> tuple[ClientSeen, ...]:
     wrote: dict[str, int] = {}
-    for made in recent:
-        if made.writes:
-            wrote.setdefault(made.writer, made.written_ms)
+    for record_origin in recent:
+        if record_origin.writes:
+            wrote.setdefault(record_origin.writer, record_origin.written_ms)
     reads = {lease.holder for lease in control.leases.values()}
     does = {client: "reads, writes" if client in reads else "writes" for client in wrote}
     does |= dict.fromkeys(reads - {*wrote}, "reads")

@@ -1,7 +1,7 @@
-"""What there is to say of collections without reading their data: lists of them, and one of them.
+"""Facts of collections without reading their data: lists, and the portrait of one.
 
-Facts come from the states of collections alone. Each state is an object of its own, which is read with many others at a
-time, so that a thousand of them in a far store take seconds and not a minute.
+Facts come from the states of collections alone. Each state is an object of its own. States are read in parallel, so a
+thousand of them in a far store take seconds instead of a minute.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,14 +36,14 @@ class Facts:
 
     @cached_property
     def timeline(self) -> Timeline | None:
-        """What its times are."""
+        """The unit of its times; None for plain numbers."""
         return None if self.contents.timeline is None else Timeline(self.contents.timeline)
 
     @cached_property
     def rows(self) -> int | None:
-        """What all diffs sum to, sealed or not: the number of records, while no multiplicity is negative.
+        """The sum of all diffs, sealed or not: the number of records unless a multiplicity is negative.
 
-        None where only reading tells; see `record_count`.
+        None if only a read can count them; see `record_count`.
         """
         return record_count(self.contents)
 
@@ -54,7 +54,7 @@ class Facts:
 
     @property
     def bytes(self) -> int:
-        """What its parts take."""
+        """Bytes of its parts."""
         return sum(part.bytes for part in self.contents.stored_parts)
 
     @property
@@ -84,7 +84,7 @@ class Facts:
 
     @property
     def unsealed(self) -> Unsealed | None:
-        """What nobody can read yet."""
+        """Updates beyond upper, which are not readable yet."""
         return unsealed(self.contents)
 
     def moment(self, time: int | None) -> str | None:
@@ -96,7 +96,7 @@ class Facts:
         return "-" if time is None else (self.moment(time) if time else None) or str(time)
 
     def lag_s(self, now_s: float) -> float | None:
-        """Return how far its upper is behind a moment; None if times are no moments, or nothing is sealed."""
+        """Return the seconds from its upper to a moment; None without moments, or before the first seal."""
         if self.timeline is None or not self.upper:
             return None
         return now_s - self.timeline.datetime_of(self.upper).timestamp()
@@ -119,10 +119,10 @@ class Facts:
 
 
 def survey(client: "persist.Client", names: Sequence[str]) -> Iterator[Facts]:
-    """Yield the facts of collections, in their order, without those that do not exist (any more)."""
+    """Yield the facts of existing collections, in the order of `names`."""
     follower, blob = client.engine.follower, client.engine.blob
-    state, known = follower.over_all(partial(_entries_of, names))
-    entries = [*known.values()]
+    state, entries_by_name = follower.over_all(partial(_select_entries, names))
+    entries = [*entries_by_name.values()]
 
     def load(entry: CollectionEntry) -> CollectionEntry:
         assert state.location is not None, "a location without a record has no entries"
@@ -145,7 +145,7 @@ def survey(client: "persist.Client", names: Sequence[str]) -> Iterator[Facts]:
 
 
 class Made(NamedTuple):
-    """Who made a record, when, in which format, and whether it says more than what a reader needs."""
+    """The origin of a record: writer, moment, format, and whether it has more than read leases and holds."""
 
     writer: str
     written_ms: int
@@ -154,7 +154,7 @@ class Made(NamedTuple):
 
 
 class KnownFacts:
-    """The facts of collections as they are at each look: only of those that have changed since is anything read.
+    """A cache of facts of collections: a refresh reads only the changed ones.
 
     Attributes:
         made: who made the newest records, by their seqnos; kept for `persist.tools.reports.health`.
@@ -166,8 +166,8 @@ class KnownFacts:
         self._known: dict[str, tuple[CollectionEntry, Facts]] = {}
 
     def of(self, names: Iterable[str]) -> list[Facts]:
-        """Return the facts of collections, in their order, without those that do not exist (any more)."""
-        _, entries = self._client.engine.follower.over_all(partial(_entries_of, [*names]))
+        """Return the facts of existing collections, in the order of `names`."""
+        _, entries = self._client.engine.follower.over_all(partial(_select_entries, [*names]))
         stale = [n for n, entry in entries.items() if n not in self._known or self._known[n][0] is not entry]
         fresh = {facts.name: facts for facts in survey(self._client, stale)}
         self._known = {
@@ -183,19 +183,19 @@ def names_by_id(client: "persist.Client") -> dict[str, str]:
     return client.engine.follower.over_all(lambda state: {id_: name for name, id_ in state.ids.each()})
 
 
-def _entries_of(names: Sequence[str], state: State) -> tuple[State, dict[str, CollectionEntry]]:
+def _select_entries(names: Sequence[str], state: State) -> tuple[State, dict[str, CollectionEntry]]:
     ids = ((name, state.ids.get(name)) for name in names)
     return state, {name: state.entries[id_] for name, id_ in ids if id_ is not None}
 
 
 def hold_for_people(hold: str | None, names: Mapping[str, str]) -> str:
-    """Return what a hold is called; that of a view, of its groups or of an index, which bears an id, by its name."""
+    """Return the name of a hold; ids in holds of views, groups and indexes become names."""
     if hold is None:
         return "a lease"
     for prefix in (VIEW_HOLD, INDEX_HOLD):
         if hold.startswith(prefix):
-            held = names.get(hold.removeprefix(prefix), "that is gone")
-            return prefix + names.get(owner_of_groups(held) or "", held)
+            target = names.get(hold.removeprefix(prefix), "that is gone")
+            return prefix + names.get(owner_of_groups(target) or "", target)
     return hold
 
 
@@ -228,7 +228,7 @@ class Portrait:
 
     @property
     def keyed(self) -> dict[str, Any] | None:
-        """How a keyed collection makes updates of events; None of one that is not keyed."""
+        """How a keyed collection turns events into updates; None if it is not keyed."""
         form = self.facts.contents.keyed
         if form is None:
             return None
@@ -243,7 +243,7 @@ class Portrait:
 
     @property
     def view(self) -> dict[str, Any] | None:
-        """What a view is derived from, and how; None of a collection that users write."""
+        """The query and the inputs of a view; None for other collections."""
         view = self.facts.contents.view
         if view is None:
             return None

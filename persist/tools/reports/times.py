@@ -6,7 +6,7 @@ from functools import partial
 import persist
 
 
-def written_time_of(text: str) -> int | str:
+def parse_write_time(text: str) -> int | str:
     """Return a time to write at: a number, the text of a moment, or "now".
 
     Raises:
@@ -27,8 +27,8 @@ def written_time_of(text: str) -> int | str:
     return time
 
 
-def times_of(collection: "persist.Collection") -> Callable[[int], str]:
-    """Return how times of a collection are told to people: as moments where they are, else as numbers."""
+def make_time_format(collection: "persist.Collection") -> Callable[[int], str]:
+    """Return a function that formats times of a collection: moments, or else numbers."""
     from persist.core.timeline import time_text  # Here for the same reason.
 
     return partial(time_text, timeline=collection.timeline)

@@ -52,7 +52,7 @@ Answer = Callable[[Explorer, Request], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names by which the page may be asked for.
+    """The host names that the page answers to.
 
     Somebody else's name that was made to point here is none of them, so that their page gets nothing (DNS rebinding).
 
@@ -79,14 +79,15 @@ def _is_address(host: str) -> bool:
 
 
 def make_app(explorer: Explorer, exposition: Exposition, token: str, names: Names) -> Starlette:
-    """Return the application; it answers below `/<token>/` only, and only if asked for by one of its names."""
+    """Return the application; it answers only below `/<token>/`, and only to accepted host names."""
     listeners = Listeners(explorer)
 
     async def answer(request: Request) -> Response:
+        """Check host and token, then send a file, an event stream or a JSON answer."""
         if not names.has(request.headers.get("host", "")):
             return _with_headers(PlainTextResponse(OTHER_NAME, status_code=403))
-        given, _, path = request.url.path.removeprefix("/").partition("/")
-        if not hmac.compare_digest(given.encode(), token.encode()):
+        token_text, _, path = request.url.path.removeprefix("/").partition("/")
+        if not hmac.compare_digest(token_text.encode(), token.encode()):
             return _with_headers(PlainTextResponse("Open the address that persist ui printed.\n", status_code=403))
         if path in FILES:
             name, kind = FILES[path]
@@ -96,9 +97,9 @@ def make_app(explorer: Explorer, exposition: Exposition, token: str, names: Name
         if path == "metrics":
             return _with_headers(await exposition.response())
         if path == "api/download":
-            return _with_headers(await run_in_threadpool(_answered, explorer, _downloaded, request))
+            return _with_headers(await run_in_threadpool(_answered, explorer, _download, request))
         if (question := QUESTIONS.get(path)) is not None:
-            return _with_headers(await run_in_threadpool(_answered, explorer, _asked(question), request))
+            return _with_headers(await run_in_threadpool(_answered, explorer, _as_json(question), request))
         return _with_headers(JSONResponse({"error": "There is nothing at this address."}, status_code=404))
 
     return Starlette(routes=[Route("/{path:path}", answer, methods=["GET"])])
@@ -115,7 +116,7 @@ def _answered(explorer: Explorer, answer: Callable[[Explorer, Request], Response
         return _refused(error, 503)
     except persist.PersistError as error:
         return _refused(error, 500)
-    except Exception as error:  # The page says what went wrong, and goes on; the log has the rest.
+    except Exception as error:  # The page shows the error and goes on; the log has details.
         logger.exception("the page could not answer %s", request.url.path.rpartition("/")[2])
         return _refused(error, 500)
 
@@ -130,40 +131,40 @@ def _with_headers(response: Response) -> Response:
 
 
 def _text(request: Request, name: str) -> str:
-    given = request.query_params.get(name)
-    if given is None:
+    value = request.query_params.get(name)
+    if value is None:
         raise persist.InvalidUsage(f"the question lacks {name}")
-    return given
+    return value
 
 
 def _number(request: Request, name: str, default: int) -> int:
-    given = request.query_params.get(name, str(default))
-    if not given.isascii() or not given.isdigit() or len(given) > 12:
-        raise persist.InvalidUsage(f"{name}={given!r:.50} is no number")
-    return int(given)
+    value = request.query_params.get(name, str(default))
+    if not value.isascii() or not value.isdigit() or len(value) > 12:
+        raise persist.InvalidUsage(f"{name}={value!r:.50} is no number")
+    return int(value)
 
 
-def _chosen(request: Request) -> dict[str, Any]:
-    """Return in which order rows are asked for."""
+def _parse_order(request: Request) -> dict[str, Any]:
+    """Return the requested order of rows."""
     return {"sort": request.query_params.get("sort"), "descending": request.query_params.get("order") == "desc"}
 
 
-def _downloaded(explorer: Explorer, request: Request) -> Response:
+def _download(explorer: Explorer, request: Request) -> Response:
     """Answer with a file that is made while it is taken."""
-    asked = request.query_params
-    made = explorer.results.download(
-        asked.get("format", "csv"),
-        name=asked.get("name"),
-        sql=asked.get("sql"),
-        as_of=asked.get("as_of"),
-        where=asked.get("where"),
-        **_chosen(request),
+    parameters = request.query_params
+    download = explorer.results.download(
+        parameters.get("format", "csv"),
+        name=parameters.get("name"),
+        sql=parameters.get("sql"),
+        as_of=parameters.get("as_of"),
+        where=parameters.get("where"),
+        **_parse_order(request),
     )
-    headers = {"Content-Disposition": f'attachment; filename="{made.name}"'}
-    return StreamingResponse(made.content, media_type=made.kind, headers=headers)
+    headers = {"Content-Disposition": f'attachment; filename="{download.name}"'}
+    return StreamingResponse(download.content, media_type=download.kind, headers=headers)
 
 
-def _asked(question: Answer) -> Callable[[Explorer, Request], Response]:
+def _as_json(question: Answer) -> Callable[[Explorer, Request], Response]:
     return lambda explorer, request: JSONResponse(question(explorer, request))
 
 
@@ -183,10 +184,10 @@ QUESTIONS: dict[str, Answer] = {
         limit=_number(r, "limit", 50),
         key=r.query_params.get("key"),
         schema=_version(r),
-        **_chosen(r),
+        **_parse_order(r),
         where=r.query_params.get("where"),
     ),
-    "api/sql": lambda e, r: e.results.query(_text(r, "sql"), r.query_params.get("as_of"), **_chosen(r)),
+    "api/sql": lambda e, r: e.results.query(_text(r, "sql"), r.query_params.get("as_of"), **_parse_order(r)),
     "api/over-time": lambda e, r: e.results.over_time(_text(r, "sql"), _number(r, "points", 24)),
     "api/health": lambda e, r: e.flows.health(),
     "api/changes": lambda e, r: e.changes(_text(r, "name"), _text(r, "from"), _text(r, "until"), schema=_version(r)),
@@ -232,39 +233,39 @@ class Listeners:
             return {"error": " ".join(str(error).split())}
 
 
-MEMORY_BUDGET = 16 << 20  # Of the client: so the slices are small of which a page of contents needs the first.
+MEMORY_BUDGET = 16 << 20  # The client's budget: small slices, because a page needs only the first one.
 
 
 @contextmanager
-def served(
+def serve_page(
     client: "persist.Client", host: str, port: int, token: str | None = None, allow_hosts: Sequence[str] = ()
 ) -> Iterator[Served]:
     """Listen at an address; yield what serves the page there.
 
     Args:
         port: 0 for any that is free.
-        token: the secret in the URL; made here if it is not given.
-        allow_hosts: names by which it may be asked for beside its own, such as that of a proxy.
+        token: the secret in the URL; a random one by default.
+        allow_hosts: further accepted host names, such as a proxy's.
 
     Raises:
         InvalidUsage: the address cannot be listened at.
     """
     token = token or secrets.token_urlsafe(16)
     explorer = Explorer(client)
-    page = make_app(explorer, Exposition(client), token, names_of(host, allow_hosts))
+    page = make_app(explorer, Exposition(client), token, accepted_names(host, allow_hosts))
     with serve_app(page, host, port) as server, ThreadPoolExecutor(1, "persist-first-list") as thread:
-        thread.submit(_try, explorer.collections)  # What it reads is there when a browser asks for the first list.
+        thread.submit(_try, explorer.collections)  # Warms the cache before a browser requests the first list.
         yield replace(server, url=f"{server.url}/{token}/")
 
 
 def _try(look: Callable[[], object]) -> None:
-    with suppress(persist.PersistError):  # Whoever asks next is told.
+    with suppress(persist.PersistError):  # The next request gets the error.
         look()
 
 
-def names_of(host: str, allowed: Sequence[str]) -> Names:
-    """Return by which names the page may be asked for that listens at a host."""
-    own = {host}
+def accepted_names(host: str, allowed: Sequence[str]) -> Names:
+    """Return the host names that a page at this address answers to."""
+    names = {host}
     if is_wildcard := host in ("", "0.0.0.0", "::"):
-        own |= {socket.gethostname(), socket.getfqdn()}
-    return Names(frozenset(name.lower().rstrip(".") for name in (*own, *allowed)), is_wildcard)
+        names |= {socket.gethostname(), socket.getfqdn()}
+    return Names(frozenset(name.lower().rstrip(".") for name in (*names, *allowed)), is_wildcard)

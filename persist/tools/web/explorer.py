@@ -1,4 +1,4 @@
-"""What the page asks for, as JSON: each method is one question, and reads a bounded amount."""
+"""Answers to the page's requests as JSON; each method reads a bounded amount."""
 
 import time
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from persist.codecs.types.objects import to_objects
 from persist.compute.dataflow.running.reports import depths
 from persist.connect.ingest.source import SOURCE
 from persist.tools.reports.surveys import Facts, portrait, survey
-from persist.tools.web.flows import Flows, kind_of
+from persist.tools.web.flows import Flows, classify
 from persist.tools.web.records import Records
 from persist.tools.web.results import LIST_MAX, Results
-from persist.tools.web.slider import cells, first_rows, is_sentinel, key_of, picture
+from persist.tools.web.slider import cells, first_rows, is_sentinel, parse_key, picture
 
 ROWS_MAX = 1000  # Updates in one answer.
 UPDATES_READ_MAX = 2_000_000  # Updates that may be read and sorted for one answer.
@@ -38,16 +38,16 @@ class Explorer:
 
     def collections(self, *, search: str = "", offset: int = 0, limit: int = 50) -> dict[str, Any]:
         """Return a page of the collections whose names contain some text."""
-        wanted = search.casefold()
-        names = [name for name in self._client.collections() if wanted in name.casefold()]
+        pattern = search.casefold()
+        names = [name for name in self._client.collections() if pattern in name.casefold()]
         offset = min(offset, max(0, len(names) - 1))
         now_s = time.time()
-        shown = names[max(0, offset) :][: min(max(1, limit), LIST_MAX)]
-        items = [_listed(facts, now_s) for facts in survey(self._client, shown)]
+        page_names = names[max(0, offset) :][: min(max(1, limit), LIST_MAX)]
+        items = [_listed(facts, now_s) for facts in survey(self._client, page_names)]
         return {"url": self._client.url, "seqno": self._client.seqno, "total": len(names), "items": items}
 
     def collection(self, name: str) -> dict[str, Any]:
-        """Return all there is to say of one collection, and its picture."""
+        """Return the portrait of a collection, and its picture."""
         loaded = self._client.load(name)
         summary = portrait(self._client, loaded)
         facts = summary.facts
@@ -75,8 +75,8 @@ class Explorer:
         facts = Facts(collection.handle.contents())
         if facts.upper is not None:
             stop = min(stop, facts.upper)
-        asked, start = start, max(start, 0 if facts.since == 0 else (facts.since or 0) + 1)
-        is_compacted = asked < start  # What came at since and before it cannot be told apart any more.
+        requested_start, start = start, max(start, 0 if facts.since == 0 else (facts.since or 0) + 1)
+        is_compacted = requested_start < start  # Changes at or before since are merged.
         _check_updates(facts, start, stop)
         if start >= stop:
             empty = collection.handle.reading_schema(schema).arrow.empty_table()
@@ -90,7 +90,7 @@ class Explorer:
     def history(self, name: str, key: str) -> dict[str, Any]:
         """Return what a key had as of since, and all its updates after that."""
         collection = self._client.load(name)
-        wanted = key_of(key, collection.schema)
+        key_row = parse_key(key, collection.schema)
         facts = Facts(collection.handle.contents())
         if facts.latest is None or facts.since is None:
             return {
@@ -101,35 +101,35 @@ class Explorer:
                 "more": False,
             }
         with collection.snapshot(facts.since, form="diff", timeout_s=0) as snapshot:
-            before = snapshot.get(wanted).slice(0, LIST_MAX)
+            rows_before = snapshot.get(key_row).slice(0, LIST_MAX)
         start = facts.since + 1
         until = max(start, facts.latest + 1)
-        with collection.changes(start, until, where=_is_key(wanted), times="int", timeout_s=0) as updates:
+        with collection.changes(start, until, where=_is_key(key_row), times="int", timeout_s=0) as updates:
             rows = first_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
-        shown = rows.slice(0, ROWS_MAX)
-        answer = {"since": str(facts.since), "before": cells(before), "updates": cells(shown)}
-        who = self.records.authors(facts.contents.id, shown["_time"].to_pylist())
+        first = rows.slice(0, ROWS_MAX)
+        answer = {"since": str(facts.since), "before": cells(rows_before), "updates": cells(first)}
+        who = self.records.authors(facts.contents.id, first["_time"].to_pylist())
         return {**answer, "who": who, "more": len(rows) > ROWS_MAX}
 
     def difference(self, name: str, first: str, second: str) -> dict[str, Any]:
-        """Return the changes from the contents of one time to those of another, which columns differ, and by whom."""
+        """Return the changes between the contents of two times, the columns that differ, and their writers."""
         collection = self._client.load(name)
-        one, two = _required(first), _required(second)
-        ends = sorted((collection.handle.as_time("first", one), collection.handle.as_time("second", two)))
+        first_time, two = _required(first), _required(second)
+        ends = sorted((collection.handle.as_time("first", first_time), collection.handle.as_time("second", two)))
         facts = Facts(collection.handle.contents())
         _check_updates(facts, ends[0] + 1, ends[1] + 1)
-        rows = collection.diff(one, two, timeout_s=0).to_arrow()
-        schema, shown = collection.schema, rows.slice(0, ROWS_MAX)
-        times = self._last_times(collection, shown, ends[0] + 1, ends[1] + 1)
+        rows = collection.diff(first_time, two, timeout_s=0).to_arrow()
+        schema, first_rows = collection.schema, rows.slice(0, ROWS_MAX)
+        times = self._last_times(collection, first_rows, ends[0] + 1, ends[1] + 1)
         return {
             "total": len(rows),
             "more": len(rows) > ROWS_MAX,
             "keys": schema.key_names,
             "values": schema.value_names,
-            "differ": _differing(shown, schema.value_names),
+            "differ": _differing(first_rows, schema.value_names),
             "times": [None if time is None else str(time) for time in times],
             "who": self.records.authors(facts.contents.id, times),
-            **cells(shown),
+            **cells(first_rows),
         }
 
     @staticmethod
@@ -162,10 +162,10 @@ class Explorer:
         }
 
     def dataflow(self, name: str) -> dict[str, Any]:
-        """Return the operators of a view: what they keep, and what they do to compute it from what its inputs hold."""
+        """Return the operators of a view: their kept state, and the work to compute it from its inputs."""
         view = self._client.view(name)
-        known = self._client.engine.follower
-        rows = sum(Facts(known.current(id_, id_)).rows_about for id_ in view.definition.inputs)
+        follower = self._client.engine.follower
+        rows = sum(Facts(follower.current(id_, id_)).rows_about for id_ in view.definition.inputs)
         if rows > UPDATES_READ_MAX:
             raise persist.InvalidUsage(
                 f"what the view reads holds {rows:,} rows, and the page computes {UPDATES_READ_MAX:,} at most: "
@@ -200,7 +200,7 @@ def _listed(facts: Facts, now_s: float) -> dict[str, Any]:
         "sql": None if facts.contents.view is None else facts.contents.view.get("sql"),
         "waiting": listed["unsealed"],
         "lag_s": facts.lag_s(now_s),
-        "kind": kind_of(facts),
+        "kind": classify(facts),
         "source": facts.contents.about.properties.get(SOURCE),
         "for_ever": facts.upper is None or is_sentinel(facts.upper, facts.contents.timeline),
     }

@@ -1,9 +1,8 @@
-"""What feeds what in a location, and how that fares: lags, what refreshes cost, and who keeps history.
+"""The flows of a location: which node feeds which, lags, costs of refreshes, and holders of history.
 
-Nodes are collections, the sources that fill them, the views that are made of them, and the followers. A follower is
-a sink, a consumer or a report: it has a permanent hold, which stands at the time up to which it has taken all. Nodes
-and edges come from states alone (`KnownFacts`), and what a refresh wrote from the newest records. Why a view or a
-source came no further is told by its last failure, which it keeps until it succeeds again.
+Nodes are collections, sources, views and followers. A follower is a sink, a consumer or a report: its permanent hold is
+at the time up to which it has read all. Nodes and edges come from states alone (`KnownFacts`), and what a refresh wrote
+from the newest records. A view or source that is stuck has its last failure, until it succeeds again.
 """
 
 import threading
@@ -13,14 +12,14 @@ from typing import Any
 import persist
 from persist.connect.ingest.source import SOURCE
 from persist.core.names import INDEX_HOLD, PUBLISHED_HOLD, VIEW_HOLD
-from persist.tools.reports.health import health_of
+from persist.tools.reports.health import report_health
 from persist.tools.reports.surveys import Facts, KnownFacts, hold_for_people, names_by_id
 from persist.tools.web.records import Records
 from persist.tools.web.slider import is_sentinel
 
-LINEAGE_MAX = 10_000  # Collections whose definitions are looked at, once, for the picture of what feeds what.
+LINEAGE_MAX = 10_000  # How many definitions the picture of flows reads.
 VIEWS_DRAWN_MAX = 200
-LISTED_MAX = 200  # Of each kind.
+LISTED_MAX = 200  # The limit of each list.
 
 
 class Flows:
@@ -65,18 +64,18 @@ class Flows:
     def health(self) -> dict[str, Any]:
         """Return how the location fares: `persist status`, who holds history, and the last commits of what refreshes.
 
-        Cost: as `persist.tools.reports.health.health_of`, and that of the newest records.
+        Cost: `report_health`, and the newest records.
         """
         with self._lock:
-            health = health_of(self._client, known=self._facts)
+            health = report_health(self._client, known=self._facts)
             all_facts = self._facts.of(self._client.collections())
-        last = self._records.last_of()
+        last = self._records.newest_writes()
         by_name = {facts.name: facts for facts in all_facts}
 
         def wrote(name: str) -> dict[str, Any] | None:
             return last.get(by_name[name].contents.id) if name in by_name else None
 
-        told = {name: value for name, value in health.as_json().items() if name not in ("collections", "waiting")}
+        totals = {name: value for name, value in health.as_json().items() if name not in ("collections", "waiting")}
         lists = {
             "lagging": [asdict(lag) for lag in health.collections if lag.behind_s is not None or lag.unsealed],
             "views": [{**asdict(view), "wrote": wrote(view.view)} for view in health.views],
@@ -87,12 +86,14 @@ class Flows:
             "sinks": [asdict(sink) for sink in health.sinks],
             "followers": [lag for facts in all_facts for lag in _follower_lags(facts)],
             "holds": [hold for facts in all_facts for hold in _holds(self._client, facts)],
-            "kept_back": [asdict(kept) for kept in health.kept_back],
+            "kept_back": [asdict(entry) for entry in health.kept_back],
             "waiting": [asdict(waiting) for waiting in health.waiting],
         }
         counts = {f"{name}_total": len(rows) for name, rows in lists.items()}
-        shown: dict[str, Any] = _texts({**told, **counts, **{name: rows[:LISTED_MAX] for name, rows in lists.items()}})
-        return shown
+        answer: dict[str, Any] = _texts(
+            {**totals, **counts, **{name: rows[:LISTED_MAX] for name, rows in lists.items()}}
+        )
+        return answer
 
 
 def _is_view(facts: Facts) -> bool:
@@ -109,11 +110,13 @@ def _feeders(facts: Facts) -> list[str]:
 
 def _followers(facts: Facts) -> dict[str, int]:
     """Return who follows a collection and goes on where it was, with the time up to which it has taken all."""
-    own = (VIEW_HOLD, INDEX_HOLD, PUBLISHED_HOLD)
+    library_holds = (VIEW_HOLD, INDEX_HOLD, PUBLISHED_HOLD)
     return {
         name: hold.time
         for name, hold in facts.contents.holds.items()
-        if hold.lease is None and not name.startswith(own) and not is_sentinel(hold.time, facts.contents.timeline)
+        if hold.lease is None
+        and not name.startswith(library_holds)
+        and not is_sentinel(hold.time, facts.contents.timeline)
     }
 
 
@@ -121,10 +124,10 @@ def _node(facts: Facts) -> dict[str, Any]:
     upper = facts.upper
     far = upper is None or is_sentinel(upper, facts.contents.timeline)
     moment = None if far or not upper else facts.moment(upper)
-    return {"kind": kind_of(facts), "upper": None if far else str(upper), "moment": moment}
+    return {"kind": classify(facts), "upper": None if far else str(upper), "moment": moment}
 
 
-def kind_of(facts: Facts) -> str:
+def classify(facts: Facts) -> str:
     """Return the kind of a collection: of a query, of values by key, filled by a source, or written to."""
     if _is_view(facts):
         return "view"
@@ -138,8 +141,8 @@ def _holds(client: "persist.Client", facts: Facts) -> list[dict[str, Any]]:
     since = facts.since
     waits = since is not None and not (allowed and allowed[0] <= since)
     holds = [
-        (held.time, hold_for_people(None if held.lease else hold, names), leases.get(held.lease or ""))
-        for hold, held in facts.contents.holds.items()
+        (entry.time, hold_for_people(None if entry.lease else hold, names), leases.get(entry.lease or ""))
+        for hold, entry in facts.contents.holds.items()
     ]
     holds += [(at, f"tag {tag}", None) for tag, at in facts.contents.tags.items()]
     return [
@@ -170,19 +173,19 @@ def _texts(told: Any) -> Any:
 
 
 def _depths(edges: list[tuple[str, str]]) -> dict[str, int]:
-    """Return how many steps each node is from those that read nothing; definitions go in no circle."""
+    """Return the longest distance of each node from a node without inputs; edges have no cycle."""
     depths = {name: 0 for edge in edges for name in edge}
     for _ in depths:
-        before = dict(depths)
+        previous = dict(depths)
         for source, view in edges:
             depths[view] = max(depths[view], depths[source] + 1)
-        if depths == before:
+        if depths == previous:
             break
     return depths
 
 
 def _follower_lags(facts: Facts) -> list[dict[str, Any]]:
-    """Return how far those that follow a collection are behind what is sealed of it."""
+    """Return how far each follower of a collection is behind its sealed times."""
     upper, timeline = facts.upper, facts.timeline
     is_far = upper is None or is_sentinel(upper, facts.contents.timeline)
     return [

@@ -84,11 +84,11 @@ def serve_catalog(
 
     Args:
         client: writes, because the catalog publishes what is loaded.
-        properties: what readers are given with each table, such as credentials of S3 (`s3.access-key-id`).
+        properties: sent to readers with each table, such as credentials of S3 (`s3.access-key-id`).
         publish_interval_s: a table is published at most once in so long.
 
     Raises:
-        InvalidUsage: the address is malformed or taken, or others reach it and there is no token.
+        InvalidUsage: the address is malformed, taken, or open to other machines without a token.
     """
     host, port = parse_address("--iceberg", address)
     is_local = is_loopback(host)
@@ -156,7 +156,7 @@ class _Routes:
                 missing = "Table" if "table" in request.path_params else "Namespace"
                 return _error(404, f"NoSuch{missing}Exception", str(error))
             except persist.PersistError as error:
-                return _error(*_status_of(error), str(error))
+                return _error(*_http_status(error), str(error))
 
         return respond
 
@@ -196,24 +196,24 @@ class _Routes:
         return JSONResponse({"namespaces": page, "next-page-token": following})
 
     def _namespace(self, request: Request, body: bytes) -> Response:
-        space = _namespace_of(request)
+        space = _parse_namespace(request)
         if request.method == "HEAD":
             self._catalog.tables(space)
             return Response(status_code=204)
         return JSONResponse({"namespace": space, "properties": self._catalog.properties(space)})
 
     def _tables(self, request: Request, body: bytes) -> Response:
-        space = _namespace_of(request)
+        space = _parse_namespace(request)
         page, following = _page(request, self._catalog.tables(space))
         identifiers = [{"namespace": space, "name": name} for name in page]
         return JSONResponse({"identifiers": identifiers, "next-page-token": following})
 
     def _views(self, request: Request, body: bytes) -> Response:
-        self._catalog.tables(_namespace_of(request))
+        self._catalog.tables(_parse_namespace(request))
         return JSONResponse({"identifiers": []})
 
     def _table(self, request: Request, body: bytes) -> Response:
-        space, name = _namespace_of(request), request.path_params["table"]
+        space, name = _parse_namespace(request), request.path_params["table"]
         if request.method == "HEAD":
             self._catalog.check(space, name)
             return Response(status_code=204)
@@ -225,21 +225,21 @@ class _Routes:
         return JSONResponse(answer, headers=headers)
 
     def _credentials(self, request: Request, body: bytes) -> Response:
-        self._catalog.check(_namespace_of(request), request.path_params["table"])
+        self._catalog.check(_parse_namespace(request), request.path_params["table"])
         credential = {"prefix": self._catalog.url, "config": self._properties}
         return JSONResponse({"storage-credentials": [credential] if self._properties else []})
 
     def _plan(self, request: Request, body: bytes) -> Response:
         try:
-            asked = json.loads(body)
+            scan = json.loads(body)
         except ValueError as error:
             raise _Refused(400, "BadRequestException", f"The body is not JSON: {error}") from error
-        if not isinstance(asked, dict):
+        if not isinstance(scan, dict):
             raise _Refused(400, "BadRequestException", "The body is not an object of JSON.")
-        return JSONResponse(self._catalog.plan(_namespace_of(request), request.path_params["table"], asked))
+        return JSONResponse(self._catalog.plan(_parse_namespace(request), request.path_params["table"], scan))
 
     def _metrics(self, request: Request, body: bytes) -> Response:
-        self._catalog.check(_namespace_of(request), request.path_params["table"])
+        self._catalog.check(_parse_namespace(request), request.path_params["table"])
         return Response(status_code=204)
 
 
@@ -252,7 +252,7 @@ async def _read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _namespace_of(request: Request) -> Namespace:
+def _parse_namespace(request: Request) -> Namespace:
     return _levels(request.path_params["namespace"])
 
 
@@ -276,7 +276,7 @@ def _page(request: Request, listed: Sequence[Any]) -> tuple[Sequence[Any], str |
     return listed[start:end], str(end) if end < len(listed) else None
 
 
-def _status_of(error: persist.PersistError) -> tuple[int, str]:
+def _http_status(error: persist.PersistError) -> tuple[int, str]:
     if isinstance(error, CollectionNotFound):  # It was dropped meanwhile.
         return 404, "NoSuchTableException"
     if isinstance(error, persist.InvalidUsage):

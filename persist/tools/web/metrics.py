@@ -2,19 +2,18 @@
 
     GET /metrics
 
-Families, beside those of `persist.core.metrics` (dots become underscores, counters end in `_total`):
+Families, in addition to those of `persist.core.metrics` (dots become underscores, counters end in `_total`):
 
-    persist_up                           1 if the store answered this time
-    persist_seqno                        the last record of the log
-    persist_collections                  how many there are
-    persist_collection_<rows|bytes|parts|holds|unsealed_updates|since|upper>     by collection
-    persist_collection_failed            by collection: 1 if its last refresh, its source or a sink failed
-    persist_collection_lag_seconds       by collection: how far its upper is behind now, if its times are moments
+    persist_up                           1 if the store answered this time.
+    persist_seqno                        the last record of the log.
+    persist_collections                  the number of collections.
+    persist_collection_<rows|bytes|parts|holds|unsealed_updates|since|upper>     by collection.
+    persist_collection_failed            by collection: 1 if its last refresh, its source or a sink failed.
+    persist_collection_lag_seconds       by collection: from its upper to now, if its times are moments
 
-A scrape costs one GET of the log, and one for each collection that has changed since the last one. Of more than
-`COLLECTIONS_MAX` collections, it has only the totals. The server answers whoever sends the token. Without a token, it
-answers only this machine, and only by a name of this machine: so a page in a browser whose name points here gets
-nothing.
+A scrape costs one GET of the log, and one for each collection that has changed since the last one. With more than
+`COLLECTIONS_MAX` collections, it has only the totals. The server requires the token. Without a token, it answers only
+this machine, and only by a name of this machine: so a page in a browser whose name points here gets nothing.
 """
 
 import re
@@ -42,6 +41,20 @@ from persist.tools.reports.surveys import Facts, KnownFacts
 from persist.tools.web.server import serve_app
 
 COLLECTIONS_MAX = 2000
+HELP = {  # Of other families, the name says it.
+    "persist.up": "1 if the store answered this time.",
+    "persist.seqno": "The last record of the log.",
+    "persist.collections": "How many collections there are.",
+    "persist.collection.rows": "Rows, as far as they are known without a read.",
+    "persist.collection.bytes": "Bytes of the parts, history among them.",
+    "persist.collection.parts": "Parts.",
+    "persist.collection.holds": "Holds that keep history.",
+    "persist.collection.unsealed_updates": "Updates that nobody can read yet.",
+    "persist.collection.since": "The first time that can be read.",
+    "persist.collection.upper": "The first time that is not sealed.",
+    "persist.collection.lag_seconds": "How far upper is behind now, if times are moments.",
+    "persist.collection.failed": "1 if the last refresh, the source or a sink failed.",
+}
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -61,7 +74,7 @@ class Exposition:
         return PlainTextResponse(text, headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
     def text(self) -> str:
-        """Return all metrics as they are now; if the store does not answer, those of the client."""
+        """Return all current metrics; only the client's if the store does not answer."""
         return generate_latest(self._registry).decode()
 
     def describe(self) -> Iterable[Metric]:
@@ -70,14 +83,14 @@ class Exposition:
 
     def collect(self) -> Iterable[Metric]:
         """Return all families as they are now."""
-        found: list[Reading] = []
+        all_readings: list[Reading] = []
         with self._lock:
             try:
-                found += self._of_location()
+                all_readings += self._of_location()
                 up = 1
             except persist.PersistError:
                 up = 0
-        return families_of([*found, Reading("persist.up", up, False), *readings(self._client.metrics())])
+        return group_readings([*all_readings, Reading("persist.up", up, False), *readings(self._client.metrics())])
 
     def _of_location(self) -> Iterator[Reading]:
         seqno = self._client.seqno  # This looks for new records; the rest is about the state as it then is.
@@ -108,13 +121,14 @@ def _of_collection(facts: Facts, now_s: float) -> Iterator[Reading]:
             yield Reading(f"persist.collection.{name}", value, False, attributes={"collection": facts.name})
 
 
-def families_of(readings: Iterable[Reading]) -> Iterable[Metric]:
+def group_readings(readings: Iterable[Reading]) -> Iterable[Metric]:
     """Return the families of readings, each once."""
     families: dict[str, Any] = {}
     for reading in readings:
         name = re.sub(r"[^a-zA-Z0-9_]", "_", reading.name)
         kind = CounterMetricFamily if reading.is_counter else GaugeMetricFamily
-        family = families.get(name) or families.setdefault(name, kind(name, reading.name, labels=[*reading.attributes]))
+        meaning = HELP.get(reading.name, reading.name)
+        family = families.get(name) or families.setdefault(name, kind(name, meaning, labels=[*reading.attributes]))
         family.add_metric([*reading.attributes.values()], reading.value)
     return families.values()
 
@@ -126,7 +140,7 @@ def serve_metrics(
     """Serve the metrics of a client at HOST:PORT; yield their URL. Port 0 takes a free one.
 
     Raises:
-        InvalidUsage: that is no address, is taken, or can be reached by others and has no token.
+        InvalidUsage: the address is malformed, taken, or open to other machines without a token.
     """
     host, port = parse_address("--metrics", address)
     is_local = is_loopback(host)

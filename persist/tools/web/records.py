@@ -1,10 +1,10 @@
-"""What the newest records of the log tell the page: how many there are a minute, and who wrote what.
+"""Summaries of the newest records for the page: records each minute, and writers of updates.
 
 A record never changes, so what is kept of it is read once. The page looks at the last `RECORDS_READ_MAX` records, and
-no further back than the log is kept. So of older updates it does not know the writer, and says nothing.
+no further back than the log is kept. So the writers of older updates are unknown.
 
-An update is somebody's if just one of these records has rows of its collection at its time. If several have, they are
-all named: the log tells times of parts and not of rows.
+A record wrote an update if it alone has rows of that collection at that time. If several records do, all are named: the
+log has the times of parts, not of rows.
 """
 
 import threading
@@ -27,7 +27,7 @@ NAMED_MAX = 3  # Records that are named for one update.
 
 @dataclass(frozen=True, slots=True)
 class _Wrote:
-    """What a record did to one collection: rows at times from first to last; none if it only sealed."""
+    """The effect of a record on one collection: rows at times from first to last; none if it only sealed."""
 
     collection: str
     rows: int
@@ -38,7 +38,7 @@ class _Wrote:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Summary:
     seqno: int
     written_ms: int
     writer: str
@@ -54,36 +54,36 @@ class Records:
 
     def __init__(self, client: "persist.Client") -> None:
         self._client = client
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _Summary] = {}
         self._lock = threading.Lock()
 
     def commits(self) -> dict[str, Any]:
         """Return how many records each of the last minutes has, by the clocks of their writers."""
         now_minute = int(time.time() // 60)
         minutes: Counter[int] = Counter()
-        known, is_whole = self._newest(until_ms=(now_minute - MINUTES) * 60_000)
-        for record in known:
+        records, is_whole = self._newest(until_ms=(now_minute - MINUTES) * 60_000)
+        for record in records:
             minutes[record.written_ms // 60_000] += 1
         counts = [minutes[minute] for minute in range(now_minute - MINUTES + 1, now_minute + 1)]
         return {"counts": counts, "at_least": not is_whole}
 
     def authors(self, collection: str, times: Sequence[int | None]) -> list[dict[str, Any] | None]:
-        """Return who wrote updates of a collection at some times, None where these records do not tell."""
-        known, _ = self._newest()
-        all_wrote = [(record, wrote) for record in known for wrote in record.wrote if wrote.collection == collection]
+        """Return the writers of updates of a collection at some times, None where unknown."""
+        records, _ = self._newest()
+        all_wrote = [(record, wrote) for record in records for wrote in record.wrote if wrote.collection == collection]
         authors: dict[int | None, dict[str, Any] | None] = {None: None}
         for at in dict.fromkeys(times):
             if at is not None:
-                authors[at] = _named(
+                authors[at] = _describe_authors(
                     [(record, wrote) for record, wrote in all_wrote if wrote.first <= at <= wrote.last]
                 )
         return [authors[at] for at in times]
 
-    def last_of(self) -> Mapping[str, dict[str, Any]]:
+    def newest_writes(self) -> Mapping[str, dict[str, Any]]:
         """Return, by the ids of collections, the newest record that wrote to each or sealed it, and sums over all."""
-        known, _ = self._newest()
+        records, _ = self._newest()
         newest: dict[str, dict[str, Any]] = {}
-        for record in known:  # The newest first.
+        for record in records:  # The newest first.
             for wrote in record.wrote:
                 about = newest.setdefault(wrote.collection, {**record.as_json(wrote.message), **dict.fromkeys(SUMS, 0)})
                 about["commits"] += 1
@@ -91,31 +91,31 @@ class Records:
                 about["bytes"] += wrote.bytes
         return newest
 
-    def _newest(self, until_ms: int = 0) -> tuple[list[_Known], bool]:
+    def _newest(self, until_ms: int = 0) -> tuple[list[_Summary], bool]:
         """Return the records written after a moment, the newest first; and whether these are all of them."""
         last = self._client.seqno
         first = max(0, last - RECORDS_READ_MAX + 1)
         with self._lock:
-            known = {seqno: record for seqno, record in self._known.items() if seqno >= first}
-        newest: list[_Known] = []
+            summaries = {seqno: record for seqno, record in self._known.items() if seqno >= first}
+        newest: list[_Summary] = []
         is_whole = first == 0
         for seqno in range(last, first - 1, -1):
-            if seqno not in known:
+            if seqno not in summaries:
                 record = read_record(self._client.engine.blob, seqno)
                 if record is None:
                     is_whole = True  # It has been truncated: older ones are of no interest here.
                     break
-                known[seqno] = _known_of(record)
-            if known[seqno].written_ms < until_ms:
+                summaries[seqno] = _summarize(record)
+            if summaries[seqno].written_ms < until_ms:
                 is_whole = True
                 break
-            newest.append(known[seqno])
+            newest.append(summaries[seqno])
         with self._lock:
-            self._known = known
+            self._known = summaries
         return newest, is_whole
 
 
-def _known_of(record: Record) -> _Known:
+def _summarize(record: Record) -> _Summary:
     notes: dict[str, dict[str, None]] = {}
     for mutation in record.mutations:
         if isinstance(mutation, kinds.Note) and mutation.message:
@@ -130,11 +130,11 @@ def _known_of(record: Record) -> _Known:
             wrote.append(_Wrote(mutation.collection, *sums, first, last, message))
         elif isinstance(mutation, kinds.Seal):
             wrote.append(_Wrote(mutation.collection, 0, 0, 0, -1, message))
-    return _Known(record.seqno, record.written_ms, record.writer, tuple(wrote))
+    return _Summary(record.seqno, record.written_ms, record.writer, tuple(wrote))
 
 
-def _named(candidates: Sequence[tuple[_Known, _Wrote]]) -> dict[str, Any] | None:
-    """Return who wrote something, given the records that may have. If there are several, return what they share."""
+def _describe_authors(candidates: Sequence[tuple[_Summary, _Wrote]]) -> dict[str, Any] | None:
+    """Describe the writers of the candidate records. If there are several, return what they share."""
     if not candidates:
         return None
     if len(candidates) == 1:

@@ -1,12 +1,12 @@
-"""Rows that the page shows, sorts, draws and gives away: the contents of a collection, and the answers of queries.
+"""Rows for the page, to show, sort, draw and download: contents of collections, and answers of queries.
 
-A query is DuckDB's, over collections and nothing else (`persist.compute.query`), as of one time for all of them. What
-it may take is limited (`LIMITS`), and so is how many run at once. A query whose answer is drawn over time is asked at
-up to `POINTS_MAX` times, one after the other, within the time of one query.
+A query is DuckDB's, over collections and nothing else (`persist.compute.query`), as of one time for all of them.
+`LIMITS` bounds its work and the number of concurrent queries. A query drawn over time runs at up to `POINTS_MAX` times,
+one after the other, within the time limit of one query.
 
-Contents are sorted here without DuckDB: of each batch, what can still come before the end of the page is kept. So the
-memory is that of the rows up to the end of the page and of one batch; all contents are read for it, which is refused
-beyond `ROWS_SORTED_MAX`.
+Contents are sorted here without DuckDB: of each batch, what can still come before the end of the page is kept. So
+memory holds the rows up to the end of the page and one batch. This reads all contents, and is refused beyond
+`ROWS_SORTED_MAX` rows.
 """
 
 import io
@@ -25,16 +25,16 @@ from persist.compute.query import QueryLimits, QueryResult, is_statement
 from persist.connect.egress.files import row_writer
 from persist.engine.read.results.result import ArrowResult
 from persist.tools.reports.surveys import Facts
-from persist.tools.web.slider import cells, first_rows, key_of, span
+from persist.tools.web.slider import cells, first_rows, parse_key, span
 
 LIST_MAX = 200  # Rows in one answer of contents.
 ROWS_MAX = 1000  # Rows in one answer of a query.
-OFFSET_MAX = 100_000  # Contents are read from their beginning, so nobody turns further pages than this.
+OFFSET_MAX = 100_000  # Contents are read from their beginning, so later pages are too slow.
 ROWS_SORTED_MAX = 5_000_000
 POINTS_MAX = 48
 LIMITS = QueryLimits(memory_bytes=512 << 20, timeout_s=60.0, rows_max=50_000_000)
 QUERIES_AT_ONCE = 2
-PATIENCE_S = 5.0  # How long one waits for another to end, such as that of a view that somebody has left.
+PATIENCE_S = 5.0  # How long a query waits for another to end, such as one whose page was closed.
 QUERY_CHARS_MAX = 6000  # As much as an address takes.
 DOWNLOADS = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 
@@ -85,7 +85,7 @@ class Results:
         ) as snapshot:
             at = snapshot.explain().as_of
             if key:
-                rows = snapshot.get(key_of(key, collection.handle.reading_schema(schema))).slice(0, LIST_MAX)
+                rows = snapshot.get(parse_key(key, collection.handle.reading_schema(schema))).slice(0, LIST_MAX)
             elif sort:
                 _check_sorted(Facts(collection.handle.contents()), snapshot.schema, sort)
                 rows = _sorted_rows(snapshot, sort, descending, offset + limit).slice(offset)
@@ -97,7 +97,7 @@ class Results:
     def query(
         self, sql: str, as_of: str | None, *, sort: str | None = None, descending: bool = False
     ) -> dict[str, Any]:
-        """Return the first rows of a query, what it read, and between which times it can be asked."""
+        """Return the first rows of a query, its inputs, and the times at which it can run."""
         began = time.perf_counter()
         with self._answer(sql, as_of, sort, descending) as answer:
             rows = first_rows(answer.to_batches(), answer.schema, 0, ROWS_MAX + 1)
@@ -129,9 +129,9 @@ class Results:
             if time.monotonic() > until:
                 raise persist.InvalidUsage(f"the query took longer than {LIMITS.timeout_s:g} s at {count} times")
             with self._answer(sql, str(at), None, False) as answer:
-                told = cells(first_rows(answer.to_batches(), answer.schema, 0, ROWS_MAX // count))
-            columns = ["as of", *told["columns"]]
-            rows += [[str(at), *row] for row in told["rows"]]
+                point = cells(first_rows(answer.to_batches(), answer.schema, 0, ROWS_MAX // count))
+            columns = ["as of", *point["columns"]]
+            rows += [[str(at), *row] for row in point["rows"]]
         return {"columns": columns, "rows": rows, "timeline": where["timeline"], "points": len(times)}
 
     def download(
@@ -160,24 +160,24 @@ class Results:
         def content() -> Iterator[bytes]:
             if sql is not None:
                 with self._answer(sql, as_of, sort, descending) as answer:
-                    yield from file_of(answer, format)
+                    yield from encode_file(answer, format)
             else:
                 assert name is not None
                 with self._client.load(name).snapshot(_time(as_of), where=where or None, timeout_s=0) as snapshot:
-                    yield from file_of(snapshot, format)
+                    yield from encode_file(snapshot, format)
 
-        made = content()
-        first = next(made, b"")  # What is refused is refused before there is a file.
+        pieces = content()
+        first = next(pieces, b"")  # Errors come before the file begins.
 
-        def all_of() -> Iterator[bytes]:
+        def stream_all() -> Iterator[bytes]:
             try:
                 yield first
-                yield from made
+                yield from pieces
             finally:
-                made.close()  # type: ignore[attr-defined]
+                pieces.close()  # type: ignore[attr-defined]
 
         stem = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name or "answer")[:80]
-        return Download(f"{stem}.{format}", DOWNLOADS[format], all_of())
+        return Download(f"{stem}.{format}", DOWNLOADS[format], stream_all())
 
     @contextmanager
     def _answer(self, sql: str, as_of: str | None, sort: str | None, descending: bool) -> Iterator[QueryResult]:
@@ -208,22 +208,22 @@ class Results:
         return span([Facts(self._client.load(name).handle.contents()) for name in names])
 
 
-def file_of(result: ArrowResult, format: str) -> Iterator[bytes]:
+def encode_file(result: ArrowResult, format: str) -> Iterator[bytes]:
     """Yield a file of rows piece by piece. Memory: a batch; of Parquet, a row group."""
     file = _Pieces()
     writer = row_writer(result.schema, format, file)  # type: ignore[arg-type]
     try:
         for batch in result.to_batches():
             writer.write_batch(batch)
-            if piece := file.taken():
+            if piece := file.take():
                 yield piece
     finally:
         writer.close()
-    yield file.taken()
+    yield file.take()
 
 
 class _Pieces(io.RawIOBase):
-    """What was written and nobody has taken yet."""
+    """A file object that collects written pieces until `take`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,15 +237,16 @@ class _Pieces(io.RawIOBase):
         return self._at
 
     def write(self, data: Any) -> int:
+        """Collect the bytes of data; return their number."""
         piece = bytes(data)
         self._pieces.append(piece)
         self._at += len(piece)
         return len(piece)
 
-    def taken(self) -> bytes:
+    def take(self) -> bytes:
         """Return it, and forget it."""
-        taken, self._pieces = b"".join(self._pieces), []
-        return taken
+        content, self._pieces = b"".join(self._pieces), []
+        return content
 
 
 def _check_sorted(facts: Facts, schema: pa.Schema, sort: str) -> None:
@@ -260,16 +261,16 @@ def _check_sorted(facts: Facts, schema: pa.Schema, sort: str) -> None:
 
 def _sorted_rows(snapshot: "persist.Snapshot", sort: str, descending: bool, count: int) -> pa.Table:
     """Return the first rows in the order of a column, NULL last; equal ones in the order of keys."""
-    kept = snapshot.schema.empty_table()
+    best = snapshot.schema.empty_table()
     order = [(sort, "descending" if descending else "ascending")]
     try:
         for batch in snapshot.to_batches():
-            both = pa.concat_tables([kept, pa.Table.from_batches([batch])]).combine_chunks()
-            kept = both.take(pc.sort_indices(both, sort_keys=order).slice(0, count))
+            candidates = pa.concat_tables([best, pa.Table.from_batches([batch])]).combine_chunks()
+            best = candidates.take(pc.sort_indices(candidates, sort_keys=order).slice(0, count))
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:
         kind = snapshot.schema.field(sort).type
         raise persist.InvalidUsage(f"{sort!r} is of type {kind}, which has no order here") from error
-    return kept
+    return best
 
 
 def _time(text: str | None) -> int | str | None:

@@ -1,9 +1,8 @@
 """The server of the page and of the metrics, with a limit for each connection.
 
-Connections end, though uvicorn by itself waits for ever for whoever is slow. It begins to count the time when an answer
-is out. Here it counts from the first byte: a request that is not whole within `REQUEST_S`, body included, ends its
-connection, as does an answer of which nothing is taken in `ANSWER_S`. More than `CONNECTIONS_MAX` connections are
-closed as they come.
+A slow client loses its connection; uvicorn alone would wait for ever. It begins to count the time when an answer is
+out. Here it counts from the first byte. A request must be complete, with its body, within `REQUEST_S`. A client must
+take some of its answer within `ANSWER_S`. More than `CONNECTIONS_MAX` connections are closed as they come.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from persist.services.serve.messages import listening
 
 CONNECTIONS_MAX = 128
 REQUEST_S = 10.0  # How long a request may take to come.
-ANSWER_S = 30.0  # How long an answer may wait for somebody to take some of it.
+ANSWER_S = 30.0  # How long an answer may wait for the client to read some of it.
 HEADER_BYTES_MAX = 16 << 10
 GRACE_S = 1  # For answers under way when the server is stopped.
 
@@ -74,12 +73,12 @@ def serve_app(app: Starlette, host: str, port: int) -> Iterator[Served]:
         def run() -> None:
             is_main = threading.current_thread() is threading.main_thread()
             # A handler that raises would interrupt how the loop is made, and leave a half of one.
-            before = signal.signal(signal.SIGTERM, stop) if is_main else None
+            previous = signal.signal(signal.SIGTERM, stop) if is_main else None
             try:
                 server.run(sockets=[listener])
             finally:
                 if is_main:
-                    signal.signal(signal.SIGTERM, before)
+                    signal.signal(signal.SIGTERM, previous)
 
         yield Served(f"http://{shown_host}:{listener.getsockname()[1]}", run, stop)
 

@@ -1,4 +1,4 @@
-"""What the page and the notebook show: rows as text, and a collection over time and key, within limits.
+"""Rows as text, and the picture of a collection over time and key, for the page and the notebook, within limits.
 
 JavaScript has no integers of 64 bits, and nothing there may be read as anything else, so all values are text.
 
@@ -6,9 +6,9 @@ In the picture, keys are placed by rank among the bounds of all parts, from 0 to
 something. A part whose bounds the log does not know spans all keys. If a collection has very many parts, only the
 largest are drawn.
 
-A notebook shows the page's picture with a slider over time, if the package anywidget is installed. What the slider asks
-for is read by this process: 50 rows, and the first updates of one time. Nothing is asked of any other server, and what
-is stored is shown as text.
+A notebook shows the page's picture with a slider over time, if the package anywidget is installed. This process reads
+the data for the slider: 50 rows, and the first updates of one time. No other server is contacted, and stored values
+appear as text.
 """
 
 import math
@@ -85,7 +85,7 @@ def span(all_facts: Sequence[Facts]) -> dict[str, Any] | None:
 
 
 def _ends(contents: CollectionState) -> str | None:
-    """Return the last time that is worth looking at: the latest that can be read, if that is no sentinel."""
+    """Return the last time of the picture: the latest readable one, unless it is a sentinel."""
     latest, since, timeline = Facts(contents).latest, contents.since.time, contents.timeline
     if latest is None or since is None:
         return None
@@ -122,18 +122,18 @@ def _drawn(as_of: int | None, part: Part, bounds: list[float]) -> dict[str, Any]
 
 
 def _bounds(part: Part, schema: CollectionSchema) -> list[tuple[Any, ...]]:
-    """Return the first and the last key of a part; [] if the log does not tell."""
+    """Return the first and the last key of a part; [] if the log lacks them."""
     keys = part.keys
     if not keys:
         return []
     types = [schema.arrow.field(name).type for name in schema.key_names]
     return [
-        tuple(_ordered(scalar_from_json(value, kind)) for value, kind in zip(key, types, strict=True))
+        tuple(_sort_value(scalar_from_json(value, kind)) for value, kind in zip(key, types, strict=True))
         for key in (keys[0], keys[-1])
     ]
 
 
-def _ordered(value: pa.Scalar) -> Any:
+def _sort_value(value: pa.Scalar) -> Any:
     """Return a value in the order of its type; of a moment its number, as Python does not have all moments."""
     return value.value if pa.types.is_temporal(value.type) and value.is_valid else value.as_py()
 
@@ -177,26 +177,26 @@ def cell(value: object) -> str | None:
 def first_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, offset: int, count: int) -> pa.Table:
     """Return some rows of a stream, and read no more of it than that takes."""
     pieces: list[pa.RecordBatch] = []
-    skip, left = offset, count
+    skip, remaining = offset, count
     for batch in batches:
         if skip >= batch.num_rows:
             skip -= batch.num_rows
             continue
-        piece = batch.slice(skip, left)
-        skip, left = 0, left - piece.num_rows
+        piece = batch.slice(skip, remaining)
+        skip, remaining = 0, remaining - piece.num_rows
         pieces.append(piece)
-        if not left:
+        if not remaining:
             break
     return pa.Table.from_batches(pieces, schema)
 
 
-def key_of(text: str, schema: Any) -> pa.Table:
-    """Return the key that somebody typed, as a table of one row.
+def parse_key(text: str, schema: Any) -> pa.Table:
+    """Parse a typed key into a table of one row.
 
     Several fields are divided by commas; text in a field stays as it is.
 
     Raises:
-        InvalidUsage: it is no key of the collection.
+        InvalidUsage: it does not fit the key of the collection.
     """
     names = schema.key_names
     parts = [text] if len(names) == 1 else [part.strip() for part in text.split(",")]
@@ -206,11 +206,13 @@ def key_of(text: str, schema: Any) -> pa.Table:
         )
     columns = {}
     for name, part in zip(names, parts, strict=True):
-        wanted = schema.arrow.field(name).type
+        field_type = schema.arrow.field(name).type
         try:
-            columns[name] = pa.array([part]).cast(wanted) if part != "NULL" else pa.nulls(1, wanted)
+            columns[name] = pa.array([part]).cast(field_type) if part != "NULL" else pa.nulls(1, field_type)
         except pa.ArrowException as error:
-            raise persist.InvalidUsage(f"{part!r:.200} is no value of {name!r}, which is of type {wanted}") from error
+            raise persist.InvalidUsage(
+                f"{part!r:.200} is no value of {name!r}, which is of type {field_type}"
+            ) from error
     return pa.table(columns)
 
 
@@ -222,7 +224,7 @@ SHOWN_EVERY_S = 2.0
 def slider(collection: "Collection", as_of: int | str | None = None, *, every_s: float | None = None) -> Any:
     """Return a widget for a notebook: the collection over time and key, and a slider for what it held at a time.
 
-    It needs the package anywidget (extra `notebook`). What it shows is read by this process as it is asked for.
+    It needs the package anywidget (extra `notebook`). This process reads the rows on demand.
 
     Args:
         as_of: the time to begin with, as `persist read --as-of` takes it; the latest sealed one by default.
@@ -230,7 +232,7 @@ def slider(collection: "Collection", as_of: int | str | None = None, *, every_s:
             chosen. None: it shows what was there until its `refresh()` is called.
 
     Raises:
-        InvalidUsage: anywidget is not installed; every_s is no such number.
+        InvalidUsage: anywidget is not installed, or every_s is below `EVERY_S_MIN`.
     """
     if every_s is not None and (isinstance(every_s, bool) or not EVERY_S_MIN <= every_s < math.inf):
         raise persist.InvalidUsage(f"every_s={every_s!r:.50} is no number of seconds: give {EVERY_S_MIN} or more")
@@ -281,8 +283,8 @@ def _widget() -> Any:
         every_s = traitlets.Float(0.0).tag(sync=True)
 
         def __init__(self, collection: "Collection") -> None:
-            told, latest = _told(collection)
-            super().__init__(told=told)
+            description, latest = _describe(collection)
+            super().__init__(told=description)
             self._collection = collection
             self.observe(self._moved, "at")
             self.on_msg(self._heard)
@@ -291,9 +293,9 @@ def _widget() -> Any:
 
         def refresh(self) -> None:
             """Look again at what the collection has become; follow the latest time if that was shown."""
-            before = self.told.get("latest")
-            self.told, latest = _told(self._collection)
-            if latest is not None and self.at in ("", before):
+            previous = self.told.get("latest")
+            self.told, latest = _describe(self._collection)
+            if latest is not None and self.at in ("", previous):
                 self.at = str(latest)
 
         def _heard(self, _: object, message: Any, __: object) -> None:
@@ -306,15 +308,15 @@ def _widget() -> Any:
 
         def _moved(self, change: Any) -> None:
             try:
-                shown, changed = _read(self._collection, change["new"])
-                self.shown, self.changed, self.error = shown, changed, ""
+                rows_shown, changed = _read(self._collection, change["new"])
+                self.shown, self.changed, self.error = rows_shown, changed, ""
             except persist.PersistError as error:
                 self.error = " ".join(str(error).split())
 
     return Slider
 
 
-def _told(collection: "Collection") -> tuple[dict[str, Any], int | None]:
+def _describe(collection: "Collection") -> tuple[dict[str, Any], int | None]:
     facts = Facts(collection.handle.contents())
     since, upper, latest = (None if time is None else str(time) for time in (facts.since, facts.upper, facts.latest))
     description = {
@@ -335,8 +337,8 @@ def _read(collection: "Collection", at: str) -> tuple[dict[str, Any], dict[str, 
     timeline = collection.timeline
     moment = None if timeline is None else timeline.text_of(time)
     facts = Facts(collection.handle.contents())
-    shown = {"as_of": str(time), "moment": moment, **cells(rows)}
+    rows_shown = {"as_of": str(time), "moment": moment, **cells(rows)}
     if facts.since is not None and time <= facts.since and time:
-        return shown, {}  # What happened at since cannot be told apart any more.
+        return rows_shown, {}  # Changes at since are merged.
     with collection.changes(time, time + 1, times="int", timeout_s=0) as updates:
-        return shown, cells(first_rows(updates.to_batches(), updates.schema, 0, ROWS))
+        return rows_shown, cells(first_rows(updates.to_batches(), updates.schema, 0, ROWS))

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from persist.blob.errors import CorruptBlob
+from persist.blob.lru import Cache
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.describing import footer_of
 from persist.codecs.part.file_reader import CheckedFooters, level_bytes
@@ -121,7 +122,7 @@ def test_a_dictionary_of_few_long_values_is_read() -> None:
 
 def test_a_footer_that_is_kept_is_read_once() -> None:
     data, part, table = part_of([str(n) for n in range(100)])
-    footers = CheckedFooters()
+    footers = CheckedFooters(Cache(1 << 20))
     for _ in range(2):
         assert decode_part(data, part, TEXT, footers=footers).equals(table)
     buffer = pa.py_buffer(data)

@@ -269,6 +269,7 @@ def test_filtering_while_reading_is_filtering_afterwards(batch: tuple[Collection
     expression = data.draw(
         st.sampled_from([field == literal, field != literal, ~(field > literal), field <= literal, field.is_null()])
     )
+    columns = data.draw(st.lists(st.sampled_from(schema.arrow.names), unique=True))
     for encoded, part in encode_parts(table, schema, row_group_rows=4):
         whole = decode_part(encoded, part, schema)
         try:
@@ -279,6 +280,10 @@ def test_filtering_while_reading_is_filtering_afterwards(batch: tuple[Collection
             return
         found = decode_part(encoded, part, schema, filter=expression)
         assert sort_keys(found, schema.arrow.names) == sort_keys(expected, schema.arrow.names)
+        found = decode_part(encoded, part, schema, columns=columns, filter=expression)
+        assert found.column_names == columns
+        assert len(found) == len(expected)
+        assert sort_keys(found, columns) == sort_keys(expected, columns)
 
 
 def test_nan_survives_a_filter_that_statistics_would_exclude() -> None:
@@ -306,6 +311,19 @@ def test_row_groups_that_statistics_exclude_are_not_read() -> None:
     assert found.equals(decode_part(data, part, ORDERS).filter(pc.field("id") < 50))
     with pytest.raises(CorruptBlob):
         decode_part(broken, believed, ORDERS, filter=pc.field("status") > "")
+
+
+def test_columns_are_decoded_where_a_filter_keeps_some_row() -> None:
+    data, part = only(encode_parts(orders(4000), ORDERS, row_group_rows=500))
+    metadata = pq.ParquetFile(io.BytesIO(data)).metadata
+    chunk = metadata.row_group(metadata.num_row_groups - 1).column(1)
+    end = (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size
+    page = data.rindex(ZSTD_MAGIC, 0, end)
+    broken = data[:page] + bytes(4) + data[page + 4 :]
+    believed = msgspec.structs.replace(part, checksum=checksum_of(broken))
+    assert not len(decode_part(broken, believed, ORDERS, filter=pc.field("amount") == 0.5))  # Between 0 and 2.
+    with pytest.raises(CorruptBlob):
+        decode_part(broken, believed, ORDERS, filter=pc.field("amount") == 1.0)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import persist
 from persist.connect.egress.files import FilesConfig, FilesSink
 from persist.errors import SinkMoved, TargetUnavailable
 from persist.tools.cli.main import main
-from persist.tools.reports.health import health_of
+from persist.tools.reports.health import report_health
 from tests.support.servers.fixtures import make_bucket
 
 ORDERS: dict[str, Any] = {"key": {"id": pa.int64()}, "value": {"status": pa.string()}}
@@ -385,7 +385,7 @@ def test_status_says_how_far_behind_a_sink_is(
     timed = client.create_or_load("timed", key={"id": int}, timeline="ms")
     timed.write([(1, None)], time="2026-01-01T00:00Z", seal="2026-01-01T01:00Z").result()
     sent(client, tmp_path, "orders", "timed")
-    [fed] = health_of(client).sinks
+    [fed] = report_health(client).sinks
     assert (fed.sink, fed.collections, fed.behind_s, fed.behind_bytes) == (
         str(tmp_path / "out"),
         ("orders", "timed"),
@@ -393,10 +393,10 @@ def test_status_says_how_far_behind_a_sink_is(
         0,
     )
     timed.write([(2, None)], time="2026-01-01T02:00Z", seal="2026-01-01T03:30Z").result()
-    [fed] = health_of(client).sinks
+    [fed] = report_health(client).sinks
     assert (fed.behind_s, fed.behind_bytes > 0) == (2.5 * 3600, True)
     persist.egress(client, config(tmp_path, "orders", "timed"), drop=True)
-    assert health_of(client).sinks == ()
+    assert report_health(client).sinks == ()
 
 
 def test_a_value_that_a_format_cannot_hold_is_refused_by_its_column(client: persist.Client, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import persist
 from persist.connect import Batch, Change, Run, Target
 from persist.errors import AsOfNotSealed
-from persist.tools.reports.health import health_of
+from persist.tools.reports.health import report_health
 from tests.support.tiers import examples
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -129,7 +129,7 @@ def test_a_view_is_read_as_of_moments_if_all_its_inputs_are(client: Any) -> None
 
 def test_the_health_of_a_location_says_how_far_a_source_was_read(client: Any) -> None:
     persist.ingest(client, Positions(STEPS), once=True)
-    [source] = health_of(client, now_s=NOON / 1e6 + 7200 + 90).sources
+    [source] = report_health(client, now_s=NOON / 1e6 + 7200 + 90).sources
     assert source.behind_s == 90.0
 
 

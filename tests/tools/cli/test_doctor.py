@@ -9,7 +9,7 @@ import pytest
 import persist
 from persist.blob.errors import Unavailable
 from persist.blob.protocol import MemoryBlob
-from persist.tools.cli.doctor import Finding, store_findings
+from persist.tools.cli.doctor import Finding, check_store
 from persist.tools.cli.main import main
 from tests.support.clocks import DatedBlob, ImpatientClock
 
@@ -23,7 +23,7 @@ def results(findings: list[Finding]) -> dict[str, str]:
 def examined(blob: MemoryBlob) -> list[Finding]:
     settings = persist.Settings(background=False, retry_s=0.01)
     with persist.open(blob, mode="read", settings=settings) as client:
-        return [*store_findings(client)]
+        return [*check_store(client)]
 
 
 class Overwriting(MemoryBlob):

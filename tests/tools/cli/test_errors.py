@@ -54,7 +54,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
 def test_who_seals_while_a_command_overwrites_is_named_as_first(
     shop: persist.Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows_of = loading.rows_of
+    rows_of = loading.read_rows
 
     def sealed_meanwhile(*arguments: Any) -> pa.RecordBatchReader:
         reader = rows_of(*arguments)
@@ -66,7 +66,7 @@ def test_who_seals_while_a_command_overwrites_is_named_as_first(
 
         return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
-    monkeypatch.setattr(loading, "rows_of", sealed_meanwhile)
+    monkeypatch.setattr(loading, "read_rows", sealed_meanwhile)
     assert main(["overwrite", "shop", "orders", "rows.csv", "--time", "7"]) == 3
     said = told(capsys)
     assert "expected upper=5, and it is 6; nothing of this was applied" in said

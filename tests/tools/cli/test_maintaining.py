@@ -10,9 +10,9 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-from persist.tools.cli.logs import chosen
+from persist.tools.cli.logs import parse_setting
 from persist.tools.cli.main import main
-from persist.tools.reports.costs import costs_of
+from persist.tools.reports.costs import estimate_costs
 from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
 from tests.support.tuned import tuned
@@ -105,17 +105,17 @@ def test_requests_are_counted_in_the_process_and_never_in_the_log() -> None:
     store = RemoteMemory()
     with persist.open(store, settings=tuned(background=False)) as client:
         for number in range(150):
-            client.write("orders", [{"id": number}], key=["id"]).result()
+            client.write("orders", [{"id": number}], key=["id"], mode="append").result()
         client.maintain()
         records = client.seqno + 1
-        requests, costs = client.metrics().store, costs_of(client)
+        requests, costs = client.metrics().store, estimate_costs(client)
         by_kind = {cost.kind: cost.requests for cost in costs.kinds}
         assert by_kind["PUT"] == requests["create"].requests + requests["set"].requests >= 150
         assert by_kind["GET"] == requests["get"].requests > 0
     with persist.open(store, mode="read") as client:
         assert client.seqno + 1 == records
         assert client.properties == {}
-        costs = costs_of(client)
+        costs = estimate_costs(client)
         assert costs.kinds[0].requests == costs.made == len([*store.list("")]), "each object took a PUT"
 
 
@@ -160,7 +160,7 @@ def test_logs_are_remarks_or_lines_or_json(
     ],
 )  # fmt: skip
 def test_a_level_and_a_format_are_chosen(said: str, verbose: bool, wanted: tuple[int, str]) -> None:
-    assert chosen(said, verbose) == wanted
+    assert parse_setting(said, verbose) == wanted
 
 
 def test_the_policy_is_shown_and_changed_for_all_clients(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist.tools.cli.main import main
-from persist.tools.cli.shell import Lines, matching, statements_in
+from persist.tools.cli.shell import Lines, matching, split_statements
 from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
@@ -29,7 +29,7 @@ BETWEEN = (" ", "\n", " -- one; two\n", " /* a; b */ ", " -- it's\n")
 @settings(max_examples=examples(200))
 def test_statements_end_where_duckdb_ends_them(pieces: list[tuple[str, str, str]]) -> None:
     text = "".join(f"{before}SELECT {value}{after};" for before, value, after in pieces)
-    statements, rest = statements_in(text)
+    statements, rest = split_statements(text)
     connection = duckdb.connect()
     assert rest == ""
     assert len(statements) == len(connection.extract_statements(text)) == len(pieces)
@@ -39,7 +39,7 @@ def test_statements_end_where_duckdb_ends_them(pieces: list[tuple[str, str, str]
 
 @pytest.mark.parametrize("begun", ["SELECT 'a;", 'FROM "a;', "SELECT 1 /* a;", "SELECT $$ a;", "SELECT 1 -- a;"])
 def test_what_is_quoted_or_in_a_comment_does_not_end_a_statement(begun: str) -> None:
-    assert statements_in(begun) == ([], begun)
+    assert split_statements(begun) == ([], begun)
 
 
 def test_a_command_of_the_shell_is_one_only_where_a_statement_may_begin() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import persist
 from persist.tools.cli.main import main
-from persist.tools.reports.health import RECENT, Health, health_of
+from persist.tools.reports.health import RECENT, Health, report_health
 from persist.tools.reports.surveys import KnownFacts
 from tests.support.tuned import tuned
 
@@ -43,7 +43,7 @@ def test_lags_of_collections_views_and_sources_are_told_with_what_is_due(place: 
         numbers.describe(properties={"ingest.source": "files of /in"}).result()
         orders.describe(properties={"ingest.source": "files of /in"}).result()
 
-        fares = health_of(client, NOW_S)
+        fares = report_health(client, NOW_S)
 
     lags = {lag.collection: (lag.upper, lag.behind_s, lag.unsealed) for lag in fares.collections}
     assert lags == {"orders": (1767310200000, 1800, 0), "counts": (1767308400000, 3600, 0), "numbers": (4, None, 1)}
@@ -70,7 +70,9 @@ def test_clients_are_told_with_their_releases_also_those_that_do_not_say_it(
         orders = alone["orders"]
         orders.write([(2, None)]).result()
         with client["orders"].snapshot():
-            clients = {each.client: (each.release, each.does, each.at is None) for each in health_of(client).clients}
+            clients = {
+                each.client: (each.release, each.does, each.at is None) for each in report_health(client).clients
+            }
             names = [each.engine.writer("test").name for each in (client, alone)]
             assert main(["status", place]) == 0
     assert clients == {
@@ -94,12 +96,12 @@ def test_who_keeps_history_back_is_told_and_nobody_else(place: str) -> None:
         for name in ("held", "tagged", "free"):
             client[name].allow_compaction(5).result()
         with client["free"].hold(5):
-            fares = health_of(client, NOW_S)
+            fares = report_health(client, NOW_S)
             kept = {(each.collection, each.hold, each.since, each.allowed) for each in fares.kept_back}
             assert kept == {("held", "nightly", 2, 5), ("tagged", "tag 'quarter'", 3, 5)}
             assert fares.keeps_all == 1
         client["held"].hold(name="nightly").release()
-        [held, _] = health_of(client, NOW_S).kept_back
+        [held, _] = report_health(client, NOW_S).kept_back
         assert (held.hold, held.since) == ("later", 4)
 
 
@@ -114,20 +116,20 @@ def test_bytes_add_up_and_what_waits_is_what_the_collector_deletes(place: str) -
         for time in range(4):
             orders.overwrite(rows(time * 10), time=time).result()
             gone.write(rows(time), time=time, seal=time + 1).result()
-        before = health_of(client, NOW_S)
+        before = report_health(client, NOW_S)
         assert before.live_bytes + before.history_bytes == part_bytes(place)
         assert (before.waiting, before.waiting_bytes) == ((), 0)
         orders.compact()  # A keyframe, which is all that the latest contents need; history stays.
         with opened(place) as other:
             needed = sum(other[name].snapshot().explain().bytes for name in ("orders", "gone"))
-        after = health_of(client, NOW_S)
+        after = report_health(client, NOW_S)
         assert (after.live_bytes, after.history_bytes > 0) == (needed, True)
 
         kept = reader["orders"].hold(3)
         orders.allow_compaction(3).result()
         orders.compact()
         client.drop("gone").result()
-        fares = health_of(client, NOW_S)
+        fares = report_health(client, NOW_S)
         assert fares.live_bytes + fares.history_bytes + (fares.waiting_bytes or 0) == part_bytes(place)
         whys = {(each.collection.split(" (")[0], each.why) for each in fares.waiting}
         assert whys == {("orders", "replaced"), ("one that is gone", "dropped")}
@@ -136,13 +138,13 @@ def test_bytes_add_up_and_what_waits_is_what_the_collector_deletes(place: str) -
         assert [each.waits_for for each in fares.waiting if each.why == "dropped"] == ["the grace period"]
         kept.release()
     with opened(place) as client:
-        fares = health_of(client, NOW_S + 10**9)
+        fares = report_health(client, NOW_S + 10**9)
         assert {each.waits_for for each in fares.waiting} == {"the next gc"}
         assert [due.count for due in fares.due if due.command == "persist gc"] == [len(fares.waiting)]
         bytes_before, waiting = part_bytes(place), fares.waiting_bytes
         client.gc()
         assert bytes_before - part_bytes(place) == waiting
-        assert health_of(client, NOW_S).waiting == ()
+        assert report_health(client, NOW_S).waiting == ()
 
 
 def test_a_location_of_many_collections_is_looked_at_once(place: str) -> None:
@@ -152,7 +154,7 @@ def test_a_location_of_many_collections_is_looked_at_once(place: str) -> None:
     with opened(place, mode="read") as client:
         client.collections()
         known, before = KnownFacts(client), client.metrics().store
-        assert len(health_of(client, NOW_S, known=known).collections) == 300
+        assert len(report_health(client, NOW_S, known=known).collections) == 300
         after = client.metrics().store
         asked = {name: after[name].requests - before[name].requests for name in after}
         assert sum(asked.values()) <= 2 + RECENT, asked
@@ -160,10 +162,10 @@ def test_a_location_of_many_collections_is_looked_at_once(place: str) -> None:
             writer["c7"].seal(99).result()
             writer.drop("c8").result()
         before = client.metrics().store
-        again = health_of(client, NOW_S, known=known)
+        again = report_health(client, NOW_S, known=known)
         asked_again = {name: count.requests - before[name].requests for name, count in client.metrics().store.items()}
         assert sum(asked_again.values()) <= 7, asked_again
-        assert again == health_of(client, NOW_S)
+        assert again == report_health(client, NOW_S)
         assert {lag.collection: lag.upper for lag in again.collections}["c7"] == 99
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import persist
-from persist.tools.web.app import served
+from persist.tools.web.app import serve_page
 
 NASTY = '<img src=x onerror="window.hacked=1"><b>bold</b>\u202e\x1b[31m'
 START = datetime(2026, 11, 21, 8, tzinfo=UTC)
@@ -55,7 +55,7 @@ def add_views(folder: Path) -> None:
 @contextmanager
 def shown(folder: Path, token: str | None = None) -> Iterator[str]:
     """Serve the page of a location; yield its address."""
-    with persist.open(folder, mode="read") as client, served(client, "127.0.0.1", 0, token) as page:
+    with persist.open(folder, mode="read") as client, serve_page(client, "127.0.0.1", 0, token) as page:
         thread = threading.Thread(target=page.run)
         thread.start()
         try:

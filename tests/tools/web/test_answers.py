@@ -22,7 +22,7 @@ import pytest
 import persist
 from persist.services.serve.messages import is_loopback
 from persist.tools.cli.main import main
-from persist.tools.web.app import FILES, MEMORY_BUDGET, names_of, served
+from persist.tools.web.app import FILES, MEMORY_BUDGET, accepted_names, serve_page
 from persist.tools.web.explorer import Explorer
 from persist.tools.web.results import QUERIES_AT_ONCE
 from persist.tools.web.slider import picture
@@ -98,8 +98,8 @@ def test_this_machine_is_asked_by_any_of_its_names(url: str, host: str) -> None:
 
 
 def test_a_proxy_is_allowed_by_its_name_and_all_addresses_where_all_are_listened_at() -> None:
-    proxied = names_of("127.0.0.1", ["Data.example"])
-    everywhere, named = names_of("0.0.0.0", []), names_of("box.example", [])
+    proxied = accepted_names("127.0.0.1", ["Data.example"])
+    everywhere, named = accepted_names("0.0.0.0", []), accepted_names("box.example", [])
     assert proxied.has("data.example:443")
     assert not proxied.has("10.0.0.7")
     assert everywhere.has("10.0.0.7:8420")
@@ -412,8 +412,8 @@ def test_only_loopback_addresses_are_taken_for_that(folder: Path) -> None:
     assert {host: is_loopback(host) for host in hosts} == hosts
     with (
         persist.open(folder, mode="read") as client,
-        served(client, "127.0.0.1", 0) as one,
-        served(client, "127.0.0.1", 0) as two,
+        serve_page(client, "127.0.0.1", 0) as one,
+        serve_page(client, "127.0.0.1", 0) as two,
     ):
         assert one.url.split("/")[3] != two.url.split("/")[3]
         assert len(one.url.split("/")[3]) >= 20

@@ -16,8 +16,8 @@ import pytest
 import persist
 from persist.core.metrics import Reading
 from persist.tools.web import server as limits
-from persist.tools.web.app import served
-from persist.tools.web.metrics import families_of, serve_metrics
+from persist.tools.web.app import serve_page
+from persist.tools.web.metrics import group_readings, serve_metrics
 from tests.support.paths import ROOT
 from tests.support.stepped import WAIT_S
 
@@ -57,6 +57,7 @@ def test_a_scrape_tells_of_the_store_and_of_each_collection(client: persist.Clie
         assert status == 200
         assert all(LINE.fullmatch(line) for line in text.splitlines() if not line.startswith("#"))
         assert (found["persist_up"], found["persist_collections"]) == ("1.0", "2.0")
+        assert "# HELP persist_collection_rows Rows, as far as they are known without a read." in text.splitlines()
         label = '{collection="or\\"ders {x=\\""}'
         assert found[f"persist_collection_rows{label}"] == "1.0"
         assert float(found[f"persist_collection_lag_seconds{label}"]) > 0
@@ -139,7 +140,7 @@ def test_a_request_that_comes_byte_by_byte_has_no_more_time_than_others(
 
 def test_readings_of_one_name_are_one_family() -> None:
     values = [Reading("a.b", value, True, attributes={"c": f"{value}"}) for value in (1.5, float("inf"))]
-    [family] = families_of(values)
+    [family] = group_readings(values)
     assert (family.name, family.type, [sample.value for sample in family.samples]) == (
         "a_b",
         "counter",
@@ -148,7 +149,7 @@ def test_readings_of_one_name_are_one_family() -> None:
 
 
 def test_the_page_has_the_metrics_below_its_secret(client: persist.Client) -> None:
-    with served(client, "127.0.0.1", 0) as page:
+    with serve_page(client, "127.0.0.1", 0) as page:
         thread = threading.Thread(target=page.run)
         thread.start()
         try:
