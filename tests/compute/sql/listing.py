@@ -27,9 +27,9 @@ def listed() -> str:
         "\n".join(
             [
                 HEAD,
-                f"Every function of DuckDB {duckdb.__version__} works in a view, except the refused ones below. Views compute "
-                f"{len(words)} scalar functions, {len(supported)} aggregates and {len(windows)} window functions, and DuckDB "
-                f"computes {len(by_duckdb)} scalar functions.",
+                f"Every function of DuckDB {duckdb.__version__} works in a view, except the refused ones below. "
+                f"Views compute {len(words)} scalar functions, {len(supported)} aggregates and {len(windows)} window "
+                f"functions, and DuckDB computes {len(by_duckdb)} scalar functions.",
                 "",
                 *_paragraph("**Refused aggregates**", aggregates - {*AGGREGATES, *OF_LISTS}),
                 *_paragraph("**Refused scalar functions**", scalars - words - by_duckdb),
