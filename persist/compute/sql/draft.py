@@ -31,7 +31,6 @@ from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, loaded_by_id
 from persist.engine.write.operations import Step
 
-
 PLANS_CAME_WITH = 11  # The number of the format of locations.
 
 

@@ -343,11 +343,9 @@ def restore(
     with at.writing() as client:
         loaded = _load_writable(client, collection)
         future = loaded.restore(as_of, time=_parse_time(time), token=token, allow_future=allow_future)
-        tell_done(
-            at,
-            {"collection": collection, "as_of": as_of, "seqno": future.result(), "time": future.time},
-            f"{collection} holds what it held as of {as_of}, from {time or make_time_format(loaded)(future.time or 0)} on",
-        )
+        done = {"collection": collection, "as_of": as_of, "seqno": future.result(), "time": future.time}
+        start = time or make_time_format(loaded)(future.time or 0)
+        tell_done(at, done, f"{collection} holds what it held as of {as_of}, from {start} on")
     return OK
 
 
