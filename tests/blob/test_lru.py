@@ -36,8 +36,8 @@ def test_a_value_without_room_is_not_kept_and_drops_nothing() -> None:
     small = lru(30, 15)
     small.put(1, bytes(16))
     assert small.get(1) is None
-    assert not small.has_room_for(16)
-    assert small.has_room_for(15)
+    assert not small.fits(16)
+    assert small.fits(15)
 
 
 def test_a_value_that_may_be_larger_than_the_room_is_kept_alone() -> None:

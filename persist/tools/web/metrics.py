@@ -35,7 +35,7 @@ from starlette.routing import Route
 import persist
 from persist.core.metrics import Reading, readings
 from persist.engine.collection.failures import failures_of
-from persist.services.serve.messages import host_of, is_loopback
+from persist.services.serve.messages import is_loopback, parse_host
 from persist.services.serve.rights import RIGHTS, Tokens
 from persist.tools.reports.surveys import Facts, KnownFacts
 from persist.tools.web.server import serve_app
@@ -164,7 +164,7 @@ def _make_app(exposition: Exposition, tokens: Tokens, checks_host: bool) -> Star
     async def answer(request: Request) -> Response:
         if RIGHTS["metrics"] not in tokens.rights(request.headers.items()):
             return PlainTextResponse("The token is missing or wrong: send Authorization: Bearer TOKEN.\n", 401)
-        if checks_host and not is_loopback(host_of(request.headers.get("host", ""))):
+        if checks_host and not is_loopback(parse_host(request.headers.get("host", ""))):
             return PlainTextResponse("Ask for this by 127.0.0.1 or localhost.\n", 403)
         return await exposition.response()
 

@@ -13,9 +13,9 @@ import pytest
 from persist.blob.errors import CorruptBlob
 from persist.blob.lru import Cache
 from persist.codecs.part.decoding import decode_part
-from persist.codecs.part.describing import footer_of
+from persist.codecs.part.describing import describe_footer
 from persist.codecs.part.file_reader import CheckedFooters, level_bytes
-from persist.codecs.part.part import GROUPS_MAX, Part, checksum_of
+from persist.codecs.part.part import GROUPS_MAX, Part, compute_checksum
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
@@ -35,7 +35,9 @@ def part_of(values: list[Any], schema: CollectionSchema = TEXT, **options: Any) 
 
 def refused(data: bytes, part: Part, reason: str, schema: CollectionSchema = TEXT) -> None:
     """Assert that a part is refused for a reason, with a filter too."""
-    believed = msgspec.structs.replace(part, bytes=len(data), checksum=checksum_of(data), footer=footer_of(data))
+    believed = msgspec.structs.replace(
+        part, bytes=len(data), checksum=compute_checksum(data), footer=describe_footer(data)
+    )
     for filter in (None, pc.field("k") >= 0):
         with pytest.raises(CorruptBlob, match=reason):
             decode_part(data, believed, schema, filter=filter)

@@ -27,7 +27,7 @@ from persist.codecs.order.ordering import combined, sort_indices
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.decoding import bad_filter
-from persist.codecs.part.filters import columns_of
+from persist.codecs.part.filters import referenced_columns
 from persist.codecs.part.part import Part
 from persist.codecs.types.arrow_types import is_flat
 from persist.codecs.types.schema import CollectionSchema
@@ -190,7 +190,7 @@ class Lookup:
         names: Sequence[str] = self.scan.columns
         if self.scan.filter is not None:
             rows = pa.schema([schema.arrow.field(name) for name in schema.names])
-            names = [*names, *columns_of(self.scan.filter, rows, names)]
+            names = [*names, *referenced_columns(self.scan.filter, rows, names)]
         columns = [name for name in names if name not in schema.key_names]
         if cuts_time or self._keeps_time:
             columns.append("_time")
