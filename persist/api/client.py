@@ -241,7 +241,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         It is created if there is none, with the query's plan as its definition, and is empty and unsealed until its
         first `refresh()`, which computes the answer at each time of the inputs since the view begins. Idempotent. The
         query is DuckDB's SQL over the collections of this location, views included; it is parsed by the package duckdb
-        (extra `sql`). `docs/use/views.md` says what is supported.
+        (extra `sql`). `docs/use/views-sql.md` says what is supported.
 
         Args:
             name: as of `create_or_load`.
@@ -419,7 +419,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         """Tell others of new records and serve reads over Arrow Flight, until the server or this client is closed.
 
         Clients that were opened with `notify=` learn of a record within milliseconds. Any Flight client can read
-        snapshots, changes and subscriptions; see `docs/run/operations.md`. Nothing depends on the server: it may end at
+        snapshots, changes and subscriptions; see `docs/run/servers.md`. Nothing depends on the server: it may end at
         any time.
 
         Args:

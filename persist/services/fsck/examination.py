@@ -101,7 +101,7 @@ def fsck(
         location, storage_options, settings, clock: as for `persist.open`.
         repair: replace unreadable checkpoints by a new one, and delete old unreferenced blobs.
         set_aside: together with repair, move records and checkpoints beyond the end of the log to `lost/`; if there are
-            any, do nothing else. All clients of the location must be closed. docs/run/operations.md describes when to
+            any, do nothing else. All clients of the location must be closed. docs/run/restore.md describes when to
             use it.
         dry_run: together with repair, change nothing, and list what would be done as `repairs_planned`.
         deep: read and verify every part; without, only look whether they are there and of the right size.
