@@ -7,7 +7,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 import persist
@@ -262,7 +261,7 @@ def policy(
     changes = {name: value for name, value in named.items() if value is not None}
     with at.writing() if changes or at_once else at.reading() as client:
         shared = client.set_policy(at_once=at_once, **changes) if changes or at_once else client.policy
-        values = msgspec.structs.asdict(shared)
+        values = {name: getattr(shared, name) for name in named}
         tell_done(at, values, "\n".join(f"{name:21} {value}" for name, value in values.items()))
     return OK
 
