@@ -220,7 +220,7 @@ def _load(
 
     With a key, the collection is created if there is none.
     """
-    from persist.connect.ingest.row_files import names_in
+    from persist.connect.ingest.row_files import read_names
     from persist.engine.write.write_options import choose_mode
     from persist.tools.cli.loading import load, open_input, was_begun
 
@@ -231,11 +231,11 @@ def _load(
         else:
             target = _target_like(client, collection, rows, key, plan, ignore, timeline)
         if not is_events:
-            has_diffs = plan.diff is not None or "_diff" in names_in(rows)
+            has_diffs = plan.diff is not None or "_diff" in read_names(rows)
             plan = replace(plan, mode=choose_mode(mode, has_key=bool(key), has_diffs=has_diffs))
         if mode == "error" and target.handle.create is None:
             raise persist.errors.CollectionExists(collection)
-        has_times = plan.time is None and time_column is None and "_time" in names_in(rows)
+        has_times = plan.time is None and time_column is None and "_time" in read_names(rows)
         if plan.seal is not None and plan.time is None and not has_times:
             raise persist.InvalidUsage(
                 f"--seal {plan.seal} goes with times, and neither --time nor a column _time says any: the commit gives "
