@@ -84,34 +84,15 @@ class ReadingCalls(CollectionBase):
         return found
 
     @overload
-    def get(
-        self,
-        keys: list[Any],
-        as_of: int | Moment | None = None,
-        *,
-        where: None = None,
-        columns: Sequence[str] | None = None,
-    ) -> list[Any]: ...
+    def get(self, keys: list[Any], as_of: int | Moment | None = None) -> list[Any]: ...
 
     @overload
     def get(
-        self,
-        keys: None = None,
-        as_of: int | Moment | None = None,
-        *,
-        where: str,
-        columns: Sequence[str] | None = None,
+        self, keys: None = None, as_of: int | Moment | None = None, *, where: str, columns: Sequence[str] | None = None
     ) -> pa.Table: ...
 
     @overload
-    def get(
-        self,
-        keys: Any,
-        as_of: int | Moment | None = None,
-        *,
-        where: None = None,
-        columns: Sequence[str] | None = None,
-    ) -> Any: ...
+    def get(self, keys: Any, as_of: int | Moment | None = None) -> Any: ...
 
     def get(
         self,

@@ -1,9 +1,8 @@
 """The one loop that moves collections into a target: read a step, let the target take it, let the hold follow.
 
-The target knows how far it has come, so the loop asks it first, and again whenever it was lost. All collections of a
-sink go together: what a step has of them is what one point of the log holds. If all are sealed to one time, and were
-sent up to one time, a step may end at an earlier time, which is the same for all; so a backlog is sent in steps of
-bounded size. A time is never cut.
+The target stores its position, so the loop reads that first, and again after each outage. All collections of a sink
+move together: a step has their contents at one point of the log. If all are sealed to one time and were sent up to one
+time, a step may end at an earlier common time. So a backlog is sent in steps of bounded size. A time is never cut.
 
 The hold follows behind the target, at most every `KEEP_S`: each time is a commit in the location.
 
@@ -21,7 +20,7 @@ from typing import Any
 from persist.api.client import Client, open
 from persist.connect.egress.feed import Feed
 from persist.connect.egress.sink import Piece, Sink
-from persist.connect.ingest.driver import check_no_options, checked, described
+from persist.connect.ingest.driver import check_no_options, checked, parse_description
 from persist.connect.ingest.source import Outage
 from persist.core.errors import InvalidUsage, TargetUnavailable
 from persist.core.progress import task
@@ -37,10 +36,10 @@ WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Egressed:
-    """What was sent: rows, transactions that had rows, and up to which time the target has each collection.
+    """The result of a run: rows, transactions with rows, and the target's upper of each collection.
 
     Attributes:
-        dropped: collections whose holds were given up, if that was asked for.
+        dropped: collections whose holds were released, with `drop`.
     """
 
     sink: str
@@ -60,7 +59,7 @@ def egress(
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Egressed:
-    """Send what collections hold to a target, exactly once, and go on with what changes; see `docs/use/egress.md`.
+    """Send collections to a target exactly once, and continue with changes; see `docs/use/egress.md`.
 
     Args:
         location: as of `persist.open`, or a client.
@@ -70,7 +69,7 @@ def egress(
             has come. Its rows stay.
         stop: ends it after the transaction under way, when it is set.
         storage_options: of the location.
-        options: of the sink, such as `collections=["orders"]`; they go before what the file says.
+        options: of the sink, such as `collections=["orders"]`; they override the file.
 
     Raises:
         InvalidUsage: the sink or an option is unknown, or the target refuses what it is to get.
@@ -80,7 +79,7 @@ def egress(
         TargetUnavailable: the target does not answer.
     """
     with ExitStack() as stack:
-        writing = sink_of(sink, options)
+        writing = load_sink(sink, options)
         stack.callback(writing.close)
         client = location if isinstance(location, Client) else open(location, storage_options=storage_options)
         if client is not location:
@@ -92,23 +91,23 @@ def egress(
             stack.callback(feed.close)
         if drop:
             return _dropped(client, writing, feeds)
-        with failures_told([_first_of(feeds)], writing.hold):
+        with failures_told([_first_collection(feeds)], writing.hold):
             return _Egress(client, writing, feeds, once, stop or threading.Event()).run()
 
 
 def _dropped(client: Client, sink: Sink, feeds: Sequence[Feed]) -> Egressed:
     names = tuple(feed.leaving.name for feed in feeds if feed.release())
-    tell_success([_first_of(feeds)], sink.hold)
-    sink.forget(_id_of(client), [feed.leaving for feed in feeds])
+    tell_success([_first_collection(feeds)], sink.hold)
+    sink.forget(_location_id(client), [feed.leaving for feed in feeds])
     return Egressed(sink.name, 0, 0, {}, names)
 
 
-def _first_of(feeds: Sequence[Feed]) -> CollectionHandle:
-    """Return the collection that says what is wrong with a sink."""
+def _first_collection(feeds: Sequence[Feed]) -> CollectionHandle:
+    """Return the collection that stores problems of the sink."""
     return min(feeds, key=lambda feed: feed.leaving.name).handle
 
 
-def _id_of(client: Client) -> str:
+def _location_id(client: Client) -> str:
     location = client.engine.follower.state.location
     assert location is not None, "its collections are there"
     return location
@@ -139,7 +138,7 @@ class _Egress:
         with task("egress", self.sink.name, streams=True) as done:
             while True:
                 try:
-                    self._go_on()
+                    self._continue()
                     for step in self._steps():
                         self._take(step)
                         done(sum(piece.count for piece in step))
@@ -155,19 +154,19 @@ class _Egress:
         uppers = {feed.leaving.name: feed.reached.upper for feed in self.feeds if feed.reached is not None}
         return Egressed(self.sink.name, self.rows, self.commits, uppers)
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         """Ask the target how far it has come."""
-        standing = self.sink.begin(_id_of(self.client), [feed.leaving for feed in self.feeds])
+        standing = self.sink.begin(_location_id(self.client), [feed.leaving for feed in self.feeds])
         for feed in self.feeds:
-            feed.go_on(standing.get(feed.leaving.id))
+            feed.resume(standing.get(feed.leaving.id))
 
     def _take(self, step: Sequence[Piece]) -> None:
-        taken = self.sink.take(step)
+        applied = self.sink.take(step)
         self._outage.end()
         for feed in self.feeds:
             for piece in step:
                 if piece.leaving.id == feed.leaving.id:
-                    feed.passed(piece.after, is_taken=piece in taken)
+                    feed.mark_sent(piece.after, is_taken=piece in applied)
         rows = sum(piece.count for piece in step)
         self.rows, self.commits = self.rows + rows, self.commits + bool(rows)
         now_s = self.client.engine.clock.monotonic_s()
@@ -177,17 +176,19 @@ class _Egress:
                 feed.keep()
 
     def _tell(self, problem: Exception | None) -> None:
-        handles = [_first_of(self.feeds)]
+        handles = [_first_collection(self.feeds)]
         tell_success(handles, self.sink.hold) if problem is None else tell_failure(handles, problem, self.sink.hold)
 
     def _steps(self) -> Iterator[list[Piece]]:
-        """Yield steps; each is taken before the next one is asked for."""
+        """Yield steps; the caller applies each before it requests the next."""
         promised = [piece for feed in self.feeds if (piece := feed.promised()) is not None]
         if promised:
             yield promised
         while not all(feed.reached is not None for feed in self.feeds):
             begun = [
-                piece for feed, contents in self._known() if feed.reached is None and (piece := feed.begun(contents))
+                piece
+                for feed, contents in self._load_states()
+                if feed.reached is None and (piece := feed.begun(contents))
             ]
             if begun:
                 yield begun
@@ -197,30 +198,32 @@ class _Egress:
             if feed.reached is not None and feed.reached.stage == "copying":
                 for piece in feed.contents():
                     yield [piece]
-        shown = {
-            feed: feed.shown() for feed in self.feeds if feed.reached is not None and feed.reached.stage == "copied"
+        visible = {
+            feed: feed.make_visible()
+            for feed in self.feeds
+            if feed.reached is not None and feed.reached.stage == "copied"
         }
-        if shown and len(self.feeds) > 1:  # They may be of different moments: one point of the log is seen at first.
-            known = [
-                (feed, contents, shown[feed].after if feed in shown else feed.reached)
-                for feed, contents in self._known()
+        if visible and len(self.feeds) > 1:  # They may be of different moments: one point of the log is seen at first.
+            states = [
+                (feed, contents, visible[feed].after if feed in visible else feed.reached)
+                for feed, contents in self._load_states()
             ]
             later = [
-                feed.changes(contents.upper.time, at) for feed, contents, at in known if feed.has_more(contents, at)
+                feed.changes(contents.upper.time, at) for feed, contents, at in states if feed.has_more(contents, at)
             ]
-            yield [*shown.values(), *later]
-        elif shown:
-            yield [*shown.values()]
+            yield [*visible.values(), *later]
+        elif visible:
+            yield [*visible.values()]
         yield from self._changes()
 
     def _changes(self) -> Iterator[list[Piece]]:
-        last = {feed.leaving.id: contents.upper for feed, contents in self._known()} if self.once else {}
+        last = {feed.leaving.id: contents.upper for feed, contents in self._load_states()} if self.once else {}
         while not self.stop.is_set():
-            known = [(feed, contents) for feed, contents in self._known() if feed.has_more(contents)]
+            changed = [(feed, contents) for feed, contents in self._load_states() if feed.has_more(contents)]
             if self.once:
-                known = [pair for pair in known if last[pair[0].leaving.id] > pair[0].seen]
-            if known:
-                yield self._step(known)
+                changed = [pair for pair in changed if last[pair[0].leaving.id] > pair[0].seen]
+            if changed:
+                yield self._step(changed)
             elif self.once or all(feed.is_finished for feed in self.feeds):
                 return
             else:
@@ -237,15 +240,15 @@ class _Egress:
             return [feed.changes(end) for feed, _ in known]
         return [feed.changes(contents.upper.time) for feed, contents in known]
 
-    def _known(self) -> list[tuple[Feed, CollectionState]]:
+    def _load_states(self) -> list[tuple[Feed, CollectionState]]:
         """Return all collections at one point of the log. Cost: a GET."""
         follower = self.client.engine.follower
         follower.refresh()
         return self._at_once()
 
     def _at_once(self) -> list[tuple[Feed, CollectionState]]:
-        wanted = [(feed.handle.id, feed.leaving.name) for feed in self.feeds]
-        _, states = self.client.engine.follower.known_at_once(wanted)
+        ids = [(feed.handle.id, feed.leaving.name) for feed in self.feeds]
+        _, states = self.client.engine.follower.known_at_once(ids)
         return [*zip(self.feeds, states, strict=True)]
 
     def _look(self, wanted: Any) -> bool:
@@ -256,16 +259,16 @@ class _Egress:
         return not self.stop.is_set()
 
 
-def sink_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Sink", options: Mapping[str, Any]) -> "Sink":
+def load_sink(given: "str | os.PathLike[str] | Mapping[str, Any] | Sink", options: Mapping[str, Any]) -> "Sink":
     """Return the sink that is described.
 
     Raises:
-        InvalidUsage: there is no such file, it is no TOML, or an option is unknown, missing or of another type.
+        InvalidUsage: the file is missing or not TOML, or an option is unknown, missing or of the wrong type.
     """
     if not isinstance(given, (str, os.PathLike, Mapping)):
         check_no_options("Sink", options)
         return given
-    url, config, where = described("sink", given, options, "postgres://writer@db.example/shop")
+    url, config, where = parse_description("sink", given, options, "postgres://writer@db.example/shop")
     if url.startswith(("postgres://", "postgresql://")):
         from persist.connect.egress.postgres import PostgresConfig, PostgresSink
 

@@ -1,18 +1,16 @@
 """One collection on its way out: what is read of it from where on, and the hold that keeps it until it was sent.
 
-Contents are sent in slices of keys, or, if there is no key, in shares by a hash of the rows. Where one ends is written
-down as a key or a hash, and not as a number of rows: rows come in no particular order, and slices are cut elsewhere
-after a compaction.
+Contents are sent in slices of keys, or, without a key, in shares by a hash of the rows. The position is a key or a hash
+instead of a number of rows, because rows have no particular order, and compaction moves the slices.
 
     share [LOWER, UPPER)   the rows whose hash, an integer below `HASHES`, is inside
 
 A hash is of the row's values alone, by `row_hashes`, in the types of the schema version that is sent. So a share is
-definite, however the collection is stored by then. A position that says up to which hash rows were sent can be gone on
-from after any compaction.
+definite, however the collection is stored by then. So a copy can continue from its position after any compaction.
 
-All parts are read once. Their updates are consolidated as far as memory allows, cut by hash, and put into a temporary
-file without a name, where the runs of a share are found by where they begin. Then each share is consolidated alone.
-So the disk needs room for the contents, compressed by LZ4, and a process that goes on reads all parts once more.
+All parts are read once. Their updates are consolidated as far as memory allows, split by hash, and written to an
+unnamed temporary file with an index of the shares. Then each share is consolidated alone. So the disk needs room for
+the contents, compressed by LZ4, and a process that goes on reads all parts once more.
 
 Memory: a chunk and a share, about four times each while they are consolidated.
 Rejected: shares in the order of rows. Parts have it, but a position would be a row of any size and any type.
@@ -54,9 +52,9 @@ SHARES_MAX = 1 << 10  # Each of them has a run in the file for each chunk.
 
 def cuts(lower: int, memory: int, share_bytes: int) -> list[int]:
     """Return where shares of contents of so much memory begin, from a hash on, and where the last one ends."""
-    left = HASHES - lower
-    count = min(SHARES_MAX, max(1, -(-memory * left // (HASHES * share_bytes))))
-    return [lower + left * share // count for share in range(count + 1)]
+    remaining = HASHES - lower
+    count = min(SHARES_MAX, max(1, -(-memory * remaining // (HASHES * share_bytes))))
+    return [lower + remaining * share // count for share in range(count + 1)]
 
 
 class Shares:
@@ -88,28 +86,28 @@ class Shares:
 
     def close(self) -> None:
         """Give the file up."""
-        with suppress(OSError):  # Of what a full disk has not taken.
+        with suppress(OSError):  # Closing fails on a full disk with unwritten data.
             self._file.close()
 
     def _read(self) -> None:
-        reader, wanted = self._reading(), [*self._scan.columns, "_diff"]
+        reader, names = self._reading(), [*self._scan.columns, "_diff"]
         chunk: list[pa.Table] = []
-        for table in chain(self._scan.base_rows(reader, wanted), self._scan.updates(reader, wanted)):
+        for table in chain(self._scan.base_rows(reader, names), self._scan.updates(reader, names)):
             self._reading.checked(reader)
             chunk.append(table)
             if sum(rows.nbytes for rows in chunk) >= CHUNK_BYTES:
-                self._put(chunk)
+                self._store_chunk(chunk)
         if chunk:
-            self._put(chunk)
+            self._store_chunk(chunk)
         self._is_read = True
 
-    def _put(self, chunk: list[pa.Table]) -> None:
+    def _store_chunk(self, chunk: list[pa.Table]) -> None:
         """Put the rows of a chunk into the file, share by share; take them from the list."""
         table = consolidate(pa.concat_tables(chunk), self._scan.columns)
         chunk.clear()
         hashes = row_hashes(_as_sent(table, self._scan), self._scan.columns) >> np.uint64(32)
         shares = np.searchsorted(self._bounds, hashes.astype(np.int64), side="right") - 1
-        # Bring the rows of each share together; those of share s stand from starts[s] up to starts[s + 1].
+        # Bring the rows of each share together; share s has the rows [starts[s], starts[s + 1]).
         order = np.argsort(shares, kind="stable")
         table = table.take(int64_array(order))
         starts = np.searchsorted(shares[order], np.arange(len(self._bounds)))
@@ -136,16 +134,15 @@ class Shares:
 def _as_sent(table: pa.Table, scan: Scan) -> pa.Table:
     """Return rows in the types that are sent, by whose values they are hashed.
 
-    What does not fit is of no row of the contents: it is consolidated away, so any hash will do that is the same for
-    equal rows.
+    A value that does not fit cancels out later, so any hash will do that is equal for equal rows.
     """
     if scan.narrow is None:
         return table
     try:
         for at, name in enumerate(table.column_names):
-            wanted = scan.narrow.arrow.field(name)
-            if table.schema.types[at] != wanted.type:
-                table = table.set_column(at, wanted, table.column(at).cast(wanted.type, safe=False))
+            target_field = scan.narrow.arrow.field(name)
+            if table.schema.types[at] != target_field.type:
+                table = table.set_column(at, target_field, table.column(at).cast(target_field.type, safe=False))
     except pa.ArrowException:
         return scan.given_out(table)
     return table
@@ -156,7 +153,7 @@ ANEW = "give the sink up by --drop, empty its tables, and begin anew"
 
 
 class Feed:
-    """What flows out of one collection. For one thread at a time.
+    """The outgoing updates of one collection. For one thread at a time.
 
     Attributes:
         reached: how far the target has come; None if it has nothing.
@@ -165,7 +162,7 @@ class Feed:
     """
 
     def __init__(self, collection: Collection, hold: str, rows: Rows | None, sink: str) -> None:
-        """Take a collection, the name of its hold, what it is sent as, and what the sink is called."""
+        """Take a collection, the name of its hold, the form of its rows, and the name of the sink."""
         self._handle = collection.handle
         self._name = hold
         self._sink = sink
@@ -193,7 +190,7 @@ class Feed:
         """Whether it is sent by key."""
         return self.leaving.rows == "keys"
 
-    def go_on(self, standing: Standing | None) -> None:
+    def resume(self, standing: Standing | None) -> None:
         """Go on where the target is.
 
         Raises:
@@ -211,7 +208,7 @@ class Feed:
         if reached.upper is None and reached.stage == "following":
             self.release()  # A process that was killed may have left it.
             return
-        if reached.stage != "following":  # Who was killed when it had begun has not made the hold.
+        if reached.stage != "following":  # A process that died before it took the hold has begun.
             self._hold.take(reached.position(self._name))
         contents = self._handle.contents()
         self._hold.check(contents, reached.position(self._name))
@@ -247,7 +244,7 @@ class Feed:
         return Piece(self.leaving, None, after, schema)
 
     def contents(self) -> Iterator[Piece]:
-        """Yield the pieces of contents that are not there yet; each is to be taken before the next one is asked for.
+        """Yield the remaining pieces of contents; the caller applies each before it requests the next.
 
         Memory: a slice of about `SLICE_BYTES`.
         """
@@ -259,11 +256,11 @@ class Feed:
             yield Piece(self.leaving, at, replace(at, stage="copied"), schema, schema)
             return
         scan, schema, reading = self._contents_scan(at, None)
-        for below, rows in self._cut(scan, reading, at):
-            before = self.reached
-            assert before is not None
-            after = replace(before, stage="copied") if below is None else replace(before, below=below)
-            yield Piece(self.leaving, before, after, schema, schema, rows)
+        for below, rows in self._split(scan, reading, at):
+            position = self.reached
+            assert position is not None
+            after = replace(position, stage="copied") if below is None else replace(position, below=below)
+            yield Piece(self.leaving, position, after, schema, schema, rows)
 
     def promised(self) -> Piece | None:
         """Return the step that the target has begun, once; None if there is none."""
@@ -281,7 +278,7 @@ class Feed:
             rows = _closed(Shares(scan, reading, bounds))
         return Piece(self.leaving, at, after, schema, schema, rows)
 
-    def passed(self, after: Reached, *, is_taken: bool) -> None:
+    def mark_sent(self, after: Reached, *, is_taken: bool) -> None:
         """Take note that a piece was taken, or that it has no rows."""
         if is_taken:
             if self.reached is None:
@@ -303,7 +300,7 @@ class Feed:
         scan.check_columns()
         return scan, schema, reading
 
-    def _cut(
+    def _split(
         self, scan: Scan, reading: ClaimedRead, at: Reached
     ) -> Iterator[tuple[tuple[Any, ...] | None, Iterator[pa.RecordBatch]]]:
         """Yield contents in pieces: below what each one is, None for the last one, and its rows."""
@@ -317,7 +314,7 @@ class Feed:
             for share, upper in enumerate(bounds[1:]):
                 yield None if upper == HASHES else (upper,), shares.rows(share)
 
-    def shown(self) -> Piece:
+    def make_visible(self) -> Piece:
         """Return the piece that lets readers see the contents that were copied."""
         at = self.reached
         assert at is not None
@@ -392,7 +389,7 @@ class Feed:
         self._let_go()
 
     def _mark(self, contents: CollectionState) -> None:
-        """Let the collection say whose hold that is, if it does not: `persist status` names the sink."""
+        """Store the sink of the hold in the collection, for `persist status`."""
         if self._name in contents.holds and contents.about.properties.get(SINK + self._name) != self._sink:
             self._say(self._sink)
 
@@ -417,7 +414,8 @@ class Feed:
         if self._reading is not None:
             try:
                 self._reading()
-            except LeaseExpired:  # This process stood still for long. What is needed is behind the permanent hold.
+            # This process was stopped for a long time. The permanent hold still covers its position.
+            except LeaseExpired:
                 self._let_go()
             else:
                 return self._handle.folded(self._handle.known(), end=end), self._reading

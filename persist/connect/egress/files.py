@@ -1,15 +1,15 @@
-"""Files as a sink: each step of a collection is a file or several, which nobody writes twice.
+"""Files as a sink: each step of a collection is one file or several, each written once.
 
-    COLLECTION/contents-TIME-N.parquet         contents as of a time; N counts the files of a collection
-    COLLECTION/LOWER-UPPER.parquet             the changes with LOWER <= time < UPPER
-    COLLECTION/LOWER-UPPER-ROW.parquet         those of them from a row on, if they do not fit one file
-    _persist/NAME/ID/N.json                    file N: where its step begins and ends, and which rows of it are there
+    COLLECTION/contents-TIME-N.parquet         contents as of a time; N counts the files of a collection.
+    COLLECTION/LOWER-UPPER.parquet             the changes with LOWER <= time < UPPER.
+    COLLECTION/LOWER-UPPER-ROW.parquet         the same from a row on, if they do not fit one file.
+    _persist/NAME/ID/N.json                    file N: begin and end of its step, and its rows
 
 A file is first promised, by its object N.json, which is made only if there is none: so of two processes, one decides
-where file N ends. Then the file is made, also only if there is none. Whoever finds a promise without its file makes
-the file: what lies between two times is definite, and in a definite order, so it is the same, whoever reads it. Whoever
-finds that the rows of a step go on goes on with the next one. Steps without rows are not promised, unless they end
-something; the next one begins where the last promise ended.
+where file N ends. Then the file is made, also only if there is none. A process that finds a promise without its file
+creates it: the changes between two times and their order are definite, so each process writes the same file. If rows of
+a step remain, the process continues with the next file. Steps without rows are not promised, unless they end something;
+the next one begins where the last promise ended.
 
 Files are Parquet, Arrow IPC, CSV or JSON lines. Memory: a file, compressed if it is Parquet, and a copy of it. Contents
 come in no definite order, so a step of them is one file, which the feed keeps small. Changes are cut where a file has
@@ -37,7 +37,7 @@ from persist.core.errors import Indeterminate, InvalidUsage, SinkMoved, TargetUn
 from persist.core.rendering import without_secrets
 from persist.core.settings import open_storage
 
-Nan = Literal["refuse", "null"]  # What becomes of NaN and infinities in JSON.
+Nan = Literal["refuse", "null"]  # NaN and infinities in JSON: an error, or null.
 
 
 SUFFIXES = {"parquet": "parquet", "csv": "csv", "json": "jsonl"}
@@ -52,9 +52,9 @@ class FilesConfig(msgspec.Struct, kw_only=True):
         sink: a folder or the URL of a prefix, as a location may have it: s3://bucket/changes.
         collections: that are sent, each to a folder of its own.
         format: of the files: parquet, csv or json (lines).
-        rows: "keys" for the new row of each key and what became of it, "multiset" for updates with `_diff`; else what a
-            collection has.
-        name: of the hold and of the positions; else it is made of the URL. Two sinks of a location need two names.
+        rows: "keys" for the new row of each key with its change, "multiset" for updates with `_diff`; by default "keys"
+            if the collection has a key.
+        name: of the hold and of the positions; derived from the URL by default. Two sinks of a location need two names.
         batch_rows: how many updates become one step, at most, if they are of several times.
         file_bytes: how large a file of changes is, about: a step that has more becomes several files.
         nan: what becomes of NaN and infinities in JSON.
@@ -134,7 +134,7 @@ class FilesSink:
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
         """Promise and make the files of each piece that has rows."""
         with self._answering():
-            return [piece for piece in step if self._taken(piece)]
+            return [piece for piece in step if self._apply(piece)]
 
     def forget(self, location: str, leaving: Sequence[Leaving]) -> None:
         """Delete the promises; the files stay."""
@@ -147,38 +147,38 @@ class FilesSink:
         """Close the store."""
         self._storage.close()
 
-    def _taken(self, piece: Piece) -> bool:
+    def _apply(self, piece: Piece) -> bool:
         rows = _Rows(piece, min(CHUNK_BYTES, self.config.file_bytes))
         if piece.before is None:
             self._check_empty(piece.leaving)
         if piece.leaving.id in self._open:
-            self._go_on(piece, rows)
+            self._resume(piece, rows)
         elif rows.is_at_end():
             if piece.is_turn:
                 self._promise(piece, None)
             return piece.is_turn
         while not rows.is_at_end():
             first = rows.at
-            made = self._made(rows, None, piece.leaving.name)
+            data = self._encode(rows, None, piece.leaving.name)
             goes_on = not rows.is_at_end()
             share = (first, rows.at) if first or goes_on else None
             key = self._key(piece, share)
             self._promise(piece, key, share, goes_on=goes_on)
-            self._create(piece, key, made)
+            self._create(piece, key, data)
         return True
 
-    def _go_on(self, piece: Piece, rows: "_Rows") -> None:
+    def _resume(self, piece: Piece, rows: "_Rows") -> None:
         """Make the file that was promised, if it is not there, and pass over the rows that are."""
         step, is_made = self._open.pop(piece.leaving.id)
         first, end = step.rows or (0, None)
         rows.skip(first if end is None or not is_made else end)
         piece.count -= rows.at
-        made = b"" if is_made else self._made(rows, ROWS_MAX if end is None else end, piece.leaving.name)
-        if rows.at != end if end is not None else not made:
+        data = b"" if is_made else self._encode(rows, ROWS_MAX if end is None else end, piece.leaving.name)
+        if rows.at != end if end is not None else not data:
             raise self._no_such_rows(piece, step)
         if not is_made:
             assert step.file is not None, "what has no file is made"
-            self._create(piece, step.file, made)
+            self._create(piece, step.file, data)
         if rows.is_at_end() == step.goes_on:
             raise self._no_such_rows(piece, step)
 
@@ -208,7 +208,7 @@ class FilesSink:
         if file is None:
             self._next[leaving.id] += 1
 
-    def _made(self, rows: "_Rows", end: int | None, name: str) -> bytes:
+    def _encode(self, rows: "_Rows", end: int | None, name: str) -> bytes:
         """Return a file of the rows up to one of them; without that, as many as a file has."""
         out = io.BytesIO()
         writer = None
@@ -284,12 +284,12 @@ class _Rows:
     """The rows of a step as files have them, of which each file takes some.
 
     Attributes:
-        at: how many were given out or passed over.
-        is_definite: whether they come in the same order, whoever reads them.
+        at: the number of rows returned or skipped.
+        is_definite: whether each read returns the same order.
     """
 
     def __init__(self, piece: Piece, chunk_bytes: int) -> None:
-        """Take a step, and how many bytes of it are given out at a time."""
+        """Take a step, and the bytes of one chunk."""
         self.at = 0
         self.is_definite = piece.before is not None and piece.before.stage == "following"
         self._piece = piece
@@ -298,29 +298,29 @@ class _Rows:
         self._left: pa.RecordBatch | None = None
 
     def is_at_end(self) -> bool:
-        """Return whether there are no more."""
+        """Return whether all rows were returned."""
         if self._left is None or not self._left.num_rows:
             self._left = next(self._batches, None)
         return self._left is None
 
     def next(self, end: int) -> pa.RecordBatch | None:
         """Return some of the rows before one of them; None if there are none."""
-        batch = self._taken(end)
+        batch = self._take_rows(end)
         return None if batch is None else _rows(batch, self._piece)
 
     def skip(self, end: int) -> None:
         """Pass over the rows before one of them."""
-        while self._taken(end) is not None:
+        while self._take_rows(end) is not None:
             pass
 
-    def _taken(self, end: int) -> pa.RecordBatch | None:
+    def _take_rows(self, end: int) -> pa.RecordBatch | None:
         if self.at >= end or self.is_at_end():
             return None
-        left = self._left
-        assert left is not None
-        fits = max(1, left.num_rows * self._bytes // max(1, left.nbytes))
-        some = left.slice(0, min(fits, end - self.at))
-        self._left = left.slice(some.num_rows)
+        waiting = self._left
+        assert waiting is not None
+        fits = max(1, waiting.num_rows * self._bytes // max(1, waiting.nbytes))
+        some = waiting.slice(0, min(fits, end - self.at))
+        self._left = waiting.slice(some.num_rows)
         self.at += some.num_rows
         return some
 
@@ -330,7 +330,7 @@ def _digits(time: int | None) -> str:
 
 
 def _rows(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
-    """Return the columns that a file has: those of the collection, `_time`, and `_change` or `_diff`."""
+    """Return the columns of the file: those in the collection, `_time`, and `_change` or `_diff`."""
     assert piece.before is not None
     sign = "_change" if piece.leaving.rows == "keys" else "_diff"
     columns = {name: batch.column(name) for name in piece.schema.names}
@@ -344,7 +344,7 @@ def _rows(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
 
 
 class RowWriter(Protocol):
-    """Writes batches to a file that somebody else closes."""
+    """Writes batches to a file that the caller closes."""
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch."""
@@ -424,12 +424,12 @@ class JsonLines:
         self._file.writelines(line + b"\n" for line in lines)
 
     def close(self) -> None:
-        """Leave the file to whoever opened it."""
+        """End the format; the caller closes the file."""
         self._file.flush()
 
 
 def json_lines(batch: pa.RecordBatch | pa.Table, *, nan: Nan = "null") -> list[bytes]:
-    """Return each row as a JSON object; what JSON has no form for is text, and NaN and infinities are as `nan` says.
+    """Return each row as a JSON object; types without a JSON form become text.
 
     Raises:
         InvalidUsage: there is one, and that is refused.
@@ -459,7 +459,7 @@ def _check_finite(column: pa.Array | pa.ChunkedArray, name: str) -> None:
 
 
 def _values(column: pa.Array) -> pa.Array:
-    """Return the elements of lists, or the values of maps; those that a NULL hides are not among them."""
+    """Return the elements of lists, or the values of maps, without those below a NULL."""
     if pa.types.is_map(column.type):
         return column.drop_null().items
     return column.flatten()

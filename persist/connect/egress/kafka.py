@@ -2,11 +2,11 @@
 
 How far they have come is in a topic of its own, `persist-positions`, which has to be compacted. A message for each step
 has a key that names the location, the sink and the collection. A sink begins by taking over the transactions of its
-name. So whoever had them before can commit no more, and what was not committed is void. Then it reads the topic to its
-end.
+name. So earlier holders of the name can commit nothing more, and their open transactions are void. Then it reads the
+topic to its end.
 
-Each message has the key of its row, so Kafka keeps the changes of a row in their order. The header `time` says at which
-time a change was.
+Each message has the key of its row, so Kafka keeps the changes of a row in their order. The header `time` is the time
+of a change.
 
 The client library takes one message at a time, so there is a loop for each row.
 """
@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from persist.connect.egress.files import Nan, json_lines
 from persist.connect.egress.sink import Leaving, Piece, Reached, Rows, Standing, sink_name
-from persist.connect.ingest.kafka.config import brokers_at
+from persist.connect.ingest.kafka.config import parse_brokers
 from persist.core.errors import InvalidUsage, SinkMoved, TargetUnavailable
 from persist.engine.read.results.result import required
 
@@ -47,13 +47,13 @@ class KafkaSinkConfig(msgspec.Struct, kw_only=True):
         prefix: what the names of topics begin with, but of those in `topics`.
         format: json for rows, and nothing for a key that is deleted; debezium for an envelope with old and new row.
         rows: "keys" for messages by key, "multiset" for updates with `_diff`; else what a collection has.
-        positions: the topic that says how far each collection has come.
-        name: of the hold, the positions and the transactions; else it is made of the URL. Two sinks of a location need
-            two names.
+        positions: the topic with the position of each collection.
+        name: of the hold, the positions and the transactions; derived from the URL by default. Two sinks of a location
+            need two names.
         batch_rows: how many updates become one transaction, at most, if they are of several times.
         nan: what becomes of NaN and infinities in JSON.
         password_file: a file with the password of the user in the URL.
-        client: options of the client library, such as those of TLS and SASL.
+        client: options of the client library, for example for TLS and SASL.
     """
 
     sink: str
@@ -76,7 +76,7 @@ class KafkaSink:
     def __init__(self, config: KafkaSinkConfig) -> None:
         required("confluent-kafka>=2.6", "confluent_kafka")
         self.config = config
-        self._brokers, topic = brokers_at(config.sink, config.client, config.password_file)
+        self._brokers, topic = parse_brokers(config.sink, config.client, config.password_file)
         self.name = self._brokers.name
         self.hold = config.name or sink_name("kafka", self.name, config.prefix)
         self.collections = config.collections
@@ -179,8 +179,8 @@ class KafkaSink:
         elif piece.leaving.rows == "multiset":
             values = self._lines(batch.select([*schema.names, "_diff"]))
         else:
-            gone = [False] * batch.num_rows if is_contents else _is_delete(batch)
-            values = [None if is_gone else line for line, is_gone in zip(self._lines(rows), gone, strict=True)]
+            deleted = [False] * batch.num_rows if is_contents else _is_delete(batch)
+            values = [None if is_gone else line for line, is_gone in zip(self._lines(rows), deleted, strict=True)]
         for key, value, at in zip(keys, values, times, strict=True):
             self._produce(topic, key, value, at)
 
@@ -194,17 +194,17 @@ class KafkaSink:
         names, keys = piece.schema.names, piece.schema.key_names
         after = self._lines(batch.select([*names]))
         if is_contents:
-            before, ops = [b"null"] * len(after), [b"r"] * len(after)
+            old_rows, ops = [b"null"] * len(after), [b"r"] * len(after)
         else:
             old = [batch.column(name if name in keys else f"_old_{name}") for name in names]
             changes = batch.column("_change").to_pylist()
-            before = self._lines(pa.RecordBatch.from_arrays(old, [*names]))
-            before = [b"null" if change == "insert" else row for change, row in zip(changes, before, strict=True)]
+            old_rows = self._lines(pa.RecordBatch.from_arrays(old, [*names]))
+            old_rows = [b"null" if change == "insert" else row for change, row in zip(changes, old_rows, strict=True)]
             after = [b"null" if change == "delete" else row for change, row in zip(changes, after, strict=True)]
             ops = [_OPS[change] for change in changes]
         name = msgspec.json.encode(piece.leaving.name)
         form = b'{"before":%b,"after":%b,"op":"%b","source":{"connector":"persist","table":%b,"time":%d}}'
-        return [form % (b, a, op, name, at or 0) for b, a, op, at in zip(before, after, ops, times, strict=True)]
+        return [form % (b, a, op, name, at or 0) for b, a, op, at in zip(old_rows, after, ops, times, strict=True)]
 
     def _produce(self, topic: str, key: bytes | None, value: bytes | None, at: int | None = None) -> None:
         """Give a message to the client library; wait while it has as many as it may have."""
@@ -229,15 +229,15 @@ class KafkaSink:
             self._problems = [error]
 
     def _check_topics(self, leaving: Sequence[Leaving]) -> None:
-        """Check that the topics are there; brokers may make them by themselves when they are asked."""
-        there = self._producer.list_topics(timeout=ASK_S).topics
+        """Check that the topics exist; brokers may create them on request."""
+        topics = self._producer.list_topics(timeout=ASK_S).topics
         for topic in [self.config.positions, *map(self._topic, leaving)]:
-            if topic in there:
+            if topic in topics:
                 continue
             metadata = self._producer.list_topics(topic, timeout=ASK_S).topics[topic]
             if metadata.error is not None and not metadata.error.retriable():
                 raise InvalidUsage(
-                    f"{self.name} has no topic {topic!r}: {self._brokers.told(metadata.error.str())}. Make it, with "
+                    f"{self.name} has no topic {topic!r}: {self._brokers.redact(metadata.error.str())}. Make it, with "
                     "cleanup.policy=compact if it is that of positions, or name another one"
                 )
             if topic == self.config.positions:
@@ -258,10 +258,10 @@ class KafkaSink:
         positions: dict[bytes, bytes] = {}
         try:
             topic = self.config.positions
-            left = {*consumer.list_topics(topic, timeout=ASK_S).topics[topic].partitions}
-            consumer.assign([TopicPartition(topic, partition, 0) for partition in left])
+            unread = {*consumer.list_topics(topic, timeout=ASK_S).topics[topic].partitions}
+            consumer.assign([TopicPartition(topic, partition, 0) for partition in unread])
             ends_s = time.monotonic() + ASK_S
-            while left:
+            while unread:
                 message = consumer.poll(1.0)
                 if message is None:
                     if time.monotonic() > ends_s:
@@ -271,7 +271,7 @@ class KafkaSink:
                     positions[message.key()] = message.value()
                     ends_s = time.monotonic() + ASK_S
                 elif message.error().name() == "_PARTITION_EOF":
-                    left.discard(message.partition())
+                    unread.discard(message.partition())
                 else:
                     raise KafkaException(message.error())
         finally:
@@ -292,7 +292,7 @@ class KafkaSink:
             yield
         except KafkaException as problem:
             error = problem.args[0]
-            told = self._brokers.told(error.str())
+            told = self._brokers.redact(error.str())
             if error.name() in _FENCED:
                 raise SinkMoved(
                     f"{self.name}: another process sends as {self.hold!r}, and has taken over. Let one of them run; if "

@@ -1,18 +1,18 @@
 """One collection as a table of Postgres, and the statements that bring it from where it is to where it will be.
 
 There are two forms. By key, the table has a row for each key, and the key is its primary key. As a multiset, the table
-has a row for each distinct row, with two more columns: `_row`, the SHA-256 of its text, which is the primary key, and
-`_count`, how often the collection has it. So negative multiplicities have a place, too, and an index finds each row.
+has a row for each distinct row, with two more columns: `_row`, the SHA-256 of its text, is the primary key, and
+`_count` is its multiplicity. So negative multiplicities have a place, too, and an index finds each row.
 
-Contents are first copied into a table beside it, which becomes the table when all are there, so nobody sees a part of
-them. If the table is there already, it gets what was copied. Changes are copied into a temporary table, and applied
+Contents are first copied into a second table, which replaces the first when it is complete, so readers never see part
+of them. If the table is there already, it gets what was copied. Changes are copied into a temporary table, and applied
 from there: what comes last counts of each key.
 
-By key, each change must find what the change says: an insert finds no row, an update or a deletion finds one. So it is
-noticed when a key has several rows, or when somebody else has inserted or deleted some.
+By key, an insert must find no row, and an update or a deletion must find one. So the sink notices keys with several
+rows, and writes of other programs.
 
-Types of Arrow become those of Postgres, as the table in `docs/use/egress.md` says. Zeros have no sign, as in
-collections, where both are equal.
+`docs/use/egress.md` has the table of Postgres' types for Arrow's. Zeros have no sign, as in collections, where both are
+equal.
 """
 
 import io
@@ -37,7 +37,7 @@ class PgTable:
     """A table of a sink, by the columns that a version of the collection's schema has."""
 
     def __init__(self, leaving: Leaving, schema: CollectionSchema, place: tuple[str, str], copy: str) -> None:
-        """Take a collection, its columns, the schema and name of its table, and the name of that of a copy."""
+        """Take a collection, its schema, the place of its table, and the name of the copy."""
         from psycopg2 import sql
 
         self._sql = sql
@@ -46,7 +46,9 @@ class PgTable:
         self.place = place
         self.columns = [*schema.names]
         self.key = [*schema.key_names] if leaving.rows == "keys" else [ROW]
-        self._types = {name: type_of(schema.arrow.field(name).type, f"{leaving.name}.{name}") for name in self.columns}
+        self._types = {
+            name: to_postgres_type(schema.arrow.field(name).type, f"{leaving.name}.{name}") for name in self.columns
+        }
         self.table = sql.Identifier(*place)
         self.copy = sql.Identifier(place[0], copy)
         self._stage = sql.Identifier(f"stage_{copy[-16:]}_{schema.version}")
@@ -89,10 +91,10 @@ class PgTable:
         if self._is_there(cursor):
             self._run(cursor, "CREATE TABLE {copy} (LIKE {table} INCLUDING DEFAULTS)")
             return
-        made = [sql.Identifier(name) + sql.SQL(" " + self._types[name]) for name in self.columns]
+        definitions = [sql.Identifier(name) + sql.SQL(" " + self._types[name]) for name in self.columns]
         if self.leaving.rows == "multiset":
-            made += [sql.SQL(f"{ROW} bytea, {COUNT} bigint NOT NULL")]
-        self._run(cursor, "CREATE TABLE {copy} ({made})", made=sql.SQL(", ").join(made))
+            definitions += [sql.SQL(f"{ROW} bytea, {COUNT} bigint NOT NULL")]
+        self._run(cursor, "CREATE TABLE {copy} ({made})", made=sql.SQL(", ").join(definitions))
 
     def add(self, cursor: Any, batches: Iterable[pa.RecordBatch]) -> None:
         """Add contents to the copy."""
@@ -146,7 +148,7 @@ class PgTable:
             self._run(cursor, "UPDATE {table} SET _row = {row}")
 
     def _merge(self, cursor: Any) -> None:
-        """Make one row of those that are equal without columns that they had."""
+        """Merge rows that are equal without dropped columns."""
         self._run(
             cursor,
             "UPDATE {table} t SET _count = s.total FROM (SELECT _row, _count, sum(_count) OVER (PARTITION BY {row}) "
@@ -201,7 +203,7 @@ class PgTable:
         )
 
     def _check_found(self, cursor: Any) -> None:
-        """Check that each change finds what it says: by the one before of its key, or by the table."""
+        """Check each change against the previous one of its key, or against the table."""
         self._run(
             cursor,
             "SELECT {named}, s._was FROM (SELECT *, row_number() OVER w AS _n, lag(_is) OVER w AS _before FROM {stage} "
@@ -260,22 +262,22 @@ class PgTable:
             "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
             (table,),
         )
-        there = {name: (kind, is_needed) for name, kind, is_needed in cursor.fetchall()}
-        wanted = dict(self._types)
+        actual = {name: (kind, is_needed) for name, kind, is_needed in cursor.fetchall()}
+        needed_types = dict(self._types)
         if self.leaving.rows == "multiset":
-            wanted |= {ROW: "bytea", COUNT: "bigint"}
-        for name, kind in wanted.items():
-            if name not in there:
+            needed_types |= {ROW: "bytea", COUNT: "bigint"}
+        for name, kind in needed_types.items():
+            if name not in actual:
                 raise InvalidUsage(
                     f"the table {self.shown} has no column {name!r}: ALTER TABLE {table} ADD COLUMN "
                     f'"{name}" {kind}, or let the sink make the table'
                 )
-            if not fits(kind, there[name][0]):
+            if not fits(kind, actual[name][0]):
                 raise InvalidUsage(
-                    f"the column {name!r} of the table {self.shown} is {there[name][0]}, which does not hold all "
+                    f"the column {name!r} of the table {self.shown} is {actual[name][0]}, which does not hold all "
                     f"values of {kind}: change its type, or let the sink make the table"
                 )
-        needed = [name for name, (_, is_needed) in there.items() if is_needed and name not in wanted]
+        needed = [name for name, (_, is_needed) in actual.items() if is_needed and name not in needed_types]
         if needed:
             raise InvalidUsage(
                 f"the table {self.shown} has a column {needed[0]!r} that {self.leaving.name!r} has not, and it must "
@@ -320,7 +322,7 @@ _WIDER = {
 _JSON = msgspec.json.Encoder(enc_hook=str)
 
 
-def type_of(kind: pa.DataType, where: str) -> str:
+def to_postgres_type(kind: pa.DataType, where: str) -> str:
     """Return the type of Postgres that a column gets, as the server writes it.
 
     Raises:
@@ -349,7 +351,7 @@ def type_of(kind: pa.DataType, where: str) -> str:
 def fits(ours: str, theirs: str) -> bool:
     """Return whether a column of a table that is there can hold what would be of another type if it was made here.
 
-    Text may be of any type: the server reads it, and says what it is not.
+    Text may be of any type: the server parses it, and reports errors.
     """
     if ours == theirs or ours == "text" or (ours == "jsonb" and theirs in ("json", "text")):
         return True
@@ -396,7 +398,8 @@ def _texts(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
             return pa.array([None if v is None else _JSON.encode(v).decode() for v in to_objects(values)], pa.string())
     except (pa.ArrowException, ValueError) as error:
         raise InvalidUsage(
-            f"a value of the column {where} does not fit {type_of(kind, where)}: {' '.join(str(error).split())}"
+            f"a value of the column {where} does not fit {to_postgres_type(kind, where)}: "
+            f"{' '.join(str(error).split())}"
         ) from None
     return values
 

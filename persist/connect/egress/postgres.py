@@ -1,8 +1,7 @@
 """Postgres as a sink: all collections of a step, and how far they have come, in one transaction.
 
-How far they have come is in the table `persist_positions`, beside their tables. Its row for a collection is locked
-while a step is applied, and must say what the step begins with. So if it is not known whether a commit happened, the
-row tells.
+How far they have come is in the table `persist_positions`, beside their tables. A step locks the row of a collection
+there, and checks that it is the begin of the step. After an unclear commit, the row has the result.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ import xxhash
 
 from persist.connect.egress.pg_table import PgTable
 from persist.connect.egress.sink import Leaving, Piece, Reached, Rows, Standing, sink_name
-from persist.connect.ingest.postgres.database import PgAddress, one_line
+from persist.connect.ingest.postgres.database import PgAddress, to_line
 from persist.core.errors import InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
 
 POSITIONS = "persist_positions"
@@ -31,7 +30,7 @@ class PostgresConfig(msgspec.Struct, kw_only=True):
             schema.table.
         schema: where tables are whose names have no schema, and the table of positions.
         rows: "keys" for a row for each key, "multiset" for a count for each row; else what a collection has.
-        name: of the hold and of the positions; else it is made of the URL. Two sinks of a location need two names.
+        name: of the hold and of the positions; derived from the URL by default. Two sinks of a location need two names.
         batch_rows: how many updates become one transaction, at most, if they are of several times.
     """
 
@@ -63,7 +62,7 @@ class PostgresSink:
         self._location = ""
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
-        """Connect, and return what the positions say."""
+        """Connect and load the positions."""
         self.close()
         self._location = location
         try:
@@ -85,8 +84,8 @@ class PostgresSink:
                 (location, self.hold),
             )
             positions = cursor.fetchall()
-        wanted = {collection.id for collection in leaving}
-        return {id_: Standing(Reached.of(position, self.name)) for id_, position in positions if id_ in wanted}
+        ids = {collection.id for collection in leaving}
+        return {id_: Standing(Reached.of(position, self.name)) for id_, position in positions if id_ in ids}
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
         """Apply a step, and move its positions, in one transaction."""
@@ -116,16 +115,16 @@ class PostgresSink:
 
     def _apply(self, cursor: Any, piece: Piece) -> None:
         table = self._table(piece.leaving, piece.schema)
-        before, after = piece.before, piece.after
-        if before is None:
+        position, after = piece.before, piece.after
+        if position is None:
             table.begin(cursor)
-        elif before.stage == "copying":
+        elif position.stage == "copying":
             table.add(cursor, piece.read())
-        elif after.stage == "following" and before.stage == "copied":
+        elif after.stage == "following" and position.stage == "copied":
             table.show(cursor)
         else:
             assert piece.earlier is not None, "it has the columns of some version"
-            if before.schema != after.schema:
+            if position.schema != after.schema:
                 table.evolve(cursor, self._table(piece.leaving, piece.earlier))
             table.apply(cursor, piece.read())
 
@@ -164,16 +163,16 @@ class PostgresSink:
             raise TargetUnavailable(str(self._address.unavailable(error))) from None
         except library.errors.UniqueViolation as error:
             raise InvalidUsage(
-                f"{self.name} refuses a row of {what}: {one_line(error)}. A table has one row for each key; "
+                f"{self.name} refuses a row of {what}: {to_line(error)}. A table has one row for each key; "
                 'rows = "multiset" sends collections whose keys have several'
             ) from None
         except library.errors.NotNullViolation as error:
             raise InvalidUsage(
-                f"{self.name} refuses a row of {what}: {one_line(error)}. A key of a table cannot be NULL; "
+                f"{self.name} refuses a row of {what}: {to_line(error)}. A key of a table cannot be NULL; "
                 'rows = "multiset" sends collections that have such keys'
             ) from None
         except library.Error as error:
-            raise InvalidUsage(f"{self.name} refuses {what}: {one_line(error)}. Nothing of this was sent") from None
+            raise InvalidUsage(f"{self.name} refuses {what}: {to_line(error)}. Nothing of this was sent") from None
 
     @property
     def _positions(self) -> Any:

@@ -1,14 +1,14 @@
-"""What a sink is to the loop that feeds it, and how far one has come.
+"""The interface between a sink and the loop that feeds it, and the positions of a target.
 
 The target keeps, for each collection, a `Reached`. It goes through three stages:
 
-    copying     the contents as of a time are sent, in pieces by key or hash; `below` says which rows are there
-    copied      all of them are there, and nobody sees them yet
-    following   whoever reads the target sees the contents as of `upper - 1`
+    copying     the contents as of a time are sent, in pieces by key or hash; `below` is the end of sent rows.
+    copied      all of them are there, hidden from readers of the target.
+    following   readers of the target see the contents as of `upper - 1`
 
 A `Piece` leads from one `Reached` to another one. A step is pieces of different collections, which a sink takes as a
-whole or not at all: the rows, and where they lead. It refuses a piece that does not begin where the target is. So of
-two processes that feed one target, one is told.
+whole or not at all: the rows, and where they lead. It refuses a piece that does not begin where the target is. So if
+two processes feed one target, one of them gets an error.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -92,7 +92,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """What a sink needs to know of a collection.
+    """A collection, as a sink needs it.
 
     Attributes:
         id: of the collection, which is unique in the location.
@@ -106,7 +106,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a target is with a collection.
+    """The position of a target in a collection.
 
     Attributes:
         promised: where a step leads that the target has begun, and that is to be taken once more.
@@ -118,11 +118,11 @@ class Standing:
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """What leads a target from where it is with one collection to where it will be.
+    """Rows that move a target from one position of a collection to another.
 
     Attributes:
         before: where it has to be; None if it has nothing yet.
-        schema: the columns of the tables; before it, the target may have those of the version in `before`.
+        schema: the columns of the tables; the target may still have the columns of the version in `before`.
         earlier: the schema that the target has; None if it has nothing yet.
         tables: contents, with `_diff` if they are a multiset; or changes in the order of times: transitions with
             `_change` by key, or updates with `_diff`. They are read once.
@@ -154,11 +154,11 @@ class Piece:
 
 
 class Sink(Protocol):
-    """Where collections flow to."""
+    """A target of collections."""
 
     @property
     def name(self) -> str:
-        """What it is called in messages and logs: nothing secret is in it."""
+        """Its name in messages and logs, without secrets."""
         ...
 
     @property
@@ -173,7 +173,7 @@ class Sink(Protocol):
 
     @property
     def rows(self) -> Rows | None:
-        """What it makes of all collections; None for what each has: keys, or none."""
+        """The form of rows for all collections; None chooses by each one's key."""
         ...
 
     @property
@@ -192,11 +192,11 @@ class Sink(Protocol):
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
         """Take a step as a whole, durably, or not at all; return its pieces, perhaps without some that have no rows.
 
-        What was left out is of the next step.
+        The next step has the rows that it left out.
 
         Raises:
             SinkMoved: the target is not where the step begins.
-            TargetUnavailable: it does not answer; perhaps the step was taken, which `begin` tells.
+            TargetUnavailable: it does not answer; `begin` returns whether it took the step.
             InvalidUsage: it refuses the rows.
         """
         ...
@@ -211,5 +211,5 @@ class Sink(Protocol):
 
 
 def sink_name(kind: str, *where: str) -> str:
-    """Return the name of a sink that was not given one: the same whenever it goes to the same place."""
+    """Derive the default name of a sink from its place."""
     return f"egress-{kind}-{xxhash.xxh64(chr(10).join(where).encode()).hexdigest()[:8]}"

@@ -1,7 +1,7 @@
 """Messages of change data capture, as raw JSON, become events: Debezium's, Maxwell's and Canal's.
 
-Promises: each good message becomes what it says, in order; each bad one is named with its reason; nothing is guessed
-that a message or the caller could say. Pure functions of columns, vectorised through `pyarrow.json`.
+Each good message becomes its events, in order; each bad one is reported with its reason; missing information is an
+error. Pure functions of columns, vectorised through `pyarrow.json`.
 """
 
 from persist.connect.envelopes.assembly import Events

@@ -1,6 +1,6 @@
-"""What a caller wants of messages, checked; and what becomes of them: events, and messages that were rejected.
+"""Checks the options of a reader of messages, and collects its results: events and rejected messages.
 
-Changes of rows become events: which key each has, whether it is gone, and what else it says. Whole columns at a time.
+Turns changes of rows into events: their keys, whether the row is deleted, and their values. Whole columns at a time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,18 +24,17 @@ from persist.core.errors import BadMessage
 
 DELETED, TIME, BEFORE = "_deleted", "_time", "_before"
 OnError: TypeAlias = Literal["raise", "collect"]
-SchemaLike: TypeAlias = Any  # What `create_or_load` takes for a key or a value, except codecs; None for none.
+SchemaLike: TypeAlias = Any  # A key or a value as in `create_or_load`, without codecs; None for none.
 
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What messages amount to; goes to `Collection.upsert` or `Collection.transition` as it is, because it is Arrow.
+    """The result of reading messages; an Arrow stream for `Collection.upsert` or `Collection.transition`.
 
     Attributes:
-        table: the events in the order of their messages: the key's columns, the value's, `_deleted`; `_time` and
-            `_before` if they were asked for. The value of a deleted row is NULL.
-        rejected: the messages that could not be read: `message`, its number among those given, from 0; `reason`;
-            `key` and `value`, the bytes that were given.
+        table: the events in the order of their messages: the key's columns, the value's, `_deleted`; by option also
+            `_time` and `_before`. The value of a deleted row is NULL.
+        rejected: unreadable messages: `message`, its number from 0; `reason`; `key` and `value`, their bytes.
     """
 
     table: pa.Table
@@ -54,11 +53,11 @@ class Wanted:
     """The options that all envelopes share.
 
     Attributes:
-        key: the columns of the key; () if the messages are to say which these are.
-        types: of the columns, key included; None if the messages are to say these, too.
+        key: the columns of the key; () to take them from messages.
+        types: of the columns, key included; None to infer them from messages.
         time: where `_time` is in a message, or a column beside the messages; None for no such column.
         metadata: by their names, further columns of the value: where they are.
-        logical: how a producer encodes some columns, where no message says so.
+        logical: the encodings of columns for messages without a schema.
         on_error: whether a bad message raises, or is collected.
     """
 
@@ -79,7 +78,7 @@ class Wanted:
         logical: Mapping[str, str] | None = None,
         on_error: OnError = "raise",
     ) -> "Wanted":
-        """Check what was asked for.
+        """Check the options.
 
         Raises:
             InvalidUsage: an option has no allowed value, or names a column that the schema has not; or that is none.
@@ -96,12 +95,15 @@ class Wanted:
         return cls(names, types, time, dict(metadata or {}), described, on_error)
 
     def paths(self, messages: Messages) -> dict[str, str]:
-        """Return what is to be read of each message besides its row: by column, the path. The rest stands beside it."""
+        """Return what is to be read of each message besides its row: by column, the path.
+
+        The row itself has the remaining columns.
+        """
         every = {**self.metadata, **({TIME: self.time} if self.time is not None else {})}
         return {name: path for name, path in every.items() if path not in messages.others.column_names}
 
     def path_type(self, name: str, samples: list[dict[str, Any]]) -> pa.DataType:
-        """Return the type of what is at a path of messages, of which some samples are given."""
+        """Infer the type at a path of messages from samples."""
         if name == TIME:
             return pa.int64()
         if self.types is not None and name in self.types:
@@ -161,7 +163,7 @@ class Changes:
         rows: the number of each one's message, int64[n], ascending.
         deletes: bool[n]: whether the row is gone.
         after: struct[n], the row after the change; NULL where there is none.
-        before: struct[n], the row before it as far as the message says; NULL where it does not.
+        before: struct[n], the old row as far as the message has it, else NULL.
         keys: struct[n], the key that the message has apart from the rows; NULL where there is none.
         others: further columns of the events.
     """
@@ -174,7 +176,7 @@ class Changes:
     others: Mapping[str, pa.Array] = field(default_factory=dict)
 
     def filtered(self, mask: Mask) -> "Changes":
-        """Return those that the mask has."""
+        """Return the rows that the mask selects."""
         if mask.all():
             return self
 
@@ -198,8 +200,7 @@ def assembled(changes: Changes, key: tuple[str, ...], with_before: bool = False)
     """Return the events of changes.
 
     A change of the key, which only rows before it show, is two events: the old key is gone, and the new one is there.
-    Only a message's own key may have NULL in some of its fields: in a row, NULL may stand for what the row does not
-    say.
+    Only the message's own key may have NULL in a field: in a row, NULL may mean a missing field.
     """
     columns = {name: key_column(changes, name) for name in key}
     bad = list[Bad]()
@@ -225,7 +226,7 @@ def assembled(changes: Changes, key: tuple[str, ...], with_before: bool = False)
 
 
 def key_column(changes: Changes, name: str) -> pa.Array:
-    """Return a column of the key: of the message's key, or else of the row that says so."""
+    """Return a key column, from the message's key or else from its row."""
     apart = changes.keys.field(name) if changes.keys is not None and _has(changes.keys, name) else None
     if apart is not None and not apart.null_count:
         return apart
@@ -237,7 +238,7 @@ def key_column(changes: Changes, name: str) -> pa.Array:
 
 
 def _field(rows: pa.StructArray, name: str) -> pa.Array:
-    """Return a column of rows, NULL where there is no row."""
+    """Return a column of rows, NULL without a row."""
     return pc.struct_field(rows, [name])
 
 
@@ -246,7 +247,7 @@ def _has(rows: pa.StructArray, name: str) -> bool:
 
 
 def _with_own_key(changes: Changes, columns: Mapping[str, pa.Array]) -> pa.Array | None:
-    """Return which messages have keys of their own that say something, as bool; None where none have."""
+    """Return a mask of messages with usable keys, or None if there are none."""
     if changes.keys is None or not all(_has(changes.keys, name) for name in columns):
         return None
     some = [column.is_valid() for column in columns.values()]

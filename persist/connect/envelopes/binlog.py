@@ -6,12 +6,12 @@
                "pkNames": [column, …], "mysqlType": {column: type, …}, "isDdl": …, "es": …, "ts": …, …}
       type  = "INIT" | "INSERT" | "UPDATE" | "DELETE" | DDL
 
-Maxwell writes one row in each message, bytes in base64, and `primary_key_columns` if it was told to. Canal, and TiCDC
-with it, writes the rows that one statement changed; all its values are text, bytes are text whose characters are the
-bytes, and `old` is null or an empty list where nothing was before. "INIT" is what a table held in the beginning.
+Maxwell writes one row in each message, bytes in base64, and `primary_key_columns` if configured. Canal, and TiCDC with
+it, writes the changed rows of one statement. All its values are text; each character of a bytes value is one byte; and
+`old` is null or an empty list without old rows. "INIT" is what a table held in the beginning.
 
-Messages are read twice: first which table they are of and what they say happened, then the rows of those wanted. So
-neither other tables nor statements about tables can get in the way of the columns' types.
+Messages are read twice: first their tables and kinds of change, then the rows of the selected tables. So neither other
+tables nor statements about tables can get in the way of the columns' types.
 
 `old` has the columns that an update changed. An old key is known from it, but no NULL from a column that is not there:
 so these envelopes give no `_before`.
@@ -83,7 +83,7 @@ def arrow_type(mysql_type: str) -> pa.DataType:
         signed, unsigned = _INTEGERS[name]
         return unsigned if "unsigned" in rest else signed
     if name in ("decimal", "numeric"):
-        if not arguments:  # As producers name the type alone, it says nothing of digits, and all must be kept.
+        if not arguments:  # Some producers name the type without digits, so all must fit.
             return pa.decimal128(38, 18)
         digits = [int(part) for part in arguments.split(",")]
         make = pa.decimal128 if digits[0] <= 38 else pa.decimal256
@@ -97,17 +97,17 @@ HEAD = pa.schema([("type", pa.string()), ("database", pa.string()), ("table", pa
 
 @dataclass(frozen=True)
 class Dialect:
-    """What tells one of the two from the other.
+    """The differences between the two formats.
 
     Attributes:
         name: for messages.
         writes: the types of messages that hold rows that are there.
-        deletes: the type of those that hold rows that are gone.
-        skipped: types of messages that say nothing about rows.
+        deletes: the type of messages with deleted rows.
+        skipped: types of messages without changes of rows.
         listed: whether `data` and `old` are arrays of rows.
         key_at: where a message names the columns of the key.
         types_at: where a message names the MySQL types of its columns; None for nowhere.
-        binary: reads text that stands for bytes.
+        binary: decodes text to bytes.
     """
 
     name: str
@@ -161,7 +161,7 @@ def events_of(messages: Any, wanted: Wanted, table: str | None, dialect: Dialect
 
 
 class _Heads:
-    """Reads what all messages say besides their rows."""
+    """Reads the parts of all messages outside their rows."""
 
     def read(self, texts: pa.Array) -> pa.Table:
         return parse(texts, HEAD)
@@ -325,20 +325,20 @@ def canal(
     about tables are refused.
 
     Args:
-        messages: record batches, a table or a frame with the column "value", in the order of arrival; or a column, or
-            a list, of values alone. Keys of messages are not needed, and not looked at.
-        key: the columns of the key; those of `pkNames` if None.
-        schema: the types of the columns, key included; others are left out. None takes those of `mysqlType`, or text
-            where there are none.
+        messages: record batches, a table or a frame with the column "value", in the order of arrival; or a column, or a
+            list, of values alone. Keys of messages are not needed, and not looked at.
+        key: the columns of the key; `pkNames` if None.
+        schema: the types of the columns, key included; others are left out. None takes the types of `mysqlType`, or
+            text.
         table: "table" or "database.table": messages of others are passed over. None if all are of one.
         time: where the time of an event is, such as "es", or the name of a column beside the messages: it becomes
-            `_time`. None if the caller of `upsert` says the time.
+            `_time`. None if the caller of `upsert` sets the time.
         metadata: further columns for the value, such as `{"es": "es"}`.
         on_error: "raise", or "collect" bad messages in `rejected`.
 
     Raises:
         BadMessage: a message is bad, and on_error="raise".
-        InvalidUsage: an option is wrong, or the messages leave open what it would have said.
+        InvalidUsage: an option is wrong, or required and missing from the messages.
     """
     return events_of(messages, Wanted.of(key, schema, time, metadata, None, on_error), table, CANAL)
 
@@ -371,7 +371,7 @@ def maxwell(
 
     Args:
         key: the columns of the key; needed unless the messages have `primary_key_columns`.
-        schema: the types of the columns, key included; others are left out. None takes what JSON shows, which may
+        schema: the types of the columns, key included; others are left out. None infers them from JSON, which may
             differ from one call to the next.
         messages, table, time, metadata, on_error: as for `canal`.
 

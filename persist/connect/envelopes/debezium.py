@@ -5,8 +5,8 @@
     op      = "c" created, "r" read by a snapshot, "u" updated, "d" deleted, "t" truncated, "m" a message of the log
     key     = {column: value, …} | {"schema": …, "payload": {…}}
 
-What is refused: "t", because a table that is emptied has no keys to name; "m", which is no row; rows that lack a large
-value that did not change, because its placeholder would replace it.
+Refused are: "t", because a truncated table has no keys; "m", which has no row; and rows with a placeholder for an
+unchanged large value.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,29 +63,29 @@ def debezium(
 ) -> Events:
     """Read Debezium's change events as events for `Collection.upsert`.
 
-    Vectorised, by `pyarrow.json`; memory in proportion to the messages given, so give those of one poll or file at a
-    time. Where messages are bad, those around them are read twice.
+    Vectorised, by `pyarrow.json`; memory is proportional to the messages, so pass those of one poll or file at a time.
+    Neighbours of bad messages are read twice.
 
     Args:
         messages: record batches, a table or a frame with the column "value" and, if the messages have keys, "key", as
             bytes or text, in the order of arrival; or a column, or a list, of values alone.
-        key: the columns of the key. Needed for messages without keys; else those of the messages' keys.
-        schema: the types of the columns, key included; others are left out. None takes what the messages' schema part
-            declares, or else what JSON shows, which may differ from one call to the next.
+        key: the columns of the key. Required if messages have no keys; by default the columns of their keys.
+        schema: the types of the columns, key included; others are left out. None takes the types of the schema part, or
+            else infers them from JSON, which may differ from one call to the next.
         types: by column, the logical type that Debezium encodes it as, such as "io.debezium.time.MicroTimestamp",
             "org.apache.kafka.connect.data.Decimal", or "string" for text: for messages without a schema part.
         time: where the time of an event is, such as "source.ts_ms", or the name of a column beside the messages: it
-            becomes `_time`. None if the caller of `upsert` says the time.
-        metadata: further columns for the value, such as `{"lsn": "source.lsn"}`, for `order_by`. Deletions have them,
-            too; a tombstone has only what stands beside the messages.
+            becomes `_time`. None if the caller of `upsert` sets the time.
+        metadata: further columns for the value, such as `{"lsn": "source.lsn"}`, for `order_by`. Deletions also have
+            them; a tombstone has only fields outside the value.
         before: add `_before`, the value before the change, for machines that check it.
-        tombstones: whether a message without a value deletes its key, or is passed over: Debezium sends one after each
-            "d", which has said so already.
+        tombstones: whether a message without a value deletes its key. If not, it is skipped: Debezium sends one after
+            each "d", which has deleted the key.
         on_error: "raise", or "collect" bad messages in `rejected`.
 
     Raises:
         BadMessage: a message is bad, and on_error="raise".
-        InvalidUsage: an option is wrong, or the messages leave open what it would have said.
+        InvalidUsage: an option is wrong, or required and missing from the messages.
     """
     one_of("tombstones", tombstones, ("delete", "skip"))
     given = Messages.of(messages)
@@ -102,7 +102,7 @@ def debezium(
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of messages, apart from what their values say."""
+    """The keys of messages, separate from their values."""
 
     names: tuple[str, ...]
     columns: pa.StructArray | None  # For all messages; NULL where a message has no key.
@@ -225,7 +225,7 @@ def _row_types(groups: list[Group], wanted: Wanted) -> dict[str, pa.DataType]:
 
 
 def check_told(group: Group, places: tuple[str, ...], types: Mapping[str, pa.DataType], wanted: Wanted) -> None:
-    """Raise before anything is read if nothing tells what a column of these messages stands for.
+    """Raise early if the encoding of a column is unknown.
 
     One message among others that holds something odd is bad, and no reason to raise.
     """

@@ -1,7 +1,7 @@
-"""Numbers of JSON where floats are read: which of them are no float, and what holds them exactly.
+"""Numbers of JSON in float columns: detects inexact ones, and finds exact types.
 
-`pyarrow.json` reads a whole number beyond 2^53 as the nearest double, and one beyond float32 as infinity, and says
-nothing. What such numbers look like is searched for in the bytes; only documents that have some are read again, slowly.
+`pyarrow.json` silently rounds a whole number beyond 2^53 to the nearest double, and reads one beyond float32 as
+infinity. A search of the bytes finds such numbers; only documents with some are read again, slowly.
 """
 
 import re
@@ -131,7 +131,7 @@ def _numbers(text: bytes, fields: pa.Schema) -> Iterator[tuple[str, str, int]]:
     """Yield the numbers of a document that are read as floats, each with its path and the bits of the float."""
     try:
         document = _decoder(fields).decode(text)
-    except msgspec.MsgspecError:  # Whoever parses it says what is wrong with it.
+    except msgspec.MsgspecError:  # The parser reports the problem.
         return
     for at, field in enumerate(fields):
         yield from _inside(getattr(document, f"m{at}", None), field.type, field.name)

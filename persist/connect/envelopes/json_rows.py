@@ -1,15 +1,15 @@
-"""JSON documents, one in each row of a column of bytes, as rows: many in one pass, and the bad ones told apart.
+"""JSON documents, one in each row of a column of bytes, to rows: many in one pass, with bad ones separated.
 
 `pyarrow.json` reads a stream of objects and stops at the first that is bad, without a word about where it was. So
 documents are joined into one stream, and what makes a document hold exactly one row of it is checked:
 
-- each begins with `{` and ends with `}`. Between `}` and `{` no JSON goes on, not even in a string, because the newline
-  between two documents may not stand in one: so no two documents can become one object;
+- each begins with `{` and ends with `}`. No JSON continues between `}` and `{`, even in a string, because a string
+  cannot contain the newline between two documents. So two documents cannot become one object;
 - there are as many rows as documents: so none was two objects.
 
-Where reading fails, the documents that look bad (`suspects`) are put aside, all in one pass, and both sides are read
-again. What looks good and cannot be read together is halved until the bad ones are alone: that costs a pass over a
-piece for each of these and each halving, n log n in the worst case.
+After an error, documents that look bad (`suspects`) are separated in one pass, and both sides are read again. A piece
+that looks good but fails is halved until the bad documents are alone. Each halving costs a pass over the piece: n log n
+in the worst case.
 """
 
 import re
@@ -31,7 +31,8 @@ from persist.codecs.types.arrow_types import leaf_arrays
 from persist.connect.envelopes.json_numbers import check_numbers, has_inexact
 from persist.connect.envelopes.messages import Unreadable
 
-PIECE_BYTES = 8 << 20  # What is read in one go: large enough for 0.1 ms of preparations, small enough for the caches.
+# Bytes of one call of the parser: large enough for 0.1 ms of preparation, small enough for the caches.
+PIECE_BYTES = 8 << 20
 REASON_CHARS_MAX = 500
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -39,7 +40,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A message that cannot be read: its number among those given, and why."""
+    """An unreadable message: its number, and the reason."""
 
     row: int
     reason: str
@@ -47,9 +48,9 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Sifted(Generic[T]):
-    """What was read of some documents: the good ones in pieces, each with the numbers of its rows; and the bad ones.
+    """Rows of some documents: the good ones in pieces with their numbers, and the bad ones.
 
-    Where documents were bad, pieces may lie between each other's rows.
+    With bad documents, the rows of pieces may interleave.
     """
 
     pieces: list[tuple[np.ndarray, T]]
@@ -57,7 +58,7 @@ class Sifted(Generic[T]):
 
 
 def in_order(pieces: list[tuple[np.ndarray, T]], table: pa.Table) -> tuple[np.ndarray, pa.Table]:
-    """Return the numbers of the rows of pieces, ascending, and the table that was made of these, in the same order."""
+    """Merge tables of several pieces by the numbers of their rows, ascending."""
     rows = np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in pieces)])
     if (np.diff(rows) < 0).any():
         order = np.argsort(rows, kind="stable")
@@ -68,7 +69,7 @@ def in_order(pieces: list[tuple[np.ndarray, T]], table: pa.Table) -> tuple[np.nd
 def parse(
     texts: pa.Array, fields: pa.Schema | None, others: Literal["ignore", "error", "infer"] = "ignore"
 ) -> pa.Table:
-    """Return one row for each document: the given fields, or all that there are if None.
+    """Return one row for each document, with the requested fields, or all if None.
 
     Args:
         texts: large_binary without NULL.
@@ -100,7 +101,7 @@ class Reading(Protocol[T_co]):
     """Reads documents that belong together."""
 
     def read(self, texts: pa.Array) -> T_co:
-        """Return what documents hold; raise Unreadable, InvalidUpdate or what Arrow does where one is bad."""
+        """Parse documents; a bad one raises Unreadable, InvalidUpdate or Arrow's error."""
 
     def suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
         """Return which of some documents, one of which is bad, look bad."""
@@ -141,7 +142,7 @@ def _sift(
 
 
 def reason_of(error: Exception) -> str:
-    """Return what an error says about one message, without what it says about its place among those read with it."""
+    """Return an error's text without the place of the message in its batch."""
     text = str(error)
     if changed := re.search(r"Column\(/?([^)]*)\) changed from (\w+) to (\w+)", text):
         where, wanted, is_ = changed.groups()
@@ -193,8 +194,8 @@ def _joined(texts: pa.Array) -> pa.Buffer:
     """Return the documents with newlines between, as one buffer of valid UTF-8.
 
     Raises:
-        Unreadable: a document holds a zero byte, which would end the stream early.
-        pa.ArrowInvalid: a document is not UTF-8, which `pyarrow.json` does not look at.
+        Unreadable: a document holds a zero byte, which would end the stream early. pa.ArrowInvalid: a document is not
+        UTF-8, which `pyarrow.json` does not look at.
     """
     whole = pa.LargeListArray.from_arrays(pa.array([0, len(texts)], pa.int64()), texts.cast(pa.large_string()))
     stream = pc.binary_join(whole, pa.scalar("\n", pa.large_string()))[0].as_buffer()
@@ -204,7 +205,7 @@ def _joined(texts: pa.Array) -> pa.Buffer:
 
 
 def suspects(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
-    """Return bool[texts]: which documents are no JSON object, or hold something else than fields say.
+    """Return bool[texts]: documents that are not JSON objects, or have other types than the fields.
 
     Args:
         texts: large_binary without NULL.

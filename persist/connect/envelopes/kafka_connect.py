@@ -1,10 +1,10 @@
-"""Kafka Connect's description of a message, as it stands in the "schema" part, and the logical types of Debezium.
+"""Kafka Connect's "schema" part of a message, and the logical types of Debezium.
 
-The JSON converter writes the schema before the payload, the same bytes in each message of one table until that table
-is altered. So of all messages with the first one's beginning the payload is cut out, and nobody reads the schema twice.
+The JSON converter writes the schema before the payload, the same bytes in each message of one table until that table is
+altered. So the payload is cut out of all messages that begin like the first one, without a second parse of the schema.
 
-A logical type is a name beside a primitive one: a count of days, a count of microseconds, bytes of a decimal. They
-are those of Debezium's documentation, "Data type mappings", for its connectors for relational databases.
+A logical type is a name beside a primitive one: a count of days, a count of microseconds, bytes of a decimal.
+Debezium's documentation, "Data type mappings", defines them for its connectors of relational databases.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ from persist.connect.envelopes.messages import (
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 ZONED_TIMESTAMP = "io.debezium.time.ZonedTimestamp"
-# What counts something: the column's own type follows from the name alone.
+# Counts: the logical name alone determines the column's type.
 COUNTED = {
     "org.apache.kafka.connect.data.Date": pa.date32(),
     "org.apache.kafka.connect.data.Time": pa.time32("ms"),
@@ -52,7 +52,7 @@ COUNTED = {
     "io.debezium.time.MicroDuration": pa.duration("us"),
     "io.debezium.time.NanoDuration": pa.duration("ns"),
 }
-# Text that means more than text; as text it is kept where no other type is asked for, but for this one.
+# Text with a meaning; it stays text unless another type is requested, except for this one.
 TEXTS = {ZONED_TIMESTAMP: pa.timestamp("us", "UTC")}
 PRIMITIVES = {
     "boolean": pa.bool_(),
@@ -107,7 +107,7 @@ class Described:
 
     @classmethod
     def named(cls, name: str, target: pa.DataType | None) -> "Described":
-        """Return the description of a column that somebody calls a logical type, or "string"."""
+        """Return the description of a column for a logical type, or "string"."""
         if name not in NAMES:
             raise InvalidUsage(f"{name!r} is no logical type that is known here: give one of {', '.join(NAMES)}.")
         scale = {"scale": str(target.scale)} if target is not None and pat.is_decimal(target) else {}
@@ -116,7 +116,7 @@ class Described:
 
 
 def described_reader(what: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
-    """Return how a described column is read, as `target`, or as the type that its description stands for."""
+    """Return the reader of a described column, as `target` or as its natural type."""
     if what.name == VARIABLE_DECIMAL:
         return _variable_decimals(target, name)
     if what.name == DECIMAL:
@@ -217,7 +217,7 @@ class Group:
     Attributes:
         rows: their numbers, int64[n].
         texts: their payloads, large_binary[n].
-        described: what their schema says; None if they have none.
+        described: their schema; None without one.
     """
 
     rows: np.ndarray
@@ -227,7 +227,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Unwrapped:
-    """Messages by their descriptions; those whose payload is null; and those that cannot be taken apart."""
+    """Messages by their descriptions, messages with a null payload, and unreadable ones."""
 
     groups: list[Group]
     empty: np.ndarray
@@ -272,7 +272,7 @@ def _by_beginning(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: l
 
 
 def _one_by_one(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: list[Bad]) -> None:
-    """Take apart what the JSON converter does not write: somebody has sorted the members since."""
+    """Split messages whose members are not in the order of the JSON converter."""
     by_schema: dict[bytes, tuple[Described | None, list[int], list[bytes]]] = {}
     for row, text in zip(rows.tolist(), texts.to_pylist(), strict=True):
         try:

@@ -1,12 +1,11 @@
-"""Raw messages as columns of bytes, whatever they came in (a frame of a Kafka consumer, a column, or a list), and what
-is wrong with one: for callers an error that names the first, inside a reason without a place.
+"""Raw messages as columns of bytes, from a frame of a Kafka consumer, a column or a list; and errors for a bad message.
 
 Bytes inside of messages are base64 text, and a decimal is such bytes; both are read whole columns at a time. A decimal
 travels as Java's `BigInteger.toByteArray`: two's complement, the highest byte first, as few bytes as hold it.
 
-A column of a message becomes a column of a collection by what JSON holds, and what that stands for. JSON has numbers,
-texts, booleans and nothing else, so which of these a producer sends for a date or a decimal is looked up in a few of
-its messages. If others of its messages hold something else, they are read again apart.
+The JSON type of a value and its meaning determine the column's type. JSON has numbers, texts, booleans and nothing
+else, so which of these a producer sends for a date or a decimal is looked up in a few of its messages. If others of its
+messages hold something else, they are read again apart.
 """
 
 import json
@@ -37,7 +36,7 @@ class Messages:
     """Messages in the order in which they arrived.
 
     Attributes:
-        keys: large_binary[n], NULL where a message has no key; None if none was given a key.
+        keys: large_binary[n], NULL where a message has no key; None if no message has one.
         values: large_binary[n]; NULL is a tombstone.
         others: all other columns, such as an offset or a partition.
     """
@@ -125,7 +124,7 @@ def _codes() -> np.ndarray:
 
 
 def from_base64(texts: pa.Array) -> pa.Array:
-    """Return the bytes that base64 text stands for, as large_binary; NULL stays.
+    """Decode base64 text to large_binary; NULL stays.
 
     Raises:
         Unreadable: some text is not base64 of the usual alphabet, padded to a multiple of four.
@@ -163,7 +162,7 @@ def from_latin_1(texts: pa.Array) -> pa.Array:
 
 
 def to_decimals(unscaled: pa.Array, target: pa.DataType) -> pa.Array:
-    """Return the decimals of `target`'s scale whose unscaled values are given as large_binary; NULL stays.
+    """Convert unscaled values as large_binary to decimals of `target`'s scale; NULL stays.
 
     Raises:
         Unreadable: a value has no byte, or does not fit `target`.
@@ -236,7 +235,7 @@ class Reader:
 
 
 def samples_of(texts: pa.Array) -> list[dict[str, Any]]:
-    """Return some of the documents as Python values, from all over; those that are no objects are left out."""
+    """Return sample documents from all over as Python values; others than objects are left out."""
     places = {*range(min(len(texts), SAMPLES))}
     if len(texts) > SAMPLES:
         places = {*range(SAMPLES // 2), *(len(texts) * n // SAMPLES for n in range(SAMPLES))}
@@ -252,7 +251,7 @@ def samples_of(texts: pa.Array) -> list[dict[str, Any]]:
 
 
 def values_at(samples: Iterable[Any], *path: str) -> list[Any]:
-    """Return what samples hold at a path, without what is missing or null."""
+    """Return the samples' values at a path, without missing ones and nulls."""
     values = list(samples)
     for name in path:
         values = [sample[name] for sample in values if isinstance(sample, dict) and sample.get(name) is not None]
@@ -293,7 +292,7 @@ def list_reader(element: Reader) -> Reader:
 def reader(
     target: pa.DataType, samples: list[Any], name: str, binary: Callable[[pa.Array], pa.Array] = from_base64
 ) -> Reader:
-    """Return how a column of type `target` is read where nothing but the samples tells what producers send.
+    """Choose the reader of a column of type `target` by samples alone.
 
     Numbers for moments count the units of `target`; text for bytes is what `binary` reads.
     """
@@ -397,7 +396,7 @@ def _within_a_day(column: pa.Array) -> pa.Array:
 
 
 def _from_text(target: pa.DataType) -> Callable[[pa.Array], pa.Array]:
-    """Return a function that reads ISO 8601; text without a zone stands for UTC in a column with one."""
+    """Return a parser of ISO 8601; text without a zone is UTC in a column with one."""
     if pat.is_duration(target):
         raise InvalidUsage(f"text is not read as {target}: give the column type string.")
     return lambda texts: _parsed(texts, target)

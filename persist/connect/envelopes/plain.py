@@ -1,8 +1,8 @@
 """Messages without an envelope: each value is a row, as a JSON object, with or without Connect's schema around it.
 
-A message without a value is a tombstone: the row of its key is gone. The key of a message counts for nothing else,
-because producers choose keys to spread messages, too. A tombstone's key is a JSON object, or the one column of the key
-as JSON or as bare text.
+A message without a value is a tombstone: the row of its key is gone. The key of a message has no other effect, because
+producers also choose keys to spread messages. A tombstone's key is a JSON object, or the one column of the key as JSON
+or as bare text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,17 +46,17 @@ def plain(
     Args:
         messages: record batches, a table or a frame with the column "value" and, if there are tombstones, "key", as
             bytes or text, in the order of arrival; or a column, or a list, of values alone.
-        key: the columns of the key, which each row must have; None if rows are not told apart, and then a message
-            without a value is bad.
-        schema: the types of the columns, key included; others are left out. None takes what the messages' schema part
-            declares, or else what JSON shows, which may differ from one call to the next.
+        key: the columns of the key, which each row must have; None for rows without a key. A message without a value is
+            bad then.
+        schema: the types of the columns, key included; others are left out. None takes the types of the schema part, or
+            else infers them from JSON, which may differ from one call to the next.
         types: by column, the logical type that it is sent as; see `debezium`.
         metadata: further columns for the value: where they are in a message, or the name of a column beside it.
         on_error: "raise", or "collect" bad messages in `rejected`.
 
     Raises:
         BadMessage: a message is bad, and on_error="raise".
-        InvalidUsage: an option is wrong, or the messages leave open what it would have said.
+        InvalidUsage: an option is wrong, or required and missing from the messages.
     """
     given = Messages.of(messages)
     wanted = Wanted.of(key, schema, None, metadata, types, on_error)

@@ -2,9 +2,8 @@
 
 A row is an object at a place in a message, such as "after"; several places of one message hold rows of one table.
 
-Where nothing declares the types of columns, they are inferred from what all the messages at hand have in common. Text
-stays text, even where it looks like a moment, because what one batch of messages looks like says nothing about the next
-one. For the same reason a stream is better given a schema.
+Without a schema, the types of columns are inferred from all messages of the batch. Text that looks like a moment stays
+text, because the next batch may differ. For the same reason, give a stream a schema.
 """
 
 import json
@@ -74,7 +73,7 @@ class RowPlan:
         """Return which of some messages look bad."""
         try:
             return suspects(texts, self._how_read(texts).fields)
-        except Unreadable:  # A sample is bad itself, so nothing tells how good ones look.
+        except Unreadable:  # A bad sample is no example of good ones.
             return np.zeros(len(texts), np.bool_)
 
     def _how_read(self, texts: pa.Array) -> "_HowRead":
@@ -95,7 +94,7 @@ class RowPlan:
 
 @dataclass(frozen=True, slots=True)
 class _HowRead:
-    """How some messages are read: a row, what each place holds, what is beside these, and the fields of a message."""
+    """How to read some messages: the row, its fields, metadata, and the fields of a message."""
 
     row: Reader
     rows: Reader
@@ -132,7 +131,7 @@ def _at(whole: pa.Array, path: tuple[str, ...]) -> pa.Array:
 
 
 def inferred(texts: pa.Array, places: tuple[str, ...], listed: bool = False) -> dict[str, pa.DataType]:
-    """Return the columns that rows have, as far as JSON tells; messages that are bad are passed over."""
+    """Return the columns of the rows, as JSON has them; bad messages are skipped."""
     wholes = [whole for start, stop in pieces(texts) for whole in _wholes(texts.slice(start, stop - start), places)]
     rows = [whole.field(p).type for whole in wholes for p in places if whole.get_field_index(p) >= 0]
     rows = [t.value_type if listed and pat.is_list(t) else t for t in (rows if places else wholes)]
@@ -155,7 +154,7 @@ def _wholes(texts: pa.Array, places: tuple[str, ...]) -> list[pa.StructType]:
         return [pa.struct(list(parse(texts, None).schema))]
     except (Unreadable, pa.ArrowException, UnicodeDecodeError):
         odd = suspects(texts, pa.schema([]))
-        if odd.any():  # No JSON, which tells nothing.
+        if odd.any():  # Invalid JSON has no types.
             return _wholes(texts.filter(boolean_array(~odd)), places) if not odd.all() else []
         return [t for text in texts.to_pylist() if (t := _whole(text, places)) is not None]
 
@@ -210,7 +209,7 @@ def doubt(target: pa.DataType, samples: list[object], name: str) -> str | None:
 
 
 def merged(types: list[pa.DataType], name: str = "") -> pa.DataType:
-    """Return the type that holds what all of the given ones do.
+    """Return the common type that holds all of these.
 
     Raises:
         InvalidUsage: there is none, such as for numbers and texts.

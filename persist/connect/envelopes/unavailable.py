@@ -1,6 +1,6 @@
 """Debezium's placeholders of large values that an update left as they were, so that the message lacks them.
 
-A placeholder is made of the text `__debezium_unavailable_value`, in a form that fits the column:
+A placeholder contains the text `__debezium_unavailable_value`, in a form that fits the column:
 
     text, json, numbers as text   the text
     bytea                         the bytes of the text, as base64 or hexadecimal digits
@@ -68,7 +68,7 @@ def refuse_unavailable(groups: list[Group], place: str | None, wanted: Wanted) -
 
 def _unavailable_column(text: bytes, place: str | None, wanted: Wanted) -> str | None:
     """Return the first column of a message whose value is a placeholder; None if there is none."""
-    with suppress(ValueError, RecursionError):  # What is wrong is said when it is read.
+    with suppress(ValueError, RecursionError):  # The reader reports the error.
         row = json.loads(text, parse_float=Decimal, parse_int=Decimal)
         row = row.get(place) if place is not None and isinstance(row, dict) else row
         for name, value in row.items() if isinstance(row, dict) else ():

@@ -1,8 +1,8 @@
-"""The one loop that moves a source into collections: read a batch, commit it, tell the source, go on from `upper`.
+"""The loop that moves a source into collections: read a batch, commit it, continue from `upper`.
 
-A source yields batches. When the loop asks for the next one, the one before is durable: that is all that a source has
-to know to acknowledge, and to forget. A commit expects the uppers from which the batch was read, so of two processes
-that read one source, one commits and the other ends with `UpperMismatch`.
+A source yields batches. When the loop requests the next batch, the previous one is durable. A source may then
+acknowledge and forget it. A commit expects the uppers from which the batch was read, so of two processes that read one
+source, one commits and the other ends with `UpperMismatch`.
 
 A source is described by a URL with options, a TOML file, or what such a file would hold.
 """
@@ -39,7 +39,7 @@ FILLED = "ingest.collections"  # A property of the collection of moments: which 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What was taken in: rows, commits that had rows, and how far each collection is sealed."""
+    """The result of a run: rows, commits with rows, and how far each collection is sealed."""
 
     source: str
     rows: int
@@ -56,7 +56,7 @@ def ingest(
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Ingested:
-    """Take in what a source has, exactly once, and go on with what comes; see `docs/use/ingest.md`.
+    """Ingest a source exactly once, and continue with new rows; see `docs/use/ingest.md`.
 
     Args:
         location: as of `persist.open`, or a client.
@@ -64,14 +64,14 @@ def ingest(
         once: return when all that is there by now was taken in; else this goes on until it is stopped.
         stop: ends it after the commit under way, when it is set.
         storage_options: of the location.
-        options: of the source, such as `collection="orders"`; they go before what the file says.
+        options: of the source, such as `collection="orders"`; they override the file.
 
     Raises:
-        InvalidUsage: the source or an option is unknown, or what the source gives does not fit.
+        InvalidUsage: the source or an option is unknown, or rows of the source do not fit.
         UpperMismatch: another process takes in the same source.
     """
     with ExitStack() as stack:
-        reading = source_of(source, options)
+        reading = load_source(source, options)
         stack.callback(reading.close)
         client = location if isinstance(location, Client) else open(location, storage_options=storage_options)
         if client is not location:
@@ -98,14 +98,14 @@ def _collections(client: Client, source: Source) -> dict[str, Collection]:
 
 def _tell_of_others(source: Source, moments: Collection, names: list[str]) -> None:
     """Say which collections the source filled before, and does not fill any more."""
-    before: list[str] = msgspec.json.decode(moments.about.properties.get(FILLED, "[]"))
-    if before != names:
+    earlier_names: list[str] = msgspec.json.decode(moments.about.properties.get(FILLED, "[]"))
+    if earlier_names != names:
         retired = {f"{moments.name.removesuffix('.transactions')}.offsets"}  # Positions are properties now.
-        if gone := {*before} - {*names} - retired:
+        if dropped_names := {*earlier_names} - {*names} - retired:
             logger.warning(
                 "%s: these collections are not filled any more, because their tables are gone or not wanted: %s. They "
                 "stay as they are. If their tables come back, drop them first, and they are copied again",
-                source.name, ", ".join(sorted(gone)),
+                source.name, ", ".join(sorted(dropped_names)),
             )  # fmt: skip
         moments.describe(properties={FILLED: msgspec.json.encode(names).decode()}).result()
 
@@ -121,11 +121,11 @@ def _collection(client: Client, target: Target, properties: Mapping[str, str]) -
             keyed=Keyed() if target.keyed else None,
         )
     collection = client.load(target.name)
-    wanted, about = {**target.properties, **properties}, collection.about
+    new_properties, about = {**target.properties, **properties}, collection.about
     if collection.upper.time == 0 or SOURCE not in about.properties:
         says_so = target.comment in (None, about.comment)
-        if not (says_so and wanted.items() <= about.properties.items()):
-            collection.describe(target.comment, properties=wanted).result()
+        if not (says_so and new_properties.items() <= about.properties.items()):
+            collection.describe(target.comment, properties=new_properties).result()
     is_keyed = collection.handle.keyed is not None
     if is_keyed != target.keyed:
         raise InvalidUsage(
@@ -165,7 +165,7 @@ def _follow(source: Source, run: Run) -> Ingested:
 
 
 def _read(source: Source, run: Run) -> Generator[Batch]:
-    """Yield batches; if the source does not answer, a collection says so, and it is read anew after a while."""
+    """Yield batches. While the source does not answer, note that in a collection, wait and read again."""
     while True:
         try:
             yield from source.batches(run)
@@ -221,16 +221,16 @@ CONFIG_BYTES_MAX = 1 << 20
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def source_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Source", options: Mapping[str, Any]) -> "Source":
+def load_source(given: "str | os.PathLike[str] | Mapping[str, Any] | Source", options: Mapping[str, Any]) -> "Source":
     """Return the source that is described.
 
     Raises:
-        InvalidUsage: there is no such file, it is no TOML, or an option is unknown, missing or of another type.
+        InvalidUsage: the file is missing or not TOML, or an option is unknown, missing or of the wrong type.
     """
     if not isinstance(given, (str, os.PathLike, Mapping)):
         check_no_options("Source", options)
         return given
-    url, config, where = described("source", given, options, "s3://bucket/orders/*.csv")
+    url, config, where = parse_description("source", given, options, "s3://bucket/orders/*.csv")
     if url.startswith(("postgres://", "postgresql://")):
         from persist.connect.ingest.postgres.database import PostgresConfig
         from persist.connect.ingest.postgres.source import Postgres
@@ -256,19 +256,19 @@ def source_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Source", opti
 
 
 def check_no_options(kind: str, options: Mapping[str, Any]) -> None:
-    """Raise InvalidUsage if options are given with an object that has its own."""
+    """Raise InvalidUsage if there are options in addition to a configured object."""
     if options:
         raise InvalidUsage(f"the options {', '.join(options)} go with a URL or a file, and not with a {kind}")
 
 
-def described(
+def parse_description(
     end: str, given: "str | os.PathLike[str] | Mapping[str, Any]", options: Mapping[str, Any], example: str
 ) -> tuple[str, dict[str, Any], str]:
-    """Return the URL of a source or a sink, all that is said of it, and where that is said.
+    """Return the URL of a source or a sink, its options, and where they are written.
 
     Args:
         end: "source" or "sink", the name of the option that has the URL.
-        given: a URL, a file or what is in one.
+        given: a URL, a file or its contents.
         options: that go before it.
         example: a URL.
     """

@@ -1,10 +1,10 @@
 """Files of a folder or a prefix: each one is read once, as one commit and one time, in the order of their names.
 
 A second collection, `NAME.files`, holds what was read: name, size, version and rows of each file, and its time. It is
-sealed with the rows, so both agree whoever is killed when. The version of a file is the etag of its store; where there
-is none, it is the moment of its last change.
+sealed with the rows, so a crash cannot separate them. The version of a file is the etag of its store; where there is
+none, it is the moment of its last change.
 
-A time is a moment: that at which a file was taken in, or the next one that is free.
+A time is the moment of ingestion, or the next free one.
 """
 
 import json
@@ -27,9 +27,9 @@ from persist.codecs.types.schema import check_field
 from persist.codecs.updates.inputs import DELETED
 from persist.connect.ingest.row_casts import Misfits
 from persist.connect.ingest.row_columns import RowColumns
-from persist.connect.ingest.row_files import names_in, pieces_of
+from persist.connect.ingest.row_files import read_names, read_pieces
 from persist.connect.ingest.row_formats import MEND, RowFile, format_by_name
-from persist.connect.ingest.row_types import is_open, types_of
+from persist.connect.ingest.row_types import infer_types, is_open
 from persist.connect.ingest.source import Batch, Change, Run, SourceMoved, SourceUnavailable, Target
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.rendering import without_secrets
@@ -49,9 +49,9 @@ class FilesConfig(msgspec.Struct, kw_only=True):
         source: a folder, a prefix, or a pattern of names, such as s3://bucket/orders/*.csv.
         collection: that gets the rows.
         key: columns that are the key, if the collection is made.
-        columns: types of columns, if the collection is made; others are those of the first file.
-        keyed: a row replaces the one that its key had, if the collection is made.
-        format: csv, json (lines), parquet or arrow; else each file's name tells.
+        columns: types of columns of a new collection; by default those of the first file.
+        keyed: in a new collection, a row replaces the previous one of its key.
+        format: csv, json (lines), parquet or arrow; by default from each file's name.
         timeline: the unit of times, if the collection is made.
         drift: what becomes of a file with columns that the collection has not: "refuse", "add" them to the collection,
             or "ignore" them.
@@ -110,13 +110,13 @@ class Files:
             raise InvalidUsage(f"poll_s={config.poll_s} must be above 0, and settle_s={config.settle_s} not below it")
 
     def targets(self, client: Client) -> Sequence[Target]:
-        """Return the collection of rows, and that of files; of one that is not there, the first file tells types."""
+        """Return the collections of rows and of files; the first file determines types of a new one."""
         config, marks = self.config, f"{self.config.collection}.files"
         if config.collection in client:
             timeline = client.load(config.collection).schema.timeline
             main = Target(config.collection, {}, {}, client.load(config.collection).handle.keyed is not None)
         else:
-            main, timeline = self._made(), config.timeline
+            main, timeline = self._new_target(), config.timeline
         columns = {"size": pa.int64(), "version": pa.string(), "rows": pa.int64(), "time": pa.int64()}
         comment = f"the files of {self.name} that were taken into {config.collection}"
         return [main, Target(marks, {"file": pa.string()}, columns, True, timeline, comment)]
@@ -124,26 +124,26 @@ class Files:
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield a batch for each new file, and look for more until the run stops."""
         marks = run.collections[f"{self.config.collection}.files"]
-        known = {} if not run.uppers[marks.name] else _known(marks)
+        marks_by_name = {} if not run.uppers[marks.name] else _load_marks(marks)
         while not run.stop.is_set():
             with self._answering():
                 waiting, listed = False, self._listed()
             run.outage.end()
             for number, file in enumerate(listed):
-                if not self._is_new(file, known):
+                if not self._is_new(file, marks_by_name):
                     continue
                 if self._is_fresh(file, run):
                     waiting = True
                     break  # Those after it wait, too, so that files keep their order.
                 batch = self._batch(run, file)
-                batch.behind = sum(later.size for later in listed[number + 1 :] if later.name not in known)
+                batch.behind = sum(later.size for later in listed[number + 1 :] if later.name not in marks_by_name)
                 yield batch
                 if not batch.is_durable:
                     if run.once:
                         return
                     waiting = True
                     break  # It is read anew, before those after it.
-                known[file.name] = (file.size, file.version)
+                marks_by_name[file.name] = (file.size, file.version)
                 if run.stop.is_set():
                     return
             if run.once and not waiting:
@@ -167,14 +167,14 @@ class Files:
                 raise
             raise SourceUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}") from None
 
-    def _made(self) -> Target:
-        """Return the collection as the options and the first files with values say.
+    def _new_target(self) -> Target:
+        """Define a new collection by the options and the first files with values.
 
         A column that has no value yet is not made: the first file that has one adds it.
         """
         config = self.config
-        said = {name: arrow_type(kind, f"column {name!r}") for name, kind in config.columns.items()}
-        types, told_by = self._types_of_files(said)
+        declared_types = {name: arrow_type(kind, f"column {name!r}") for name, kind in config.columns.items()}
+        types, told_by = self._types_of_files(declared_types)
         if not types:
             raise InvalidUsage(
                 f"there is no file with columns at {self.name} yet, and no collection {config.collection!r}: say what "
@@ -205,17 +205,17 @@ class Files:
         return Target(config.collection, key, value, config.keyed, config.timeline, properties=about)
 
     def _types_of_files(self, said: dict[str, pa.DataType]) -> tuple[dict[str, pa.DataType], dict[str, str]]:
-        """Return the types of all columns, and the file that tells of each; later files tell what is still open."""
+        """Return the types of all columns, and the file that determines each; later files fill gaps."""
         types, told_by = dict(said), dict[str, str]()
         with self._answering():
             listed = [file for file in self._listed() if file.size]
             for file in listed:
                 source = self._row_file(file)
-                names = names_in(source)
-                found = said if names and {*names} <= said.keys() else types_of(source, said)
-                found = {name: kind for name, kind in found.items() if name != DELETED}
+                names = read_names(source)
+                file_types = said if names and {*names} <= said.keys() else infer_types(source, said)
+                file_types = {name: kind for name, kind in file_types.items() if name != DELETED}
                 is_first = not told_by
-                for name, kind in found.items():
+                for name, kind in file_types.items():
                     if name not in said and (is_first or (name in types and is_open(types[name]))):
                         types[name] = kind
                         told_by[name] = file.path
@@ -224,7 +224,7 @@ class Files:
         return types, told_by
 
     def _listed(self) -> list[SourceFile]:
-        """Return all files there are, in the order of their names. Names that begin with _ or . are no data."""
+        """Return all files there are, in the order of their names. Names that begin with _ or . are skipped."""
         self._files.invalidate_cache()
         if self._is_pattern:
             listing = self._files.glob(self._path, detail=True)
@@ -239,19 +239,19 @@ class Files:
         return sorted(files, key=lambda file: file.name)
 
     def _is_new(self, file: SourceFile, known: Mapping[str, tuple[int, str]]) -> bool:
-        before = known.get(file.name)
-        if before is None or before == (file.size, file.version):
-            return before is None
+        earlier = known.get(file.name)
+        if earlier is None or earlier == (file.size, file.version):
+            return earlier is None
         if self.config.changed == "refuse":
             raise InvalidUsage(
-                f"{file.path} has changed since it was read: it had {before[0]:,} bytes, and has {file.size:,}. Each "
+                f"{file.path} has changed since it was read: it had {earlier[0]:,} bytes, and has {file.size:,}. Each "
                 'file is read once, so write new rows to a new file. Or say changed = "again" to read such a file '
                 'whole once more, or changed = "ignore"'
             )
         return self.config.changed == "again"
 
     def _is_fresh(self, file: SourceFile, run: Run) -> bool:
-        """Return whether a file may still be written, as far as the clock tells."""
+        """Return whether a file may still be growing, by the clock."""
         if file.changed_s is None:
             return False
         age_s = run.client.engine.clock.wall_ms() / 1000 - file.changed_s
@@ -287,8 +287,8 @@ class Files:
     def _rows(self, collection: Collection, file: SourceFile, batch: Batch) -> Iterator[pa.Table]:
         source, misfits = self._row_file(file), Misfits()
         columns = self._columns(collection, source)
-        less = {*collection.schema.names} if source.format == "json" else set()  # A line tells only its own fields.
-        for piece in pieces_of(source, columns, misfits):
+        less = {*collection.schema.names} if source.format == "json" else set()  # A line has only its own fields.
+        for piece in read_pieces(source, columns, misfits):
             batch.rows += len(piece)
             less -= {name for name in less if piece[name].null_count < len(piece)}
             yield piece
@@ -297,21 +297,23 @@ class Files:
             raise misfits.error(file.path, batch.rows, MEND)
 
     def _columns(self, collection: Collection, source: RowFile) -> RowColumns:
-        """Return the columns to read, after the collection has got those that it is to follow."""
+        """Return the columns to read, after adding new ones to the collection if `drift` allows."""
         mark: Literal["_deleted"] | None = None if collection.handle.keyed is None else "_deleted"
         columns = RowColumns(collection.schema, DRIFT, mark, may_lack_values=True)
         types = columns.types | columns.optional_fields
         drift, empty = self.config.drift, json.loads(collection.about.properties.get(EMPTY, "[]"))
         if source.format == "json" and drift == "refuse" and not {*empty} - {*types}:
             return columns  # A line is refused by itself.
-        found = types_of(source, types) if source.format == "json" else dict.fromkeys(names_in(source), pa.null())
-        more = [name for name in found if name not in types]
+        file_types = (
+            infer_types(source, types) if source.format == "json" else dict.fromkeys(read_names(source), pa.null())
+        )
+        more = [name for name in file_types if name not in types]
         if more and (drift == "add" or {*empty} & {*more}):
-            found = types_of(source, types)
+            file_types = infer_types(source, types)
         added = {
-            name: found[name]
+            name: file_types[name]
             for name in more
-            if (drift == "add" or name in empty) and not pa.types.is_null(found[name])
+            if (drift == "add" or name in empty) and not pa.types.is_null(file_types[name])
         }
         for name, kind in added.items():
             if is_open(kind):
@@ -325,7 +327,7 @@ class Files:
         if drift == "ignore" and ignored:
             logger.warning("%s has columns that are left out: %s", source.name, ", ".join(ignored))
         if source.format != "json":
-            _warn_of_nulls(source, [name for name in collection.schema.names if name not in found])
+            _warn_of_nulls(source, [name for name in collection.schema.names if name not in file_types])
         return replace(columns, schema=collection.schema, ignored=tuple(ignored))
 
     def _row_file(self, file: SourceFile) -> RowFile:
@@ -353,7 +355,7 @@ def _warn_of_nulls(source: RowFile, less: list[str]) -> None:
         logger.warning("%s does not have all columns, these are NULL: %s", source.name, ", ".join(less))
 
 
-def _known(marks: Collection) -> dict[str, tuple[int, str]]:
+def _load_marks(marks: Collection) -> dict[str, tuple[int, str]]:
     """Return size and version of each file that was read."""
     with marks.snapshot(columns=["file", "size", "version"]) as snapshot:
         table = snapshot.to_arrow()

@@ -1,7 +1,7 @@
 """Moments that Parquet keeps as INT96, as Spark 2, Hive and Impala wrote them: days and nanoseconds of all centuries.
 
-Arrow reads them in one unit, and lets those that it cannot hold become others. So they are read in two: in
-microseconds, which reach 290,000 years, and in nanoseconds, which agree unless a moment is finer than a microsecond.
+Arrow reads them in one unit, and wraps those out of its range around. So they are read in two: in microseconds, which
+reach 290,000 years, and in nanoseconds, which agree unless a moment is finer than a microsecond.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _NS_YEARS = 9_223_372_036_854_775  # Microseconds before and after 1970 that int
 
 
 def exact_schema(stream: Any) -> pa.Schema:
-    """Return the columns of a file of Parquet; those of INT96 are in microseconds."""
+    """Return the schema of a Parquet file, with INT96 columns in microseconds."""
     schema: pa.Schema = _in_unit(stream, "us").schema_arrow
     return schema
 
@@ -26,7 +26,7 @@ def exact_batches(stream: Any) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file of Parquet; columns of INT96 in the unit that holds them exactly.
 
     Raises:
-        InvalidUsage: a column has a moment finer than a microsecond, and one that nanoseconds do not reach.
+        InvalidUsage: a column has both a moment finer than a microsecond and one out of range for nanoseconds.
     """
     file = _in_unit(stream, "us")
     if all(file.schema.column(at).physical_type != "INT96" for at in range(len(file.schema))):

@@ -1,4 +1,4 @@
-"""Columns of a file in the types that are asked for: what casts, row by row where it must be, and what does not."""
+"""Casts columns of a file to the requested types, row by row where necessary, and collects misfits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -59,7 +59,7 @@ class Misfits:
 def cast_rows(
     table: pa.Table, cast: Callable[[pa.ChunkedArray, str], tuple[pa.ChunkedArray, dict[int, str]]]
 ) -> CastTable:
-    """Return all rows of a table, cast column by column; and those that do not fit."""
+    """Cast all rows of a table column by column; return them, and those that do not fit."""
     misfits: dict[int, str] = {}
     columns = {}
     for name in table.column_names:
@@ -137,7 +137,7 @@ def _natural(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
 
 
 def _parsed(array: pa.Array, natural: pa.DataType) -> pa.Array:
-    """Return an array that is no slice in its natural type."""
+    """Parse an array without offset into its natural type."""
     if array.type == natural:
         return array
     if is_flat(natural):
@@ -151,12 +151,12 @@ def _parsed(array: pa.Array, natural: pa.DataType) -> pa.Array:
 
 def check_text_types(types: dict[str, pa.DataType], format: str) -> None:
     """Raise InvalidUsage if values of some type cannot be read from text."""
-    for name, wanted in types.items():
+    for name, kind in types.items():
         try:
-            parse_column(pa.chunked_array([pa.array([], pa.binary())]), wanted)
+            parse_column(pa.chunked_array([pa.array([], pa.binary())]), kind)
         except pa.ArrowNotImplementedError as error:
             raise InvalidUsage(
-                f"column {name!r} of type {wanted} cannot be read from {format}: use Parquet or Arrow"
+                f"column {name!r} of type {kind} cannot be read from {format}: use Parquet or Arrow"
             ) from error
 
 

@@ -28,7 +28,7 @@ class RowColumns:
 
     Attributes:
         schema: of the collection.
-        remedy: tells users what to do about a column that the collection has not, which `{}` names.
+        remedy: advice about an extra column of the file, which replaces `{}`.
         mark: the column that files may have besides: "_diff" of updates, "_deleted" of events.
         time_column: the column with the times: "_time" of updates, another one of plain rows; None for no times.
         keys_only: read the key alone.
@@ -48,7 +48,7 @@ class RowColumns:
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
-        """The columns to read, each with its type; that of times is int64."""
+        """The columns to read, each with its type; times are int64."""
         names = self.schema.key_names if self.keys_only else self.schema.names
         types = {name: self.schema.arrow.field(name).type for name in names}
         if self.time_column is not None:
@@ -57,7 +57,7 @@ class RowColumns:
 
     @property
     def optional_fields(self) -> dict[str, pa.DataType]:
-        """The column that says what a row does, with its type."""
+        """The column for the kind of a row, with its type."""
         return {} if self.mark is None else {self.mark: MARKS[self.mark]}
 
     def required_names(self, *, is_deletion: bool = False) -> Collection[str]:

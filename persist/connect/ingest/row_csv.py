@@ -1,10 +1,10 @@
-"""Rows of CSV, read as text by Arrow, so that each value can be told by its line if it does not fit.
+"""Rows of CSV, read as text by Arrow, so that misfits have line numbers.
 
 An empty field is NULL, unless it is in quotes; then it is empty text. Records with more or fewer fields than the head
 do not fit. Line numbers are found by reading the file once more, because a record may span several lines.
 
-Quotes that do not end would make one value of all that follows. Where each quote begins or ends a field, or is doubled,
-an even number of them is right, and that is looked at in all bytes. Any other file is read once more, record by record.
+Quotes that do not end would make one value of all that follows. In a correct file, each quote begins or ends a field or
+is doubled, so their number is even; all bytes are checked for that. Any other file is read once more, record by record.
 """
 
 import csv
@@ -27,7 +27,7 @@ FIELD_CHARS_MAX = 2**31 - 1
 
 def csv_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
     """Yield the rows of a CSV file that fit."""
-    names = head_of(file)
+    names = read_header(file)
     columns.check_names(names, file.name)
     selected = columns.select_names(names)
     check_text_types({column: columns.types[column] for column in selected if column in columns.types}, "CSV")
@@ -59,7 +59,7 @@ def text_batches(
 
     Args:
         names: of all columns.
-        skipped: hears of records with more or fewer fields than the head, and says "skip" or "error".
+        skipped: called with records of the wrong width; returns "skip" or "error".
 
     Raises:
         InvalidUsage: the file is damaged, or its quotes do not end.
@@ -137,7 +137,7 @@ def _check_quotes(file: RowFile) -> None:
 
 
 class _Located:
-    """Reasons by the number of a record among those of the right width; told with the lines they begin on."""
+    """Reasons by the number of a record among those of the right width; reported with the line on which it begins."""
 
     def __init__(self, file: RowFile, width: int) -> None:
         self._file = file
@@ -152,7 +152,7 @@ class _Located:
         """Return the first reasons, in the order of their lines. Cost: reading the file up to the last of them."""
         first_reasons: list[str] = []
         record = 0
-        left = min(REASONS_MAX, len(self._why) + wrong_width)
+        remaining = min(REASONS_MAX, len(self._why) + wrong_width)
         for line, fields in _records(self._file):
             if len(fields) != self._width:
                 first_reasons.append(
@@ -162,12 +162,12 @@ class _Located:
                 if record in self._why:
                     first_reasons.append(f"line {line}: {self._why[record]}")
                 record += 1
-            if len(first_reasons) >= left:
+            if len(first_reasons) >= remaining:
                 break
         return first_reasons
 
 
-def head_of(file: RowFile) -> list[str]:
+def read_header(file: RowFile) -> list[str]:
     """Return the names of the columns of a CSV file.
 
     Raises:
@@ -187,11 +187,11 @@ def head_of(file: RowFile) -> list[str]:
     return names
 
 
-def line_of(file: RowFile, column: str, is_meant: Callable[[str], bool]) -> int | None:
-    """Return the line of the first record with a certain text in a column; bytes that are no UTF-8 are surrogates."""
-    at = head_of(file).index(column)
-    found = (line for line, fields in _records(file, "surrogateescape") if len(fields) > at and is_meant(fields[at]))
-    return next(found, None)
+def find_line(file: RowFile, column: str, is_meant: Callable[[str], bool]) -> int | None:
+    """Return the line of the first record with a matching text in a column; invalid UTF-8 is decoded to surrogates."""
+    at = read_header(file).index(column)
+    matches = (line for line, fields in _records(file, "surrogateescape") if len(fields) > at and is_meant(fields[at]))
+    return next(matches, None)
 
 
 def _records(file: RowFile, errors: str = "replace") -> Iterator[tuple[int, list[str]]]:

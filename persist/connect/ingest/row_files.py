@@ -1,11 +1,11 @@
 """Rows from files, typed as a collection has them; and where and why some of them do not fit.
 
 CSV, JSON lines (both may be compressed: .gz, .bz2 or .zst), Parquet and Arrow IPC (file or stream). Columns are found
-by name. All rows are looked at, in pieces of one size, whatever the first reasons are; what does not fit is
-found by halving the piece until the rows are alone, so rows that do fit cost nothing more.
+by name. All rows are checked, in pieces of one size. Halving a piece isolates misfits, so rows that fit cost nothing
+extra.
 
-JSON lines hold an object on each line. One without a column that it needs, or with a field that is no column, is a
-misfit. `RowColumns` says which columns a line needs; another that is not there is NULL.
+JSON lines hold an object on each line. A line that lacks a required column or has an unknown field is a misfit.
+`RowColumns` names the required columns; other missing ones are NULL.
 """
 
 import json
@@ -27,15 +27,15 @@ from persist.codecs.updates.tuples import lacks_columns
 from persist.connect.envelopes import Unreadable, in_order, parse, sifted, suspects
 from persist.connect.ingest.row_casts import REASONS_MAX, Misfits, wire_type
 from persist.connect.ingest.row_columns import RowColumns
-from persist.connect.ingest.row_csv import csv_pieces, head_of
+from persist.connect.ingest.row_csv import csv_pieces, read_header
 from persist.connect.ingest.row_formats import BLOCK_BYTES, MEND, RowFile, stored_batches, stored_schema
 
 
-def pieces_of(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
+def read_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
     """Yield the rows that fit, typed, in pieces whose sizes depend on nothing but the file.
 
     Raises:
-        InvalidUsage: it is no such file, or its columns are not those wanted.
+        InvalidUsage: the file has another format, or other columns.
     """
     if file.format == "csv":
         yield from csv_pieces(file, columns, misfits)
@@ -45,14 +45,14 @@ def pieces_of(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[
         yield from _typed_pieces(file, columns, misfits)
 
 
-def names_in(file: RowFile) -> list[str]:
+def read_names(file: RowFile) -> list[str]:
     """Return the columns of a file; of JSON lines, the fields of the first.
 
     Raises:
         InvalidUsage: it cannot be read, or a column is there twice.
     """
     if file.format == "csv":
-        return head_of(file)
+        return read_header(file)
     if file.format == "json":
         return [*_first_object(file)]
     schema = stored_schema(file)
@@ -83,9 +83,9 @@ def _typed_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Itera
         try:
             cast = columns.cast(table.select(columns.select_names(table.column_names)), is_text=False)
         except SchemaMismatch as error:
-            found = (_difference(field.type, kind, field.name) for field in batch.schema
+            differences = (_difference(field.type, kind, field.name) for field in batch.schema
                      if (kind := columns.types.get(field.name)) is not None)  # fmt: skip
-            where = next((what for what in found if what), None)
+            where = next((what for what in differences if what), None)
             raise InvalidUsage(f"{file.name} {f'has {where}: ' if where else 'does not fit: '}{error} {MEND}") from None
         misfits.add(len(cast.misfits), [f"row {start + row + 1}: {why}" for row, why in cast.first(REASONS_MAX)])
         start += len(table)
@@ -95,20 +95,20 @@ def _typed_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Itera
 def _difference(given: pa.DataType, wanted: pa.DataType, path: str) -> str | None:
     """Return the first place inside of a column where its type differs from the wanted one."""
     if pat.is_struct(given) and pat.is_struct(wanted):
-        ours, theirs = ({field.name: field.type for field in kind} for kind in (given, wanted))
+        ours, wanted_types = ({field.name: field.type for field in kind} for kind in (given, wanted))
         for name in ours:
-            if name not in theirs:
+            if name not in wanted_types:
                 return f"the field {f'{path}.{name}'!r}, which the collection has not"
-        for name in theirs:
+        for name in wanted_types:
             if name not in ours:
                 return f"no field {f'{path}.{name}'!r}, which the collection has"
-        found = (_difference(ours[name], theirs[name], f"{path}.{name}") for name in ours)
+        differences = (_difference(ours[name], wanted_types[name], f"{path}.{name}") for name in ours)
     elif is_flat(given) or is_flat(wanted) or len(children(given)) != len(children(wanted)):
         return None if given == wanted else f"{given} in {path!r}, where the collection stores {wanted}"
     else:
         pairs = zip(children(given), children(wanted), strict=True)
-        found = (_difference(ours.type, theirs.type, f"{path}.{ours.name}") for ours, theirs in pairs)
-    return next((what for what in found if what), None)
+        differences = (_difference(ours.type, wanted_types.type, f"{path}.{ours.name}") for ours, wanted_types in pairs)
+    return next((what for what in differences if what), None)
 
 
 def json_blocks(file: RowFile) -> Iterator[tuple[np.ndarray, pa.Array]]:
@@ -127,7 +127,7 @@ def json_blocks(file: RowFile) -> Iterator[tuple[np.ndarray, pa.Array]]:
 
 
 def _first_object(file: RowFile) -> dict[str, Any]:
-    """Return the first object of a file of JSON lines; none if it cannot be read, as those who do say."""
+    """Return the first object of JSON lines; {} if it is unreadable, which later readers report."""
     try:
         _, texts = next(json_blocks(file), (None, [pa.scalar(b"{}")]))
         first = json.loads(texts[0].as_py())
@@ -144,19 +144,21 @@ def _json_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterat
     is_empty = True
     for numbers, texts in json_blocks(file):
         is_empty = False
-        found = sifted(texts, lines, numbers)
+        sifted_rows = sifted(texts, lines, numbers)
         bad: list[tuple[int, str]] = []
-        if found.bad:
-            first = {one.row: one.reason for one in sorted(found.bad, key=lambda one: one.row)[:REASONS_MAX]}
+        if sifted_rows.bad:
+            first = {
+                misfit.row: misfit.reason for misfit in sorted(sifted_rows.bad, key=lambda one: one.row)[:REASONS_MAX]
+            }
             at = {int(number): row for row, number in enumerate(numbers)}
             bad = [(row, lines.reason(texts[at[row]].as_py(), why)) for row, why in first.items()]
-        if found.pieces:
-            rows, table = in_order(found.pieces, pa.concat_tables([table for _, table in found.pieces]))
+        if sifted_rows.pieces:
+            rows, table = in_order(sifted_rows.pieces, pa.concat_tables([table for _, table in sifted_rows.pieces]))
             cast = columns.cast(table, is_text=True)
             bad += [(int(rows[row]), why) for row, why in cast.first(REASONS_MAX)]
             misfits.count += len(cast.misfits)
             yield cast.table
-        misfits.count += len(found.bad)
+        misfits.count += len(sifted_rows.bad)
         misfits.add(0, [f"line {line}: {why}" for line, why in sorted(bad)])
     if is_empty:
         yield pa.schema(columns.types.items()).empty_table()
@@ -186,14 +188,14 @@ class _Lines:
 
     def _lacking(self, texts: pa.Array, table: pa.Table | None = None) -> npt.NDArray[np.bool_]:
         """Return bool[texts]: which lines lack a column; of a table, only those with NULL in one are looked at."""
-        found = np.ones(len(texts), np.bool_)
+        lacking = np.ones(len(texts), np.bool_)
         if table is not None:
             needed = [table[name] for name in self._columns.required_names() if name in table.schema.names]
             nulls = [column.is_null().to_numpy() for column in needed if column.null_count]
-            found = np.logical_or.reduce([np.zeros_like(found), *nulls])
-        for row in np.flatnonzero(found):
-            found[row] = bool(self._lacks(texts[int(row)].as_py()))
-        return found
+            lacking = np.logical_or.reduce([np.zeros_like(lacking), *nulls])
+        for row in np.flatnonzero(lacking):
+            lacking[row] = bool(self._lacks(texts[int(row)].as_py()))
+        return lacking
 
     def _lacks(self, line: bytes) -> list[str]:
         """Return the columns that a line needs and lacks; none if it cannot be read."""
@@ -207,7 +209,7 @@ class _Lines:
     def reason(self, line: bytes, why: str) -> str:
         """Return what is wrong with a line that cannot be read alone."""
         try:
-            given = json.loads(line, object_pairs_hook=_once)
+            document = json.loads(line, object_pairs_hook=_once)
         except _Twice as twice:
             return f"it has the field {twice.args[0]!r} twice"
         except UnicodeDecodeError:
@@ -216,11 +218,11 @@ class _Lines:
             return f"it is no JSON: {broken}"
         except RecursionError:
             return "it nests too deeply"
-        if not isinstance(given, dict):
+        if not isinstance(document, dict):
             return "it is no JSON object"
         more = [
             path
-            for path in find_unknown_fields(given, pa.struct(list(self._fields)))
+            for path in find_unknown_fields(document, pa.struct(list(self._fields)))
             if path not in self._columns.ignored
         ]
         if more:

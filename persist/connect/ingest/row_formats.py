@@ -1,4 +1,4 @@
-"""Files of rows: their format by their name, their bytes, and how Arrow reads those that tell types.
+"""Files of rows: format by name, bytes, and Arrow readers for formats with types.
 
 A file that ends too early is refused: a compressed one by its checksum, a stream of Arrow by the mark at its end, after
 which nothing may follow.
@@ -25,7 +25,7 @@ BLOCK_BYTES = 8 << 20
 
 
 def format_by_name(name: str) -> tuple[str | None, str | None]:
-    """Return the format and the compression that the name of a file tells; None for what it does not tell."""
+    """Return the format and the compression by a file's name; None where unknown."""
     stem, suffix = posixpath.splitext(name)
     compression = COMPRESSED.get(suffix.lower())
     ending = posixpath.splitext(stem)[1] if compression else suffix
@@ -52,7 +52,7 @@ class RowFile:
 
     @classmethod
     def at(cls, path: str, format: str | None, *, name: str | None = None) -> "RowFile":
-        """Return the file at a path of this machine; its name tells the format, unless it is given.
+        """Return the file at a local path; the format is from its name by default.
 
         Raises:
             InvalidUsage: the format is unknown.
@@ -70,7 +70,7 @@ class RowFile:
         """Yield the bytes, without their compression, as a file of Arrow.
 
         Raises:
-            InvalidUsage: what is read meanwhile is damaged, or not what the format says.
+            InvalidUsage: during reading, the bytes are damaged or of another format.
         """
         try:
             with self.source() as raw:
@@ -121,7 +121,7 @@ def _arrow(stream: Any, file: RowFile) -> Iterator[pa.RecordBatch]:
 
 
 class _Watched:
-    """A file that notes whether a read gave less than was asked for."""
+    """A file that notes whether a read was short."""
 
     closed = False
 

@@ -1,9 +1,9 @@
-"""Types of the columns of a file: those that it says, or those that hold all of its text exactly.
+"""Types of a file's columns: its own, or those that hold all of its text exactly.
 
-Text is read whole, because the last row of a column decides, too. Of CSV, a column is the first of these that all its
-values are: int64, boolean, float64, date32, time32[s], timestamps in s or else in ns, the same in UTC if all have an
-offset, and string. Whole numbers that an int64 or a double would change make it a decimal. One with a leading zero is a
-code and no number, so it stays text. A column without a value has the type null: a later file tells.
+Text is read to its end, because any row may decide the type. A CSV column gets the first type that fits all its values:
+int64, boolean, float64, date32, time32[s], timestamps in s or else in ns, the same in UTC if all have an offset, and
+string. Whole numbers that an int64 or a double would change make it a decimal. One with a leading zero is a code and no
+number, so it stays text. A column without a value has the type null, until a later file has one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from persist.codecs.types.texts import parse_column
 from persist.codecs.types.values import cut
 from persist.connect.envelopes import NumberGuess, Unreadable, exact_fields, parse, reason_of
 from persist.connect.ingest.row_casts import wire_type
-from persist.connect.ingest.row_csv import head_of, line_of, text_batches
+from persist.connect.ingest.row_csv import find_line, read_header, text_batches
 from persist.connect.ingest.row_files import check_once, json_blocks
 from persist.connect.ingest.row_formats import MEND, RowFile, stored_schema
 
@@ -31,8 +31,8 @@ _CODE = r"^[+-]?0[0-9]"
 _OFFSET = r"(Z|z|[+-]\d\d:?(\d\d)?)$"
 
 
-def types_of(file: RowFile, known: Mapping[str, pa.DataType] | None = None) -> dict[str, pa.DataType]:
-    """Return the types of a file's columns by name; null where no row tells one.
+def infer_types(file: RowFile, known: Mapping[str, pa.DataType] | None = None) -> dict[str, pa.DataType]:
+    """Return the types of a file's columns by name; null for columns without values.
 
     Args:
         known: the types that columns have anyway.
@@ -42,39 +42,39 @@ def types_of(file: RowFile, known: Mapping[str, pa.DataType] | None = None) -> d
     """
     known = known or {}
     if file.format == "csv":
-        found = _csv_types(file, known)
+        types = _csv_types(file, known)
     else:
         schema = _json_schema(file, known) if file.format == "json" else stored_schema(file)
         check_once(schema, file.name)
-        found = {field.name: field.type for field in schema}
-    return found | {name: kind for name, kind in known.items() if name in found}
+        types = {field.name: field.type for field in schema}
+    return types | {name: kind for name, kind in known.items() if name in types}
 
 
 def is_open(kind: pa.DataType) -> bool:
-    """Return whether a type is that of no value, or has such a type inside."""
+    """Return whether a type is null, or contains null."""
     if pat.is_null(kind) or (pat.is_struct(kind) and not kind.num_fields):
         return True
     return pat.is_nested(kind) and any(is_open(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _csv_types(file: RowFile, known: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-    names = head_of(file)
+    names = read_header(file)
     guesses = {name: _Guess() for name in names if name not in known}
     for batch in text_batches(file, names, [*guesses], lambda row: "skip") if guesses else ():
         for name, guess in guesses.items():
             try:
                 guess.add(batch.column(name).cast(pa.string()))
             except pa.ArrowInvalid:
-                line = line_of(file, name, lambda text: any("\udc80" <= char <= "\udcff" for char in text))
+                line = find_line(file, name, lambda text: any("\udc80" <= char <= "\udcff" for char in text))
                 raise InvalidUsage(
                     f"{file.name} cannot be read as csv: line {line}: column {name!r} is not UTF-8. Convert the file, "
                     f"such as with iconv -t utf-8. {MEND}"
                 ) from None
-    return {name: guesses[name].type_of(name, file) if name in guesses else known[name] for name in names}
+    return {name: guesses[name].infer_type(name, file) if name in guesses else known[name] for name in names}
 
 
 class _Guess:
-    """What a column of text may still be."""
+    """The types that still fit a column of text."""
 
     def __init__(self) -> None:
         self._candidates: list[pa.DataType] | None = None
@@ -113,7 +113,7 @@ class _Guess:
         """The first type that all values seem to have; null if there are none."""
         return pa.null() if self._candidates is None else next(iter(self._candidates), pa.string())
 
-    def type_of(self, name: str, file: RowFile) -> pa.DataType:
+    def infer_type(self, name: str, file: RowFile) -> pa.DataType:
         """Return the first type that all values have, or null."""
         kind = self.kind
         if not pat.is_floating(kind):
@@ -122,12 +122,12 @@ class _Guess:
             return self._numbers.type_of(name)
         except InvalidUsage as error:
             text = self._numbers.inexact or ""
-            line = line_of(file, name, lambda field: field == text)
+            line = find_line(file, name, lambda field: field == text)
             raise InvalidUsage(f'{file.name}: line {line}: {error}, or say columns = {{ {name} = "string" }}') from None
 
 
 def _is_all(values: pa.Array, kind: pa.DataType) -> bool:
-    """Return whether all values are written as those of a type."""
+    """Return whether all values parse as a type."""
     if pat.is_boolean(kind):
         return bool(pc.all(pc.is_in(pc.utf8_lower(values), pa.array(["true", "false"]))).as_py())
     if pat.is_timestamp(kind) and kind.tz and not pc.all(pc.match_substring_regex(values, _OFFSET)).as_py():
@@ -144,13 +144,13 @@ def _json_schema(file: RowFile, known: Mapping[str, pa.DataType]) -> pa.Schema:
     wires = pa.schema([(name, wire_type(kind)) for name, kind in known.items()])
     for numbers, texts in json_blocks(file):
         try:
-            found = parse(texts, wires, "infer").schema
+            block_schema = parse(texts, wires, "infer").schema
         except (Unreadable, pa.ArrowException, UnicodeDecodeError) as error:
             line = _bad_line(texts, wires)
             reason = _reason(texts, line, wires, error)
             raise InvalidUsage(f"{file.name} cannot be read as json: line {numbers[line]}: {reason}. {MEND}") from None
         try:
-            schema = pa.schema(list(_merged(pa.struct(list(schema)), pa.struct(list(found)), "")))
+            schema = pa.schema(list(_merged(pa.struct(list(schema)), pa.struct(list(block_schema)), "")))
         except _Differs as error:
             raise InvalidUsage(
                 f"{file.name}: by line {numbers[-1]}, {error}. Write all its values alike, or say its type, such as "
@@ -176,15 +176,15 @@ def _with_moments(schema: pa.Schema, file: RowFile) -> pa.Schema:
                 for at, leaf in enumerate(leaf_arrays(chunk)):
                     if pat.is_string(leaf.type):
                         guesses.setdefault((name, at), _Guess()).add(leaf)
-    return pa.schema([(f.name, _replaced(f.type, f.name, guesses, count())) for f in schema])
+    return pa.schema([(f.name, _replace_moments(f.type, f.name, guesses, count())) for f in schema])
 
 
-def _replaced(
+def _replace_moments(
     kind: pa.DataType, name: str, guesses: "Mapping[tuple[str, int], _Guess]", leaves: Iterator[int]
 ) -> pa.DataType:
     """Return the type of a column whose moments are what was guessed of the leaves of their numbers."""
     if pat.is_nested(kind):
-        return with_children(kind, [_replaced(f.type, name, guesses, leaves) for f in children(kind)])
+        return with_children(kind, [_replace_moments(f.type, name, guesses, leaves) for f in children(kind)])
     guess = guesses.get((name, next(leaves)))
     return guess.kind if pat.is_timestamp(kind) and guess is not None else kind
 
@@ -224,8 +224,8 @@ def _merged(one: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
     if pat.is_struct(one) and pat.is_struct(other):
         types = {field.name: field.type for field in one}
         for field in other:
-            before = types.get(field.name, pa.null())
-            types[field.name] = _merged(before, field.type, f"{path}.{field.name}".lstrip("."))
+            earlier = types.get(field.name, pa.null())
+            types[field.name] = _merged(earlier, field.type, f"{path}.{field.name}".lstrip("."))
         return pa.struct(types.items())
     if pat.is_list(one) and pat.is_list(other):
         return pa.list_(_merged(one.value_type, other.value_type, path))

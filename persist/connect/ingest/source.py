@@ -1,4 +1,4 @@
-"""What a source of rows is to the loop that commits them."""
+"""The interface between a source of rows and the loop that commits them."""
 
 import logging
 import threading
@@ -17,15 +17,15 @@ logger = logging.getLogger(__name__)
 
 
 class SourceMoved(InvalidUsage):
-    """What is read changed meanwhile. The batch is given up, and read again later."""
+    """The source changed during a read. The loop drops the batch, and reads it again."""
 
 
 class SourceUnavailable(Unavailable):
-    """What is read does not answer. The batch is given up, and read again later."""
+    """The source does not answer. The loop drops the batch, and reads it again."""
 
 
 class SourceBusy(SourceUnavailable):
-    """Another process has what is read, and gives it back soon: a reader that ends when all is read waits, too."""
+    """Another process holds the source and will release it soon; with `once`, a reader also waits."""
 
 
 RETRY_S = 600.0
@@ -35,7 +35,7 @@ class Outage:
     """The waits while a source or a sink does not answer, until that has lasted for `RETRY_S`.
 
     Args:
-        tell: lets the location say what is wrong, or by None that nothing is any more.
+        tell: stores the problem in the location; None clears it.
         once: raise the first problem, unless it passes soon.
     """
 
@@ -51,7 +51,7 @@ class Outage:
         self._tell(None)
 
     def wait(self, problem: Exception) -> None:
-        """Wait before the next try, after the location was told; raise the problem if there is no other try."""
+        """Store the problem and wait for the next try; raise it if there is none."""
         self._tell(problem)
         if self._once and not isinstance(problem, SourceBusy):
             raise problem
@@ -65,7 +65,7 @@ UNSENT: Any = object()  # A long value that an update leaves as it is, and the s
 
 
 def advise_copy(names: Iterable[str]) -> str:
-    """Return the advice to copy what fills collections again, under their names, and to keep what they hold."""
+    """Return the advice to copy collections again under their names, and to keep their contents."""
     renames = "; ".join(f"persist rename LOCATION {name} {name}-before" for name in names)
     return f"To copy again and keep the history: {renames}; and give the same command again"
 
@@ -79,10 +79,10 @@ class Target:
     """A collection that a source fills.
 
     Attributes:
-        key, value: its columns and their types, if it is made; one that is there keeps its own.
-        keyed: whether the source gives events by key, and not updates.
+        key, value: columns and types of a new collection; an existing one keeps its own.
+        keyed: whether the source sends events by key instead of updates.
         timeline: what its times are; None if they are positions of the source.
-        comment, properties: what the collection says of itself, if it is made.
+        comment, properties: of a new collection.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Change:
 
 @dataclass(slots=True)
 class Batch:
-    """What becomes one commit.
+    """The contents of one commit.
 
     Attributes:
         changes: are read while the commit is made; what is raised meanwhile undoes it.
@@ -119,7 +119,7 @@ class Batch:
         rows: how many rows it has, once its changes were read.
         is_durable: set by the loop: whether it was committed.
         since: collections whose contents before a time are not known, with that time.
-        properties: what collections say of themselves from this commit on.
+        properties: of collections, from this commit on.
         behind: how many bytes of the source are still to be read after it; None if that is not known.
         targets: collections that it needs, and that are made if they are not there.
     """
@@ -137,14 +137,14 @@ class Batch:
 
 @dataclass
 class Run:
-    """What a source needs to know of the loop.
+    """The state of the loop that a source reads.
 
     Attributes:
         collections: that the source fills, by name.
         once: end when all that is there by now was read.
         stop: is set when the source is to end.
         uppers: how far each collection is sealed, as far as this loop knows.
-        behind: how many bytes are still to be read, as the collections say it.
+        behind: bytes that are still to be read, as the collections have it.
         outage: the waits while the source does not answer.
     """
 
@@ -166,13 +166,13 @@ class Run:
         self.outage = Outage(self.client.engine.clock, self._tell, once=self.once)
 
     def _tell(self, problem: Exception | None) -> None:
-        """Let a collection say what is wrong, or that nothing is any more. Cost: nothing if it says that already."""
+        """Store a problem in a collection; None clears it. Cost: nothing if it has that already."""
         handles = [self.first_handle]
         tell_success(handles) if problem is None else tell_failure(handles, problem)
 
     @property
     def first_handle(self) -> CollectionHandle:
-        """The collection that says what is wrong with the source."""
+        """The collection that stores problems of the source."""
         return self.collections[min(self.collections)].handle
 
     def wait(self, seconds: float) -> bool:
@@ -181,15 +181,15 @@ class Run:
 
 
 class Source(Protocol):
-    """Where batches come from.
+    """A producer of batches.
 
-    `batches` begins where the uppers of the collections say. Its positions are times, or it keeps them in a collection
-    of its own that is sealed with the others.
+    `batches` begins at the uppers of the collections. Its positions are times, or it keeps them in a collection of its
+    own that is sealed with the others.
     """
 
     @property
     def name(self) -> str:
-        """What it is called in messages and logs: nothing secret is in it."""
+        """Its name in messages and logs, without secrets."""
         ...
 
     @property
@@ -198,11 +198,11 @@ class Source(Protocol):
         ...
 
     def targets(self, client: Client) -> Sequence[Target]:
-        """Return the collections that it fills, besides that of moments."""
+        """Return the collections that it fills, except the collection of moments."""
         ...
 
     def batches(self, run: Run) -> Generator[Batch]:
-        """Yield what there is, and what comes, until the run stops; with `once`, until all is read.
+        """Yield batches until the run stops; with `once`, until all is read.
 
         It raises `Unavailable` if the source does not answer. The loop then waits, and calls it anew.
         """

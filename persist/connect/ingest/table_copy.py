@@ -1,15 +1,15 @@
 """The first contents of tables of a database, in pieces. A copy that was cut off goes on where it was.
 
-A run of a copy reads the server exactly as of one point of its log. The very first run says from where on changes are
-read later. Any other run has a later point of its own. Rows get the time of their run's point. A table with a key is
-read in the order of its key. The commit of a piece says in a property of the collection which key came last, so the
-next run goes on behind it. A table without a key is copied in one run; if that is cut off, its collection is dropped,
-and copied anew.
+A run of a copy reads the server exactly as of one point of its log. The very first run fixes the position at which
+later changes begin. Any other run has a later point of its own. Rows get the time of their run's point. A table with a
+key is read in the order of its key. The commit of a piece stores its last key in a property of the collection, and the
+next run continues after that key. A table without a key is copied in one run; if that is cut off, its collection is
+dropped, and copied anew.
 
-Why that is exact from `reached` on, the time of the last run: a row is set to what it was at the point of its run, and
-the changes after that point take it from there. What earlier changes made of it is overwritten then. At times before
-`reached`, contents would be a mixture of points, so `since` is moved there if there were several. Changes before
-`begin`, the time of the first run, are in the copy, and passed over.
+Contents are exact from `reached` on, the time of the last run. A row was set to its value at the point of its run, and
+changes after that point are applied to it. Effects of earlier changes are overwritten. At times before `reached`,
+contents would be a mixture of points, so `since` is moved there if there were several. Changes before `begin`, the time
+of the first run, are in the copy, and passed over.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -55,13 +55,13 @@ class Copied(msgspec.Struct, frozen=True):
         return self.times[-1]
 
     @classmethod
-    def of(cls, collection: Collection) -> "Copied | None":
-        """Return what a collection says of its copy; None if that did not begin."""
+    def from_properties(cls, collection: Collection) -> "Copied | None":
+        """Read the progress of a copy from the properties of a collection; None if it has not begun."""
         text = collection.about.properties.get(PROPERTY)
         return None if text is None else msgspec.json.decode(text, type=cls)
 
-    def said(self) -> dict[str, str]:
-        """Return what the collection is to say."""
+    def to_properties(self) -> dict[str, str]:
+        """Return the properties that store the progress."""
         return {PROPERTY: msgspec.json.encode(self).decode()}
 
 
@@ -73,7 +73,7 @@ class Point:
         time: of the rows.
         now_us: its moment, in µs since 1970.
         reading: what reads the server as of it.
-        properties: what collections are to say of it, if the run is the very first.
+        properties: of collections, from the very first run.
     """
 
     time: int
@@ -83,10 +83,10 @@ class Point:
 
 
 class Server(Protocol):
-    """What is asked of a server for a copy. `table` is the name of a collection."""
+    """Queries on a server for a copy. `table` is the name of a collection."""
 
     def point(self, *, is_new: bool) -> AbstractContextManager[Point]:
-        """Hold a point of the log; the very first one says from where on changes are read later."""
+        """Hold a point of the log; the very first one is where later changes begin."""
         ...
 
     def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
@@ -105,20 +105,20 @@ class Copy:
         self._server = server
         self._run = run
         self._wanted = [name for name in tables if not run.uppers[name]]
-        self._copied = {name: Copied.of(run.collections[name]) for name in self._wanted}
+        self._copied = {name: Copied.from_properties(run.collections[name]) for name in self._wanted}
         self._is_first = len(self._wanted) == len(tables)
 
     def batches(self) -> Generator[Batch]:
         """Yield the rows of all tables that are to be copied; the last batch seals their collections."""
-        if not all(known is not None and known.is_done for known in self._copied.values()):
+        if not all(copied is not None and copied.is_done for copied in self._copied.values()):
             yield from self._rows()
-        copies = [known for known in self._copied.values() if known is not None]
+        copies = [copied for copied in self._copied.values() if copied is not None]
         if self._is_first:
             first = min(copies, key=lambda known: known.begin)
             upper, moments = first.begin + 1, [(first.begin, first.begin_us)]
         else:
             upper, moments = max(self._run.uppers.values()), []
-        since = {name: known.reached for name, known in self._copied.items() if known and known.reached >= upper}
+        since = {name: copied.reached for name, copied in self._copied.items() if copied and copied.reached >= upper}
         yield Batch((), upper, 0, moments, since=since)
 
     def _rows(self) -> Iterator[Batch]:
@@ -131,24 +131,24 @@ class Copy:
 
     def _table(self, point: Point, name: str) -> Iterator[Batch]:
         """Yield the rows of a table that were not copied yet."""
-        known, key = self._copied[name], self._server.key(name)
-        if known is not None and known.is_done:
+        copied, key = self._copied[name], self._server.key(name)
+        if copied is not None and copied.is_done:
             return
-        if known is not None and not key:
+        if copied is not None and not key:
             raise Unavailable(
                 f"the copy into {name!r} was cut off. Its table has no key by which it could go on, so it begins anew "
                 "when the same command is given again"
             )
-        known = known or Copied([], point.now_us)
-        known = msgspec.structs.replace(known, times=[*known.times, point.time])
-        for rows, last in self._server.pieces(point, name, known.after):
-            known = msgspec.structs.replace(known, after=last if key else None)
-            self._copied[name] = known
+        copied = copied or Copied([], point.now_us)
+        copied = msgspec.structs.replace(copied, times=[*copied.times, point.time])
+        for rows, last in self._server.pieces(point, name, copied.after):
+            copied = msgspec.structs.replace(copied, after=last if key else None)
+            self._copied[name] = copied
             changes = [Change(name, _stamped(rows, point.time, is_keyed=bool(key)))]
-            yield Batch(changes, None, rows.num_rows, properties={name: known.said()})
-        known = msgspec.structs.replace(known, is_done=True)
-        self._copied[name] = known
-        yield Batch((), None, properties={name: known.said()})
+            yield Batch(changes, None, rows.num_rows, properties={name: copied.to_properties()})
+        copied = msgspec.structs.replace(copied, is_done=True)
+        self._copied[name] = copied
+        yield Batch((), None, properties={name: copied.to_properties()})
 
 
 def _stamped(rows: pa.Table, time: int, *, is_keyed: bool) -> pa.Table:

@@ -1,4 +1,4 @@
-"""What has come for one table of a database and is not committed yet: rows, which become columns all together."""
+"""Changes of one table that are not committed yet, as rows; a commit turns them into columns."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
@@ -35,26 +35,26 @@ class Piece(msgspec.Struct, frozen=True):
     truncates: int = 0
 
     @classmethod
-    def of(cls, collection: Collection) -> "Piece":
-        """Return what a collection says of it."""
+    def from_properties(cls, collection: Collection) -> "Piece":
+        """Read the piece from the properties of a collection."""
         text = collection.about.properties.get(PIECE)
         return cls(-1) if text is None else msgspec.json.decode(text, type=cls)
 
-    def said(self) -> dict[str, str]:
-        """Return what the collection is to say."""
+    def to_properties(self) -> dict[str, str]:
+        """Return the properties that store the piece."""
         return {PIECE: msgspec.json.encode(self).decode()}
 
 
 class TableRows:
     """The changes of one table, in their order.
 
-    A table with a key gives events: its new row, or its key and that it is deleted. Any other gives updates.
+    A table with a key produces events: a new row, or a deleted key. Any other produces updates.
 
     Attributes:
         types: what each column becomes, in the order of rows.
-        key: the columns by which a row is told from others; none if the table has no key.
+        key: the columns that identify a row; empty without a key.
         begin: changes up to that time are in the copy of the table.
-        reached: before it, contents are not known, and a row that changes may be one that was deleted later.
+        reached: earlier contents are unknown, so a changed row may be one that was deleted later.
         piece: what the collection has of a transaction that is not sealed yet; so many changes of it are passed over.
         place: what the server calls the transaction of a time.
     """
@@ -84,7 +84,7 @@ class TableRows:
         self._times: list[int] = []
         self._signs: list[bool] = []  # Whether the row is gone.
         self._partial: dict[int, Key] = {}  # Rows with values that were not sent, and the key of the row that has them.
-        self._seen = Piece(-1)  # What has come of the transaction that comes.
+        self._seen = Piece(-1)  # The part of the current transaction that has arrived.
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -95,36 +95,36 @@ class TableRows:
 
     def take(self, old: list[Any] | None, new: list[Any] | None, time: int, is_key: bool) -> None:
         """Take a change: an insert has no old row, or an update whose key stays; a delete has no new one."""
-        seen = self._seen if self._seen.time == time else Piece(time)
-        self._seen = Piece(time, seen.changes + 1, seen.truncates)
+        piece = self._seen if self._seen.time == time else Piece(time)
+        self._seen = Piece(time, piece.changes + 1, piece.truncates)
         if self.piece.time == time and self._seen.changes <= self.piece.changes:
             return
         if new is not None and old is not None and UNSENT in new:
             sent = {*self._key_at} if is_key else range(len(old))
             new = [old[at] if value is UNSENT and at in sent else value for at, value in enumerate(new)]
         if new is not None and UNSENT in new:
-            self._partial[len(self._rows)] = self._key_of(new if old is None else old)
+            self._partial[len(self._rows)] = self._row_key(new if old is None else old)
         if not self.key and old is not None:
             self._add(old, time, True)
         if new is not None:
             self._add(new, time, False)
         # A row takes long values with it to another key, so its old key is gone after that. As the keys differ, the
         # collection does not mind the order.
-        if self.key and old is not None and (new is None or self._key_of(old) != self._key_of(new)):
-            gone: list[Any] = [None] * len(old)
+        if self.key and old is not None and (new is None or self._row_key(old) != self._row_key(new)):
+            old_key: list[Any] = [None] * len(old)
             for at in self._key_at:
-                gone[at] = old[at]
-            self._add(gone, time, True)
+                old_key[at] = old[at]
+            self._add(old_key, time, True)
 
     def truncated(self, time: int) -> bool:
         """Forget the changes of a time, which are the last ones: the table is emptied. Return whether that is new."""
-        seen = self._seen if self._seen.time == time else Piece(time)
-        self._seen = Piece(time, seen.changes, seen.truncates + 1)
-        self._cut(bisect_left(self._times, time))
+        piece = self._seen if self._seen.time == time else Piece(time)
+        self._seen = Piece(time, piece.changes, piece.truncates + 1)
+        self._keep_first(bisect_left(self._times, time))
         return self.piece.time != time or self._seen.truncates > self.piece.truncates
 
     def pieced(self) -> Piece:
-        """Take it that what has come of a transaction is in the collection; return how much that is."""
+        """Mark the arrived part of a transaction as committed; return it."""
         self.piece = self._seen
         return self.piece
 
@@ -141,20 +141,20 @@ class TableRows:
 
     def _removals(self, collection: Collection, upper: int, time: int) -> Iterator[pa.Table]:
         columns = self.key or self.names
-        with held(collection, upper, self.reached, columns=columns) as snapshot:
+        with open_snapshot(collection, upper, self.reached, columns=columns) as snapshot:
             for batch in snapshot.to_batches():
                 yield self._removal(pa.Table.from_batches([batch]), time, -1)
         if self.is_there(time):
             for rows in waiting(collection, [*columns, *([DELETED] if self.key else [])], upper):
-                if self.key:  # What is removed already may be there more than once, if the removal was cut off before.
+                if self.key:  # After an interrupted removal, a removed row may be there more than once.
                     yield self._removal(rows.filter(pc.invert(rows[DELETED])), time, None)
                 else:
                     yield self._removal(rows, time, pc.negate(rows["_diff"]))
 
     def _removal(self, rows: pa.Table, time: int, diff: Any) -> pa.Table:
-        there = {*rows.column_names}
+        names = {*rows.column_names}
         columns = {
-            name: rows[name].cast(self.types[name]) if name in there else pa.nulls(len(rows), self.types[name])
+            name: rows[name].cast(self.types[name]) if name in names else pa.nulls(len(rows), self.types[name])
             for name in self.names
         }
         columns["_time"] = int64_array(np.full(len(rows), time, np.int64))
@@ -164,7 +164,7 @@ class TableRows:
             columns["_diff"] = int64_array(np.full(len(rows), diff, np.int64)) if isinstance(diff, int) else diff
         return pa.table(columns)
 
-    def taken(self, collection: Collection, upper: int, until: int) -> pa.Table | None:
+    def take_before(self, collection: Collection, upper: int, until: int) -> pa.Table | None:
         """Return what has come before a time, as events or updates, and forget it; None if that is nothing.
 
         Args:
@@ -175,13 +175,13 @@ class TableRows:
             return None
         later = self._rows[count:], self._times[count:], self._signs[count:]
         partial = {at - count: key for at, key in self._partial.items() if at >= count}
-        self._cut(count)
-        taken = self._columns(collection, upper)
+        self._keep_first(count)
+        table = self._columns(collection, upper)
         self._rows, self._times, self._signs = later
         self._partial = partial
-        return taken
+        return table
 
-    def _cut(self, count: int) -> None:
+    def _keep_first(self, count: int) -> None:
         """Keep only so many changes."""
         del self._rows[count:], self._times[count:], self._signs[count:]
         self._partial = {at: key for at, key in self._partial.items() if at < count}
@@ -205,7 +205,7 @@ class TableRows:
         """Return values of a column.
 
         Raises:
-            InvalidUsage: one is none of its type; the message says in which transaction.
+            InvalidUsage: a value does not fit the type; the message names the transaction.
         """
         where = f"{self.table}.{name}"
         try:
@@ -223,41 +223,41 @@ class TableRows:
         self._times.append(time)
         self._signs.append(is_gone)
 
-    def _key_of(self, row: list[Any]) -> tuple[Any, ...]:
+    def _row_key(self, row: list[Any]) -> tuple[Any, ...]:
         return tuple([row[at] for at in self._key_at])
 
     def _fill(self) -> dict[int, Key]:
         """Copy values that were not sent from earlier rows; return the others, each with the stored key that has them.
 
-        Such a key is that of before all changes here: a row may get several keys one after the other.
+        The stored key is the one before all changes here: a row may change its key several times.
         """
         last, absent = dict[Key, int](), dict[int, Key]()
         for at, row in enumerate(self._rows):
             origin = self._partial.get(at)
             if origin is not None:
-                before = last.get(origin)
-                if before is not None:
+                earlier = last.get(origin)
+                if earlier is not None:
                     row = [
-                        old if value is UNSENT else value for value, old in zip(row, self._rows[before], strict=True)
+                        old if value is UNSENT else value for value, old in zip(row, self._rows[earlier], strict=True)
                     ]
                     self._rows[at] = row
                 if UNSENT in row:
-                    absent[at] = origin if before is None else absent[before]
-            last[self._key_of(row)] = at
+                    absent[at] = origin if earlier is None else absent[earlier]
+            last[self._row_key(row)] = at
         return absent
 
     def _look_up(
         self, collection: Collection, upper: int, absent: Mapping[int, Key], columns: dict[str, Any]
     ) -> list[int]:
-        """Take what was not sent from what the collection holds; return rows that are to be left out.
+        """Fill unsent values from the collection; return rows to leave out.
 
-        These changed a row that is not there. Before `reached`, that is one that was deleted, or copied again, later.
+        These changed a row that is not there. Before `reached`, it was deleted or copied again later.
         """
         values = zip(self.key, zip(*absent.values(), strict=True), strict=True)
         keys = pa.table(
             {name: self._typed([*texts], self.types[name], f"{self.table}.{name}") for name, texts in values}
         )
-        with held(collection, upper, self.reached) as snapshot:
+        with open_snapshot(collection, upper, self.reached) as snapshot:
             rows = [snapshot.get(keys.group_by(self.key).aggregate([])).select(self.names)]
         is_gone = [np.zeros(len(rows[0]), np.bool_)]
         if self.is_there(self._times[-1]):
@@ -268,7 +268,7 @@ class TableRows:
         stored = pa.concat_tables(rows)
         places = _places(keys, stored, self.key)
         is_known = boolean_values(pc.invert(boolean_array(np.concatenate(is_gone)).take(places)).fill_null(False))
-        unknown = [row for row, known in zip(absent, is_known, strict=True) if not known]
+        unknown = [row for row, is_stored in zip(absent, is_known, strict=True) if not is_stored]
         for row in unknown:
             self._check_unknown(collection, row, absent[row])
         for at, name in enumerate(self.names):
@@ -276,17 +276,17 @@ class TableRows:
             if lacks.any():
                 order = np.arange(len(self._rows))
                 order[np.fromiter(absent, np.int64)[lacks]] = len(self._rows) + np.arange(lacks.sum())
-                taken = stored[name].take(places.filter(boolean_array(lacks))).cast(self.types[name])
-                columns[name] = pa.chunked_array([columns[name], *taken.chunks]).take(int64_array(order))
+                stored_values = stored[name].take(places.filter(boolean_array(lacks))).cast(self.types[name])
+                columns[name] = pa.chunked_array([columns[name], *stored_values.chunks]).take(int64_array(order))
         return unknown
 
     def _check_unknown(self, collection: Collection, row: int, origin: Key) -> None:
-        """Check that a row with a value that nobody knows does not count, because a copy has what became of it.
+        """Check that a row with an unknown value does not matter, because a copy has its later state.
 
         Raises:
             InvalidUsage: it may count.
         """
-        if self._times[row] <= self.reached and self._key_of(self._rows[row]) == origin:
+        if self._times[row] <= self.reached and self._row_key(self._rows[row]) == origin:
             return
         long = ", ".join(name for name, value in zip(self.names, self._rows[row], strict=True) if value is UNSENT)
         key = ", ".join(f"{name} = {value}" for name, value in zip(self.key, origin, strict=True))
@@ -300,10 +300,10 @@ class TableRows:
 def _places(rows: pa.Table, others: pa.Table, key: list[str]) -> pa.Array:
     """Return where each row has its last counterpart of the same key among others, int64[rows]; NULL if it has none."""
     names = [f"{at}" for at in range(len(key))]
-    left = rows.select(key).rename_columns(names).append_column("row", int64_array(np.arange(len(rows))))
+    numbered = rows.select(key).rename_columns(names).append_column("row", int64_array(np.arange(len(rows))))
     right = others.select(key).rename_columns(names).append_column("at", int64_array(np.arange(len(others))))
     last = right.group_by(names).aggregate([("at", "max")])
-    return left.join(last, names, join_type="left outer").sort_by("row")["at_max"].combine_chunks()
+    return numbered.join(last, names, join_type="left outer").sort_by("row")["at_max"].combine_chunks()
 
 
 def waiting(collection: Collection, columns: list[str], upper: int) -> Iterator[pa.Table]:
@@ -320,8 +320,8 @@ def waiting(collection: Collection, columns: list[str], upper: int) -> Iterator[
             yield from Scan(schema, (part,), 0, TIME_MAX + 1, tuple(columns)).updates(reading(), columns)
 
 
-def held(collection: Collection, upper: int, reached: int, *, columns: list[str] | None = None) -> Snapshot:
-    """Return what a collection has by now, which is readable for others from `reached` on."""
+def open_snapshot(collection: Collection, upper: int, reached: int, *, columns: list[str] | None = None) -> Snapshot:
+    """Open the present contents, which others can read from `reached` on."""
     if upper > reached:
         return collection.snapshot(upper - 1, columns=columns)
     handle = collection.handle.newest()

@@ -1,11 +1,11 @@
-"""Tables of Delta and Iceberg: each version is one commit and one time, its moment or the next one that is free.
+"""Tables of Delta and Iceberg: each version is one commit and one time, its moment or the next free one.
 
-A second collection, `NAME.versions`, says which version has which time. It is sealed with the rows, so both agree
-whoever is killed when. Between two versions, only files are read that one has and the other has not, or the change feed
-of a Delta table that has one. Rows that were copied from one file to another cancel out.
+A second collection, `NAME.versions`, maps versions to times. It is sealed with the rows, so a crash cannot separate
+them. Between two versions, only files are read that one has and the other has not, or the change feed of a Delta table
+that has one. Rows that were copied from one file to another cancel out.
 
-Columns are told apart by their ids where the format has any, and by their names where it has none. Where they change,
-the collection follows (`evolve`) before the first version that has them.
+Columns are identified by their ids if the format has any, and else by their names. When they change, the collection
+follows (`evolve`) before the first version that has them.
 """
 
 import logging
@@ -74,18 +74,18 @@ class Version:
 
 
 class Table(Protocol):
-    """What is asked of a table in some format."""
+    """Queries on a table in some format."""
 
     def versions(self) -> list[Version]:
         """Return the versions there are, in their order."""
         ...
 
     def columns(self, version: Version) -> Columns:
-        """Return the columns of a version, by what tells them from each other."""
+        """Return the columns of a version by id, or else by name."""
         ...
 
     def changes(self, before: Version | None, version: Version) -> Signed:
-        """Yield the rows that come with a version, and those that go, each with its sign and the version's columns."""
+        """Yield added and removed rows of a version, each with its sign and the version's columns."""
         ...
 
 
@@ -105,7 +105,7 @@ class Tables:
         self._table: Table = _Delta(place, config) if kind == "delta" else _Iceberg(place, config)
 
     def targets(self, client: Client) -> Sequence[Target]:
-        """Return the collection of rows, and that of versions; if it is new, the first version tells types."""
+        """Return the collections of rows and versions; the first version determines types of a new one."""
         name, timeline = self.config.collection, self.config.timeline
         if name in client:
             timeline = client.load(name).schema.timeline or ""
@@ -123,15 +123,15 @@ class Tables:
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield a batch for each version that was not taken in, and look for more until the run stops."""
         collection = run.collections[self.config.collection]
-        before = _last(run.collections[f"{self.config.collection}.versions"])
+        previous = _last(run.collections[f"{self.config.collection}.versions"])
         while not run.stop.is_set():
             versions = self._table.versions()
-            for version in versions[self._next(versions, before) :]:
+            for version in versions[self._next(versions, previous) :]:
                 if run.stop.is_set():
                     return
-                self._follow_columns(collection, before, version)
-                yield self._batch(run, collection, before, version)
-                before = version
+                self._follow_columns(collection, previous, version)
+                yield self._batch(run, collection, previous, version)
+                previous = version
             if run.once or run.wait(self.config.poll_s):
                 return
 
@@ -140,15 +140,17 @@ class Tables:
 
     def _first(self) -> Version:
         versions = self._table.versions()
-        wanted = self.config.first
-        matching = versions[:1] if wanted is None else [version for version in versions if version.number == wanted]
+        number = self.config.first
+        matching = versions[:1] if number is None else [version for version in versions if version.number == number]
         if not matching:
-            there = ", ".join(str(version.number) for version in versions[-5:]) or "none"
-            raise InvalidUsage(f"{self.name} has no version {'' if wanted is None else wanted}: the last are {there}")
+            last_numbers = ", ".join(str(version.number) for version in versions[-5:]) or "none"
+            raise InvalidUsage(
+                f"{self.name} has no version {'' if number is None else number}: the last are {last_numbers}"
+            )
         return matching[0]
 
     def _next(self, versions: Sequence[Version], before: Version | None) -> int:
-        """Return which of the versions comes after the last one that was taken in."""
+        """Return the index of the version after the last ingested one."""
         if before is None:
             return versions.index(self._first()) if versions else 0
         at = [place for place, version in enumerate(versions) if version == before]
@@ -160,7 +162,7 @@ class Tables:
         return at[-1] + 1
 
     def _follow_columns(self, collection: Collection, before: Version | None, version: Version) -> None:
-        """Let a collection have the columns that a version has, once: whoever is killed after it does not repeat it."""
+        """Evolve a collection to the columns of a version, once, even after a crash."""
         if collection.about.properties.get(FOLLOWED) == str(version.number):
             return
         now = self._table.columns(version)
@@ -172,22 +174,24 @@ class Tables:
             if id_ in was and was[id_].name != field.name and was[id_].name in names
         }
         names = {rename.get(name, name) for name in names}
-        wanted = {field.name: field.type for field in now.values()}
+        new_types = {field.name: field.type for field in now.values()}
         types = {rename.get(name, name): collection.schema.arrow.field(name).type for name in collection.schema.names}
         old = {} if before is None else {field.name: field.type for field in was.values()}
         # Columns that the table never had are of the collection alone, and stay, unless they are of its key.
-        gone = [name for name in types if name not in wanted and (name in old or name in collection.schema.key_names)]
+        dropped = [
+            name for name in types if name not in new_types and (name in old or name in collection.schema.key_names)
+        ]
         change: dict[str, Any] = {
             "rename": rename,
-            "add": {name: kind for name, kind in wanted.items() if name not in names},
-            "drop": gone,
+            "add": {name: kind for name, kind in new_types.items() if name not in names},
+            "drop": dropped,
             "widen": {},
         }
         if before is not None:  # A collection that was there before may have wider types than the table.
             back = {new: name for name, new in rename.items()}
             change["widen"] = {
                 name: kind
-                for name, kind in wanted.items()
+                for name, kind in new_types.items()
                 if name in types and types[name] != kind and old.get(back.get(name, name)) != kind
             }
         change = {what: names for what, names in change.items() if names}
@@ -256,11 +260,11 @@ class _Delta:
                 return
             new = self._fragments(version.number)
             old = {} if before is None else self._fragments(before.number)
-            for sign, some, others in ((-1, old, new), (1, new, old)):
-                yield from ((sign, batch) for batch in _rows_of(_without(some, others)))
+            for sign, some, excluded in ((-1, old, new), (1, new, old)):
+                yield from ((sign, batch) for batch in _read_rows(_without(some, excluded)))
         except InvalidUsage:
             raise
-        except Exception as error:  # What a library raises is its own choice.
+        except Exception as error:  # A library may raise anything.
             raise InvalidUsage(self._reason("read", version.number, error)) from error
 
     def _at(self, version: int | None) -> Any:
@@ -271,7 +275,7 @@ class _Delta:
             raise InvalidUsage(self._reason("opened", version, error)) from error
 
     def _has_feed(self, version: int) -> bool:
-        """Return whether a version says what it changed."""
+        """Return whether the change feed has a version."""
         return str(self._at(version).metadata().configuration.get("delta.enableChangeDataFeed")).lower() == "true"
 
     def _feed(self, version: int) -> Signed:
@@ -285,7 +289,7 @@ class _Delta:
         """Return the files of a version by their paths, each with its dataset."""
         import pyarrow.dataset as ds
 
-        # A moment of INT96 is in microseconds here; in nanoseconds, those of other centuries would change.
+        # INT96 moments become microseconds here; nanoseconds cannot hold other centuries.
         options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
         dataset = self._at(version).to_pyarrow_dataset(parquet_read_options=options)
         return {fragment.path: (dataset, fragment) for fragment in dataset.get_fragments()}
@@ -299,8 +303,8 @@ class _Delta:
         )
 
 
-def _rows_of(files: Sequence[tuple[Any, Any]]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of files of one dataset, with the columns that only their paths tell."""
+def _read_rows(files: Sequence[tuple[Any, Any]]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files of one dataset, with the columns in their paths."""
     import pyarrow.dataset as ds
 
     if files:
@@ -319,11 +323,11 @@ class _Iceberg:
 
     def versions(self) -> list[Version]:
         metadata = self._loaded().metadata
-        there = {snapshot.snapshot_id for snapshot in metadata.snapshots}
+        snapshot_ids = {snapshot.snapshot_id for snapshot in metadata.snapshots}
         return [
             Version(entry.snapshot_id, entry.timestamp_ms)
             for entry in metadata.snapshot_log
-            if entry.snapshot_id in there
+            if entry.snapshot_id in snapshot_ids
         ]
 
     def columns(self, version: Version) -> Columns:
@@ -361,7 +365,7 @@ class _Iceberg:
             from pyiceberg.table import StaticTable
 
             return StaticTable.from_metadata(self._place, self._config.storage_options)
-        except Exception as error:  # What a library raises is its own choice.
+        except Exception as error:  # A library may raise anything.
             raise InvalidUsage(
                 f"the Iceberg table {without_secrets(self._place)} cannot be opened: {without_secrets(str(error))}"
             ) from None
@@ -371,7 +375,7 @@ class _Iceberg:
         return table.schemas()[snapshot.schema_id] if snapshot.schema_id is not None else table.schema()
 
     def _tasks(self, table: Any, version: Version) -> dict[Any, Any]:
-        """Return the files of a version, each with those that say which of its rows are gone."""
+        """Return the files of a version, each with its files of deletes."""
         tasks = table.scan(snapshot_id=version.number).plan_files()
         return {(task.file.file_path, frozenset(f.file_path for f in task.delete_files)): task for task in tasks}
 
@@ -408,10 +412,10 @@ def _plain(field: pa.Field) -> pa.Field:
 
 def _signed(batch: pa.RecordBatch, schema: pa.Schema, sign: int, time: int) -> pa.RecordBatch:
     """Return rows as updates at a time; a column that their version did not have is NULL."""
-    there = {*batch.schema.names}
+    names = {*batch.schema.names}
     columns = [
         cast_column(pa.chunked_array([batch.column(field.name)]), field.type, field.name).combine_chunks()
-        if field.name in there
+        if field.name in names
         else pa.nulls(len(batch), field.type)
         for field in schema
     ]

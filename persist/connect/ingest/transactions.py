@@ -1,14 +1,14 @@
 """Transactions of a database on their way into collections: how they become batches, whatever their size.
 
-Each transaction has a time. Small ones are committed together, and sealed. A transaction that is larger than a batch is
-committed in pieces, whose time is sealed with the last one: nobody reads half of it, and memory holds one piece. A
-collection says in a property how much of such a transaction it has (`Piece`). So a process that is killed passes over
-just that much, when the same transaction comes again.
+Each transaction has a time. Small ones are committed together, and sealed. A transaction larger than a batch is
+committed in pieces. The last piece seals its time, so readers never see half of it, and memory holds one piece. A
+property of a collection counts the committed changes of such a transaction (`Piece`). So a process that is killed
+passes over just that much, when the same transaction comes again.
 
-`Moments` has the rows of the map of moments. A source says the moment of each time. Moments grow with times here, and
-those of a later commit are later, so that a read as of a moment never changes its answer
-(`persist.engine.location.moments`). Where a source's clock runs back, a time gets the moment of the one before it, and
-the log says so.
+`Moments` has the rows of the map of moments. A source provides the moment of each time. Moments grow with times here,
+and later commits have later ones, so a read as of a moment never changes its answer
+(`persist.engine.location.moments`). If a source's clock runs back, a time gets the moment of the one before it, with
+a warning.
 """
 
 import logging
@@ -31,7 +31,7 @@ Position = Callable[[], Mapping[str, Mapping[str, str]]]
 
 
 class Transactions:
-    """What has come and is not committed yet.
+    """Transactions that are not committed yet.
 
     Attributes:
         upper: up to which time all is committed.
@@ -40,7 +40,7 @@ class Transactions:
         is_known: whether it was committed before.
         is_inside: whether more of it is to come.
         behind: how many bytes of the log are still to be read.
-        position: what collections are to say of the source with each commit that seals.
+        position: returns the source's position, for the commits that seal.
         place: what the server calls the transaction of a time, for errors.
     """
 
@@ -69,13 +69,13 @@ class Transactions:
         self.time = self.moment_us = 0
         self.is_known, self.is_inside = True, False
         self._rows: dict[str, TableRows] = {}
-        self._count = 0  # Of changes that are not committed, about.
-        self._moments: list[tuple[int, int]] = []  # Of the transactions that are not committed here yet.
-        self._copied = {table: Copied.of(run.collections[table]) or Copied([0], 0) for table in tables}
+        self._count = 0  # Uncommitted changes, approximately.
+        self._moments: list[tuple[int, int]] = []  # Moments of transactions that are not committed here yet.
+        self._copied = {table: Copied.from_properties(run.collections[table]) or Copied([0], 0) for table in tables}
 
     @property
     def is_full(self) -> bool:
-        """Whether a piece has come of the transaction that comes."""
+        """Whether the current transaction fills a piece."""
         return self._count >= self._batch_rows
 
     @property
@@ -83,7 +83,7 @@ class Transactions:
         """Whether no change waits to be committed."""
         return not self._count
 
-    def rows_of(self, name: str, table: str, types: dict[str, pa.DataType], typed: Typed) -> TableRows:
+    def open_rows(self, name: str, table: str, types: dict[str, pa.DataType], typed: Typed) -> TableRows:
         """Return the rows that take the changes of a table that has these columns from here on.
 
         Raises:
@@ -99,17 +99,17 @@ class Transactions:
             )
         collection, copied = self._run.collections[name], self._copied[name]
         key = [*collection.schema.key_names] if collection.handle.keyed else []
-        piece = Piece.of(collection) if rows is None else rows.piece
+        piece = Piece.from_properties(collection) if rows is None else rows.piece
         rows = self._rows[name] = TableRows(table, types, key, copied.begin, copied.reached, typed, piece, self.place)
         return rows
 
-    def known_rows(self, name: str) -> TableRows | None:
+    def find_rows(self, name: str) -> TableRows | None:
         """Return the rows that take the changes of a collection; None if there are none yet."""
         return self._rows.get(name)
 
     def begin(self, time: int, moment_us: int) -> Iterator[Batch]:
         """Begin with the transaction that was committed at a time."""
-        while (reached := self._reached_by(time)) is not None:
+        while (reached := self._first_unsealed(time)) is not None:
             # Rows that were copied again at that time count from there on, so it is sealed first.
             self.done = reached + 1
             if not self._moments or self._moments[-1][0] < reached:
@@ -134,25 +134,25 @@ class Transactions:
         if count >= self._batch_rows or (count and self._run.stop.is_set()):
             yield self.batch(self.done)
 
-    def before(self) -> Iterator[Batch]:
-        """Commit and seal all transactions before the one that comes."""
+    def seal_earlier(self) -> Iterator[Batch]:
+        """Commit and seal all transactions before the current one."""
         if self.done > self.upper:
             yield self.batch(self.done)
 
     def piece(self) -> Iterator[Batch]:
-        """Commit what has come of the transaction that comes, without its seal, if that is enough."""
-        yield from self.before()
+        """Commit the arrived part of the current transaction without a seal, if it is large enough."""
+        yield from self.seal_earlier()
         if self.is_full:
-            taken = self._taken(self.time + 1)
-            properties = {name: self._rows[name].pieced().said() for name in taken}
+            tables = self._take_tables(self.time + 1)
+            properties = {name: self._rows[name].pieced().to_properties() for name in tables}
             self._count = 0
-            if taken:
-                yield self._made(taken, None, (), properties)
+            if tables:
+                yield self._make_batch(tables, None, (), properties)
 
     def emptied(self, tables: Sequence[TableRows]) -> Iterator[Batch]:
-        """Remove all rows of tables that were truncated, those that the transaction had added before, too."""
+        """Remove all rows of truncated tables, also rows that the transaction added before."""
         tables = [rows for rows in tables if not self.is_known and self.time > rows.begin]
-        yield from self.before()
+        yield from self.seal_earlier()
         names = {id(rows): name for name, rows in self._rows.items()}
         for rows in tables:
             if rows.truncated(self.time):
@@ -171,18 +171,18 @@ class Transactions:
         if rows.key:  # To remove a key once more changes nothing, so each slice is a commit.
             for table in removals:
                 yield Batch([Change(name, table)], None, len(table))
-            yield Batch((), None, properties={name: rows.pieced().said()})
+            yield Batch((), None, properties={name: rows.pieced().to_properties()})
         else:
-            batch.changes, batch.properties = changes(), {name: rows.pieced().said()}
+            batch.changes, batch.properties = changes(), {name: rows.pieced().to_properties()}
             yield batch
 
     def batch(self, upper: int) -> Batch:
         """Return what has come as a batch. When the loop goes on after it, it is durable."""
-        taken = self._taken(upper)
+        tables = self._take_tables(upper)
         self.upper = upper
         moments, self._moments = self._moments, []
         self._count = sum(map(len, self._rows.values()))
-        return self._made(taken, upper, moments, self._position())
+        return self._make_batch(tables, upper, moments, self._position())
 
     def nothing_before(self, time: int, moment_us: int) -> None:
         """Take it that nothing more has happened before a time, at a moment."""
@@ -190,15 +190,15 @@ class Transactions:
             self._moments.append((time - 1, moment_us))
         self.done = max(self.done, time)
 
-    def _taken(self, upper: int) -> dict[str, pa.Table]:
-        taken = {
-            name: rows.taken(self._run.collections[name], self.upper, upper)
+    def _take_tables(self, upper: int) -> dict[str, pa.Table]:
+        tables = {
+            name: rows.take_before(self._run.collections[name], self.upper, upper)
             for name, rows in self._rows.items()
             if len(rows)
         }
-        return {name: table for name, table in taken.items() if table is not None}
+        return {name: table for name, table in tables.items() if table is not None}
 
-    def _made(
+    def _make_batch(
         self,
         taken: Mapping[str, pa.Table],
         upper: int | None,
@@ -209,7 +209,7 @@ class Transactions:
         rows = sum(map(len, taken.values()))
         return Batch(changes, upper, rows, moments, properties=properties, behind=self._behind())
 
-    def _reached_by(self, time: int) -> int | None:
+    def _first_unsealed(self, time: int) -> int | None:
         """Return the first time of a copy's run that is not sealed yet and before a time; None if there is none."""
         times = [at for copied in self._copied.values() for at in copied.times if self.upper <= at < time]
         return min(times, default=None)
@@ -237,18 +237,18 @@ class Moments:
 
     def change(self, moments: Sequence[tuple[int, int]]) -> Change:
         """Return the rows for times, ascending, and their moments in µs since 1970."""
-        times, given = np.array(moments, np.int64).T
-        kept = np.maximum.accumulate(given.clip(min=self._last_us + 1))
-        back_us = int((kept - given).max())
+        times, source_us = np.array(moments, np.int64).T
+        moments_us = np.maximum.accumulate(source_us.clip(min=self._last_us + 1))
+        back_us = int((moments_us - source_us).max())
         if back_us >= BACK_US_MIN:
-            at = int((kept - given).argmax())
-            shown = Timeline("us").text_of
+            at = int((moments_us - source_us).argmax())
+            to_text = Timeline("us").text_of
             logger.warning(
                 "%s: the clock of the source ran back by %.1f s: time %d is of %s, and counts as of %s",
-                self._name, back_us / 1e6, times[at], shown(int(given[at])), shown(int(kept[at])),
+                self._name, back_us / 1e6, times[at], to_text(int(source_us[at])), to_text(int(moments_us[at])),
             )  # fmt: skip
-        self._last_us = int(kept[-1])
-        rows = {MOMENT: int64_array(kept).cast(MOMENT_TYPE), TIME: int64_array(times)}
+        self._last_us = int(moments_us[-1])
+        rows = {MOMENT: int64_array(moments_us).cast(MOMENT_TYPE), TIME: int64_array(times)}
         rows["_time"] = rows[TIME]
         rows["_diff"] = int64_array(np.ones(len(times), np.int64))
         return Change(self._name, pa.table(rows))

@@ -11,7 +11,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.python_types import arrow_type
 from persist.connect.ingest.row_formats import READ, RowFile
-from persist.connect.ingest.row_types import types_of
+from persist.connect.ingest.row_types import infer_types
 
 WRITTEN = ("table", *READ)
 OWN = ("_time", "_diff")
@@ -65,4 +65,4 @@ def read_columns(file: RowFile) -> dict[str, pa.DataType]:
         raise InvalidUsage(
             f"there is no file {file.path!r}: give the path of one whose columns the collection shall have"
         )
-    return {name: pa.string() if pa.types.is_null(kind) else kind for name, kind in types_of(file).items()}
+    return {name: pa.string() if pa.types.is_null(kind) else kind for name, kind in infer_types(file).items()}

@@ -22,7 +22,7 @@ import persist
 from persist.api.creation import write_rows
 from persist.connect.ingest.row_casts import Misfits
 from persist.connect.ingest.row_columns import RowColumns
-from persist.connect.ingest.row_files import pieces_of
+from persist.connect.ingest.row_files import read_pieces
 from persist.connect.ingest.row_formats import RowFile
 from persist.core.progress import task
 from persist.core.state_rules.contents import CollectionState
@@ -104,7 +104,7 @@ def check_rows(file: RowFile, columns: RowColumns, *, skip_bad: bool) -> tuple[i
     """
     misfits, rows = Misfits(), 0
     with task("check", file.name) as done:
-        for piece in pieces_of(file, columns, misfits):
+        for piece in read_pieces(file, columns, misfits):
             rows += len(piece)
             done(len(piece))
     if misfits.count and not skip_bad:
@@ -144,7 +144,7 @@ def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, p
         return LoadResult(rows, skipped, 0, pieces, None)
     earlier_commits, seqno = sum(_remembers(handle, contents, f"{token}/{n}") for n in range(pieces)), None
     with task("write", file.name, total=rows) as done:
-        for n, piece in enumerate(_resize_pieces(pieces_of(file, columns, Misfits()), plan.piece_rows)):
+        for n, piece in enumerate(_resize_pieces(read_pieces(file, columns, Misfits()), plan.piece_rows)):
             seal = plan.seal if n == pieces - 1 else None
             if not is_ours or not _remembers(handle, contents, f"{token}/{n}"):
                 seqno = _write(collection, piece, plan, f"{token}/{n}", seal)
@@ -214,7 +214,7 @@ def _digest(file: RowFile, *way: Any) -> str:
 
 def read_rows(file: RowFile, columns: RowColumns) -> pa.RecordBatchReader:
     """Return the rows of a file that fit, as a stream."""
-    pieces = pieces_of(file, columns, Misfits())
+    pieces = read_pieces(file, columns, Misfits())
     first = next(pieces)
 
     def batches() -> Iterator[pa.RecordBatch]:

@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 import persist
 from persist.connect import Run, SourceMoved
-from persist.connect.ingest.driver import source_of
+from persist.connect.ingest.driver import load_source
 from persist.tools.cli.main import main
 from tests.support.forks import forked_python
 
@@ -149,7 +149,7 @@ def test_a_value_that_does_not_fit_stops_before_its_file(tmp_path: Path, folder:
 def test_a_file_that_changes_while_it_is_read_is_read_anew(
     tmp_path: Path, folder: Path, options: dict[str, Any]
 ) -> None:
-    source = source_of(options, {})
+    source = load_source(options, {})
     with persist.open(str(tmp_path / "location")) as client:
         for target in source.targets(client):
             client.create_or_load(
@@ -194,7 +194,7 @@ def test_following_ends_when_it_is_stopped(tmp_path: Path, folder: Path, options
 def test_of_two_that_read_one_source_one_is_told(tmp_path: Path, folder: Path, options: dict[str, Any]) -> None:
     ingested(tmp_path, options)
     (folder / "b.csv").write_text("id,amount\n3,3.5\n")
-    source = source_of(options, {})
+    source = load_source(options, {})
     with persist.open(str(tmp_path / "location")) as client:
         names = ("orders", "orders.files")
         run = Run(client, {name: client.load(name) for name in names}, True, threading.Event())

@@ -12,7 +12,7 @@ import pytest
 
 import persist
 from persist.blob.protocol import MemoryBlob
-from persist.connect.ingest.driver import source_of
+from persist.connect.ingest.driver import load_source
 from persist.errors import UpperMismatch
 from tests.connect.ingest.brokers import PARTITIONS, Cluster, FragileCluster
 from tests.core.keyed.test_crash import SETTINGS, Died, MortalBlob
@@ -276,7 +276,7 @@ def test_messages_that_were_deleted_before_they_were_read_are_told(client: Any, 
 def test_of_two_that_read_one_topic_one_is_told(blob: MemoryBlob, cluster: Cluster, topic: str) -> None:
     cluster.send(topic, {"id": 1})
     config = {"source": f"kafka://{cluster.address}/{topic}", "collection": "rows", "key": ["id"]}
-    one = source_of({**config, "columns": {"id": "int64"}}, {})
+    one = load_source({**config, "columns": {"id": "int64"}}, {})
 
     class Slower:
         """Reads the same, and another one is faster each time."""

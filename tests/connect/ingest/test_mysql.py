@@ -17,7 +17,7 @@ import pytest
 
 import persist
 from persist.blob.protocol import MemoryBlob
-from persist.connect.ingest.mysql.binlog import effect_of, gtids_of
+from persist.connect.ingest.mysql.binlog import parse_effect, parse_gtids
 from persist.connect.ingest.mysql.stream import _read, transaction_after
 from tests.connect.ingest import mariadb
 from tests.connect.ingest.mariadb import MariaDb, mariadb_programs
@@ -399,7 +399,7 @@ def test_statements_are_understood() -> None:
         ("CREATE OR REPLACE TABLE t (a int)", [("shop", "t")]),
         ("DROP VIEW t", []),
     ):
-        assert effect_of(statement, "shop", followed).emptied == emptied
+        assert parse_effect(statement, "shop", followed).emptied == emptied
     for statement, renamed, dropped in (
         ("ALTER TABLE t RENAME COLUMN `a b` TO c, DROP COLUMN IF EXISTS d", {"a b": "c"}, ["d"]),
         (
@@ -410,32 +410,32 @@ def test_statements_are_understood() -> None:
         ("ALTER TABLE t DROP INDEX a, RENAME INDEX a TO b, DROP PRIMARY KEY, ADD x int # , DROP y", {}, []),
         ("ALTER TABLE t /*!50000 RENAME COLUMN a TO b */", {"a": "b"}, []),
     ):
-        effect = effect_of(statement, "shop", followed)
+        effect = parse_effect(statement, "shop", followed)
         assert (effect.renamed, effect.dropped, effect.refused) == (renamed, dropped, "")
     for statement in (
         "ALTER TABLE t RENAME TO u", "ALTER TABLE u RENAME `t`", "RENAME TABLE a TO b, shop.t TO c",
         "ALTER TABLE t EXCHANGE PARTITION p WITH TABLE x", "ALTER TABLE t TRUNCATE PARTITION p",
         "ALTER TABLE t ADD FOREIGN KEY (a) REFERENCES b (c) ON DELETE SET NULL", "INSERT INTO t VALUES (1)",
     ):  # fmt: skip
-        assert effect_of(statement, "shop", followed).refused
+        assert parse_effect(statement, "shop", followed).refused
     for statement in (
         "ALTER TABLE x RENAME TO y",
         "INSERT INTO x VALUES (1)",
         "CREATE INDEX i ON t (a)",
         "RENAME TABLE a TO b",
     ):
-        assert not effect_of(statement, "shop", followed).refused
+        assert not parse_effect(statement, "shop", followed).refused
 
 
 def test_sets_of_transactions_are_counted() -> None:
     uuid = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
-    found = gtids_of(f"{uuid.upper()}:1-5:7,\n{uuid.replace('3', '4')}:9", is_mariadb=False)
+    found = parse_gtids(f"{uuid.upper()}:1-5:7,\n{uuid.replace('3', '4')}:9", is_mariadb=False)
     assert (found.measure, found.has(f"{uuid}:2-4:7"), found.has(f"{uuid}:5-7")) == (7, True, False)
     found.add(f"{uuid}:6")
     assert (str(found).split(",")[0], found.measure) == (f"{uuid}:1-7", 8)
     with pytest.raises(persist.InvalidUsage, match="was taken in already"):
         found.add(f"{uuid}:3")
-    domains = gtids_of("0-1-5,2-9-7", is_mariadb=True)
+    domains = parse_gtids("0-1-5,2-9-7", is_mariadb=True)
     domains.add("0-2-9")
     assert (str(domains), domains.measure, domains.has("0-7-9"), domains.has("1-1-1")) == (
         "0-2-9,2-9-7",

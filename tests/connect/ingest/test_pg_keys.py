@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist.blob.protocol import MemoryBlob
-from persist.connect.ingest.driver import source_of
+from persist.connect.ingest.driver import load_source
 from persist.connect.ingest.source import Run
 from tests.connect.ingest.servers import postgres_programs
 from tests.connect.ingest.test_postgres import Database, database, server
@@ -149,7 +149,7 @@ def test_a_generated_column_that_comes_later_is_named(database: Database, caplog
     database.run("CREATE TABLE t (id int PRIMARY KEY, a int)", "INSERT INTO t VALUES (1, 5)")
     database.ingest()
     with persist.open(database.location) as client:
-        source = source_of({"source": database.url, "publication": "p"}, {})
+        source = load_source({"source": database.url, "publication": "p"}, {})
         source.targets(client)  # What a process knows that follows the table already.
         database.run("ALTER TABLE t ADD g int GENERATED ALWAYS AS (a * 2) STORED", "UPDATE t SET a = 6")
         run = Run(client, {name: client.load(name) for name in ("t", "p.transactions")}, True, threading.Event())

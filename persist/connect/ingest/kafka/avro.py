@@ -1,10 +1,10 @@
 """Avro in Confluent's framing, as the JSON with a schema part that Kafka Connect would write.
 
-    message = 0, int32 number of a schema (big-endian), the value as Avro
-    schema  = GET {registry}/schemas/ids/{number} = {"schema": text of JSON, …}
+    message = 0, int32 number of a schema (big-endian), the value as Avro schema  = GET {registry}/schemas/ids/{number}
+    = {"schema": text of JSON, …}
 
 So envelopes read Avro as they read JSON, and its types are known from its schema. NaN and infinities, which JSON has no
-numbers for, become texts. A union of several types becomes text, too.
+numbers for, become texts. A union of several types also becomes text.
 """
 
 import base64
@@ -43,7 +43,7 @@ Convert = Callable[[Any], Any] | None  # None leaves values as they are.
 
 
 class NoAvro(ValueError):
-    """A message cannot be read; says why."""
+    """A message is unreadable; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class _Known:
 
 
 class Registry:
-    """The schemas of a registry, each asked for once."""
+    """The schemas of a registry; each is fetched once."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -74,7 +74,7 @@ class Registry:
         self._known: dict[int, _Known | NoAvro] = {}
 
     def as_json(self, messages: Sequence[bytes | None]) -> tuple[list[bytes | None], dict[int, str]]:
-        """Return messages as JSON, those that are no Avro as they are; and the places of bad ones, with reasons.
+        """Convert messages to JSON, except those that are not Avro; return also the places and reasons of bad ones.
 
         Raises:
             Unavailable: the registry does not answer.
@@ -93,29 +93,29 @@ class Registry:
         if len(message) < HEAD_BYTES:
             raise NoAvro("it begins like Avro, and is too short to name a schema")
         number = int.from_bytes(message[1:HEAD_BYTES], "big")
-        known = self._known.get(number)
-        if known is None:
-            known = self._known[number] = self._asked(number)
-        if isinstance(known, NoAvro):
-            raise known
-        rest = io.BytesIO(message)
-        rest.seek(HEAD_BYTES)
+        schema = self._known.get(number)
+        if schema is None:
+            schema = self._known[number] = self._fetch(number)
+        if isinstance(schema, NoAvro):
+            raise schema
+        body = io.BytesIO(message)
+        body.seek(HEAD_BYTES)
         try:
-            value = self._fastavro.schemaless_reader(rest, known.parsed)
+            value = self._fastavro.schemaless_reader(body, schema.parsed)
         except (EOFError, ValueError, IndexError, TypeError, OverflowError, MemoryError) as error:
             raise NoAvro(f"it is no Avro of schema {number}: {error or type(error).__name__}") from None
-        value = known.convert(value) if known.convert is not None else value
-        return known.start + msgspec.json.encode(value) + b"}"
+        value = schema.convert(value) if schema.convert is not None else value
+        return schema.start + msgspec.json.encode(value) + b"}"
 
-    def _asked(self, number: int) -> _Known | NoAvro:
-        """Ask the registry for a schema; return why there is none if it says so."""
+    def _fetch(self, number: int) -> _Known | NoAvro:
+        """Fetch a schema; return NoAvro with the reason if the registry refuses."""
         request = urllib.request.Request(f"{self._url}/schemas/ids/{number}", headers=self._headers)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                said = json.loads(answer.read(SCHEMA_BYTES_MAX))
-            if said.get("schemaType", "AVRO") != "AVRO" or said.get("references"):
+                document = json.loads(answer.read(SCHEMA_BYTES_MAX))
+            if document.get("schemaType", "AVRO") != "AVRO" or document.get("references"):
                 return NoAvro(f"its schema {number} is of a kind that is not read: only Avro without references is")
-            return self._described(json.loads(said["schema"]))
+            return self._described(json.loads(document["schema"]))
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 404:
@@ -141,8 +141,8 @@ def _without_logical(schema: Any) -> Any:
     if isinstance(schema, list):
         return [_without_logical(branch) for branch in schema]
     if isinstance(schema, dict):
-        kept = {name: value for name, value in schema.items() if name not in ("logicalType", "default")}
-        return {name: _without_logical(value) for name, value in kept.items()}
+        plain = {name: value for name, value in schema.items() if name not in ("logicalType", "default")}
+        return {name: _without_logical(value) for name, value in plain.items()}
     return schema
 
 
@@ -153,8 +153,8 @@ def _connect(schema: Any, named: Mapping[str, tuple[Any, Convert]]) -> tuple[dic
         return _union(schema, names)
     if isinstance(schema, str):
         if schema in names:
-            known: tuple[dict[str, Any], Convert] = names[schema]
-            return known
+            converted: tuple[dict[str, Any], Convert] = names[schema]
+            return converted
         schema = {"type": schema}
     kind = schema.get("type")
     if isinstance(kind, (dict, list)):
@@ -168,14 +168,14 @@ def _connect(schema: Any, named: Mapping[str, tuple[Any, Convert]]) -> tuple[dic
             "scale": str(schema.get("scale", 0)),
             "connect.decimal.precision": str(schema.get("precision", 38)),
         }
-    for full in _names_of(schema):
+    for full in _list_names(schema):
         names[full] = (described, convert)
     return described, convert
 
 
 def _kinds(kind: Any, schema: Mapping[str, Any], names: dict[str, Any]) -> tuple[dict[str, Any], Convert]:
     if kind in ("record", "error"):
-        for full in _names_of(schema):
+        for full in _list_names(schema):
             names[full] = ({"type": "map"}, None)  # A type that has itself within it is not read.
         fields = {field["name"]: _connect(field["type"], names) for field in schema["fields"]}
         described = [{"field": name, **inner} for name, (inner, _) in fields.items()]
@@ -197,11 +197,11 @@ def _union(kinds: list[Any], names: dict[str, Any]) -> tuple[dict[str, Any], Con
         described, convert = _connect(some[0], names)
         return described, None if convert is None else _if_any(convert)
     for kind in some:
-        _connect(kind, names)  # For the names that it gives.
+        _connect(kind, names)  # For the names that it adds.
     return {"type": "string"}, _as_text
 
 
-def _names_of(schema: Mapping[str, Any]) -> list[str]:
+def _list_names(schema: Mapping[str, Any]) -> list[str]:
     name, space = schema.get("name"), schema.get("namespace")
     return [] if name is None else [name] if space is None else [name, f"{space}.{name}"]
 

@@ -1,4 +1,4 @@
-"""What describes a source of topics: brokers, topics, the collections that get them, and how to get in.
+"""The options of a source of topics: brokers, topics, their collections, and credentials.
 
     kafka://[user[:password]@]host[:port][,host[:port]…][/topic]
 
@@ -20,19 +20,19 @@ PORT = 9092
 _NEAR = ("localhost", "127.0.0.1", "[::1]")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?")
 _SECRETS = re.compile(r"password|secret|key\.pem|oauthbearer\.config|token", re.IGNORECASE)
-# What the source itself needs to be as it is.
+# Options that the source itself sets.
 _OURS = ("bootstrap.servers", "metadata.broker.list", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof")
 Format = Literal["json", "debezium", "maxwell", "canal"]
 
 
 class Messages(msgspec.Struct, kw_only=True):
-    """What the messages of a topic are, and what becomes of them.
+    """The format of a topic's messages, and the collection that gets them.
 
     Attributes:
         format: json for rows; the others are envelopes of changes, and fill keyed collections.
         table: of a stream of Maxwell or Canal, as table or database.table.
-        key, columns: columns of the key and types of columns, if the collection is made; else messages tell.
-        keyed: a row replaces the one that its key had, if the collection is made.
+        key, columns: key columns and types of a new collection; by default from messages.
+        keyed: in a new collection, a row replaces the previous one of its key.
         types: by column, the logical type that it is sent as; see `persist.connect.envelopes.debezium`.
         metadata: further columns: topic, partition, offset or timestamp of a message, or where they are in it.
     """
@@ -58,18 +58,18 @@ class KafkaConfig(Messages, kw_only=True):
 
     Attributes:
         source: the brokers, and the topic if there is one alone.
-        collection: that gets it. What else `Messages` has is of that topic, too.
+        collection: that gets it. The fields of `Messages` apply to that topic.
         into: topics and their collections, if the URL names no topic.
-        name: what the names of the collections of offsets, moments and rejected messages begin with; else that of the
-            one collection, or kafka.
+        name: prefix of the collections of offsets, moments and rejected messages; by default the name of the single
+            collection, or kafka.
         registry: the URL of a schema registry: messages may be Avro.
         lost: what happens where the topic has lost messages that were not read: "refuse", or "skip" them.
         late_s: a message whose timestamp is so many seconds behind the newest one is rejected; None takes all.
         batch_rows, batch_bytes: about how many messages become one commit at most.
-        heartbeat_s: how often idle topics are taken to have had no more messages, which a commit says.
+        heartbeat_s: how often a commit advances the times of idle topics.
         poll_s: how often to look for new partitions.
         password_file: a file with the password of the user in the URL.
-        client: options of the client library, such as those of TLS and SASL.
+        client: options of the client library, for example for TLS and SASL.
     """
 
     source: str
@@ -89,7 +89,7 @@ class KafkaConfig(Messages, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """Where topics are, and how to get in.
+    """Addresses of brokers, and credentials.
 
     Attributes:
         name: what they are called in messages and logs: nothing secret is in it.
@@ -103,15 +103,15 @@ class Brokers:
     secrets: tuple[str, ...]
     routes: tuple[Route, ...] = ()
 
-    def told(self, problem: object) -> str:
-        """Return what a problem says, as one line without secrets."""
+    def redact(self, problem: object) -> str:
+        """Return a problem as one line without secrets."""
         text = without_secrets(" ".join(str(problem).split()))
         for secret in self.secrets:
             text = text.replace(secret, "***")
         return text
 
 
-def brokers_at(url: str, client: Mapping[str, Any], password_file: str | None) -> tuple[Brokers, str]:
+def parse_brokers(url: str, client: Mapping[str, Any], password_file: str | None) -> tuple[Brokers, str]:
     """Return the brokers that a URL names, and the topic in it, or "".
 
     Args:
@@ -121,8 +121,8 @@ def brokers_at(url: str, client: Mapping[str, Any], password_file: str | None) -
     Raises:
         InvalidUsage: the address or an option does not fit.
     """
-    rest = url.partition("://")[2]
-    user, _, place = rest.rpartition("@")
+    address = url.partition("://")[2]
+    user, _, place = address.rpartition("@")
     servers, _, topic = place.partition("/")
     hosts = [_HOST.fullmatch(server) for server in servers.split(",")]
     if not all(hosts):
@@ -133,13 +133,13 @@ def brokers_at(url: str, client: Mapping[str, Any], password_file: str | None) -
     return Brokers(f"kafka://{addresses}", {**options, "bootstrap.servers": addresses}, secrets), topic
 
 
-def brokers_of(config: KafkaConfig) -> Brokers:
-    """Return what a configuration says, checked.
+def load_brokers(config: KafkaConfig) -> Brokers:
+    """Check a configuration, and return its brokers.
 
     Raises:
         InvalidUsage: an address, a topic or an option does not fit.
     """
-    brokers, topic = brokers_at(config.source, config.client, config.password_file)
+    brokers, topic = parse_brokers(config.source, config.client, config.password_file)
     for option, value in (("batch_rows", config.batch_rows), ("batch_bytes", config.batch_bytes)):
         if value < 1:
             raise InvalidUsage(f"{option}={value} must be at least 1")
@@ -183,25 +183,25 @@ def _routes(config: KafkaConfig, topic: str) -> tuple[Route, ...]:
 
 def _options(client: Mapping[str, Any], password_file: str | None, user: str, is_near: bool) -> dict[str, Any]:
     """Return the options of the client library; TLS is on unless brokers are on this machine or the options differ."""
-    given = dict[str, Any](client)
-    for name in given:
+    options = dict[str, Any](client)
+    for name in options:
         if name in _OURS:
             raise InvalidUsage(f"client: the option {name!r} is what is set here: leave it out")
     if user:
         name, _, password = user.partition(":")
-        given.setdefault("sasl.username", unquote(name))
+        options.setdefault("sasl.username", unquote(name))
         if password:
-            given.setdefault("sasl.password", unquote(password))
+            options.setdefault("sasl.password", unquote(password))
     if password_file is not None:
         try:
             with open(password_file, encoding="utf-8") as file:
-                given["sasl.password"] = file.read().rstrip("\n")
+                options["sasl.password"] = file.read().rstrip("\n")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise InvalidUsage(f"password_file={password_file!r} cannot be read: {reason}") from None
-    is_sasl = any(name.startswith("sasl.") for name in given)
+    is_sasl = any(name.startswith("sasl.") for name in options)
     if is_sasl:
-        given.setdefault("sasl.mechanism", given.get("sasl.mechanisms", "SCRAM-SHA-512"))
+        options.setdefault("sasl.mechanism", options.get("sasl.mechanisms", "SCRAM-SHA-512"))
     kind = ("sasl_" if is_sasl else "") + ("plaintext" if is_near else "ssl")
-    given.setdefault("security.protocol", kind)
-    return given
+    options.setdefault("security.protocol", kind)
+    return options

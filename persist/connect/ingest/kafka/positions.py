@@ -24,14 +24,14 @@ class Positions:
     newest_ms: int = -1
 
     @classmethod
-    def of_properties(cls, properties: Mapping[str, str]) -> "Positions":
-        """Return the positions that properties say."""
-        found: dict[Place, int] = {}
+    def from_properties(cls, properties: Mapping[str, str]) -> "Positions":
+        """Read the positions from the properties of a collection."""
+        offsets_by_place: dict[Place, int] = {}
         for name, text in properties.items():
             if name.startswith(NEXT):
                 topic, offsets = name.removeprefix(NEXT), msgspec.json.decode(text, type=list[int | None])
-                found |= {(topic, at): offset for at, offset in enumerate(offsets) if offset is not None}
-        return cls(found, int(properties.get(NEWEST, -1)))
+                offsets_by_place |= {(topic, at): offset for at, offset in enumerate(offsets) if offset is not None}
+        return cls(offsets_by_place, int(properties.get(NEWEST, -1)))
 
     @classmethod
     def of_rows(cls, rows: list[dict[str, Any]]) -> "Positions":
@@ -50,5 +50,5 @@ class Positions:
             of_topic = offsets[topic]
             of_topic += [None] * (partition - len(of_topic))
             of_topic.append(self.next[topic, partition])
-        said = {NEXT + topic: msgspec.json.encode(next_).decode() for topic, next_ in offsets.items()}
-        return said | {NEWEST: str(self.newest_ms)}
+        properties = {NEXT + topic: msgspec.json.encode(next_).decode() for topic, next_ in offsets.items()}
+        return properties | {NEWEST: str(self.newest_ms)}

@@ -1,15 +1,14 @@
-"""Topics of Kafka: what came of one poll becomes one commit and one time, with the offsets that come next.
+"""Topics of Kafka: the messages of one poll become one commit and one time, with the next offsets.
 
 Beside the collections of rows, a source has two of its own, which are sealed with them:
 
-    NAME.transactions   moments of times: the newest timestamp of messages so far, or the clock where topics are idle
-    NAME.rejected       (topic, partition, offset) → reason, key, value: what could not be read, or came too late; the
-                        first such message makes it
+    NAME.transactions   moments of times: the newest timestamp of messages so far, or the clock where topics are idle.
+    NAME.rejected       (topic, partition, offset) → reason, key, value: unreadable and late messages.
+                        The first such message creates it
 
-Each commit says in properties of `NAME.transactions` where to go on: for each topic that moved, the next offset of its
+Each commit stores positions as properties of `NAME.transactions`: for each topic that moved, the next offset of its
 partitions (`ingest.next TOPIC`), and the newest timestamp of all (`ingest.newest_ms`). So the state has them without a
-read of any part. Earlier versions kept them in a collection `NAME.offsets`: reading goes on from there, if no property
-says more.
+read of any part. Earlier versions used a collection `NAME.offsets`; without a newer property, reading continues there.
 
 A time is a number that only counts. Messages of one key stay in their order, because Kafka keeps it within a partition
 and a collection takes events of one time in the order of their arrival.
@@ -29,7 +28,7 @@ from persist.codecs.order.arrays import int64_array
 from persist.codecs.types.python_types import arrow_type
 from persist.connect.envelopes import Events, canal, debezium, maxwell, plain, samples_of, values_at
 from persist.connect.ingest.kafka.avro import Registry
-from persist.connect.ingest.kafka.config import KafkaConfig, Route, brokers_of
+from persist.connect.ingest.kafka.config import KafkaConfig, Route, load_brokers
 from persist.connect.ingest.kafka.positions import Positions
 from persist.connect.ingest.kafka.topics import MESSAGE, Poll, Topics
 from persist.connect.ingest.row_files import find_unknown_fields
@@ -51,7 +50,7 @@ class Kafka:
 
     def __init__(self, config: KafkaConfig) -> None:
         self.config = config
-        self._brokers = brokers_of(config)
+        self._brokers = load_brokers(config)
         self.name = self._brokers.name
         self._topics = Topics(self._brokers, config)
         self._registry = None if config.registry is None else Registry(config.registry)
@@ -63,14 +62,14 @@ class Kafka:
         self._rejected = Target(f"{name}.rejected", _REJECTED_KEY, _REJECTED_VALUE, False, None, comment)
 
     def targets(self, client: Client) -> Sequence[Target]:
-        """Return the collections of rows, and of rejected messages if there are any; messages may tell types."""
+        """Return the collections of rows, and of rejected messages if any; messages may determine types."""
         missing = [route for route in self._brokers.routes if route.collection not in client]
         untold = [route for route in missing if not self._is_told(route)]
         peeked = self._peeked() if untold else {}
         targets = []
         for route in self._brokers.routes:
             if route in missing:
-                targets.append(self._made(route, peeked.get(route.topic)))
+                targets.append(self._new_target(route, peeked.get(route.topic)))
             else:
                 keyed = client.load(route.collection).handle.keyed is not None
                 if route.format != "json" and not keyed:
@@ -98,7 +97,7 @@ class Kafka:
 
     def _positions(self, run: Run) -> Positions:
         """Return where to go on, by the properties of the last commit, or by the collection of an earlier version."""
-        positions = Positions.of_properties(run.collections[self.moments].about.properties)
+        positions = Positions.from_properties(run.collections[self.moments].about.properties)
         if positions.next or self._offsets not in run.client:
             return positions
         offsets = run.client.load(self._offsets)
@@ -162,7 +161,7 @@ class Kafka:
         return batch
 
     def _readable(self, messages: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Make JSON of Avro; return the messages that can be read, and those that cannot."""
+        """Convert Avro to JSON; split messages into readable and unreadable ones."""
         if self._registry is None or not len(messages):
             return messages, _rejected_rows(messages.slice(0, 0), [])
         bad: dict[int, str] = {}
@@ -212,18 +211,18 @@ class Kafka:
                 )  # fmt: skip
 
     def _is_told(self, route: Route) -> bool:
-        """Return whether the options say the types of all columns that they name."""
+        """Return whether the options have the types of all columns that they name."""
         return bool(route.columns) and all(name in route.columns for name in route.key)
 
-    def _made(self, route: Route, messages: pa.Table | None) -> Target:
+    def _new_target(self, route: Route, messages: pa.Table | None) -> Target:
         types = {name: arrow_type(kind, f"column {name!r}") for name, kind in route.columns.items()}
         beside = {name: MESSAGE.field(path).type for name, path in route.metadata.items() if path in MESSAGE.names}
         types |= {name: kind for name, kind in beside.items() if name not in types}
         if messages is not None:
             messages, _ = self._readable(messages)
             schema = _events(route, messages, route.key or None, None).table.schema if len(messages) else pa.schema([])
-            seen = {field.name: field.type for field in schema if field.name not in (DELETED, *types)}
-            for name, kind in seen.items():
+            message_types = {field.name: field.type for field in schema if field.name not in (DELETED, *types)}
+            for name, kind in message_types.items():
                 if is_open(kind):
                     first = f"the first {counted(len(messages), 'message')} of {route.topic!r}"
                     raise InvalidUsage(
@@ -231,7 +230,7 @@ class Kafka:
                         f'Say the types of all columns, such as columns = {{ {name} = "string", … }}, or begin when a '
                         "message has one"
                     )
-            types |= seen
+            types |= message_types
         missing = [name for name in route.key if name not in types]
         if missing or not types:
             what = f"the key column {missing[0]!r}" if missing else "any column"
@@ -276,13 +275,15 @@ def _events(
 def _sample_rows(route: Route, messages: pa.Table) -> list[dict[str, Any]]:
     """Return the rows in some of the messages of a route."""
     documents = samples_of(messages["value"].combine_chunks().drop_null())
-    documents = [one["payload"] if {"schema", "payload"} == one.keys() else one for one in documents]
+    documents = [value["payload"] if {"schema", "payload"} == value.keys() else value for value in documents]
     if route.format in ("maxwell", "canal"):
-        of_table = (one for one in documents if isinstance(one, dict))
-        documents = [one for one in of_table if route.table in (None, f"{one.get('database')}.{one.get('table')}")]
+        of_table = (value for value in documents if isinstance(value, dict))
+        documents = [
+            value for value in of_table if route.table in (None, f"{value.get('database')}.{value.get('table')}")
+        ]
     places = {"json": (), "debezium": ("after",)}.get(route.format, ("data",))
-    found = values_at(documents, *places)
-    rows = [row for one in found for row in (one if isinstance(one, list) else [one])]
+    values = values_at(documents, *places)
+    rows = [row for value in values for row in (value if isinstance(value, list) else [value])]
     return [row for row in rows if isinstance(row, dict)]
 
 
@@ -295,8 +296,8 @@ def _without_late(messages: pa.Table, newest_ms: int, late_s: float | None) -> t
     late = messages.filter(is_late)
     if not len(late):
         return messages, none
-    behind = pc.subtract(newest_ms, stamps.filter(is_late)).to_pylist()
-    reasons = [f"it came too late: its timestamp is {ms / 1000:.1f} s behind the newest one" for ms in behind]
+    lags_ms = pc.subtract(newest_ms, stamps.filter(is_late)).to_pylist()
+    reasons = [f"it came too late: its timestamp is {ms / 1000:.1f} s behind the newest one" for ms in lags_ms]
     return messages.filter(pc.invert(is_late)), _rejected_rows(late, reasons)
 
 

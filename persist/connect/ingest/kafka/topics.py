@@ -1,4 +1,4 @@
-"""Partitions of topics, read from positions that the collections hold. Consumer groups are not asked, and not told.
+"""Partitions of topics, read from positions that the collections hold. Consumer groups are not used.
 
 A partition that has no position begins at the first message that its topic still has. Memory is bounded: the client
 library fetches `FETCHED_KIB` ahead, and a batch ends when it has enough rows or bytes.
@@ -33,7 +33,7 @@ MESSAGE = pa.schema(
 
 @dataclass
 class Poll:
-    """What came at once.
+    """The messages of one poll.
 
     Attributes:
         tables: by topic, the messages as `MESSAGE`, in their order.
@@ -70,13 +70,13 @@ class Topics:
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
-            "error_cb": self._told,
+            "error_cb": self._keep_problem,
             "logger": logging.getLogger(f"{__name__}.library"),
         }
         try:
             self._consumer = self._library.Consumer(options)
         except (self._library.KafkaException, TypeError, ValueError) as error:
-            raise InvalidUsage(f"{brokers.name} cannot be read: {brokers.told(_text_of(error))}") from None
+            raise InvalidUsage(f"{brokers.name} cannot be read: {brokers.redact(_error_text(error))}") from None
 
     def close(self) -> None:
         """End the threads of the library."""
@@ -99,13 +99,13 @@ class Topics:
                 place = topic, partition
                 if place in self._next:
                     continue
-                first, end = self._asked(self._consumer.get_watermark_offsets, self._at(place), ASK_S)
-                known = positions.get(place)
-                self._next[place] = first if known is None else self._begin(place, known, first, end)
+                first, end = self._call(self._consumer.get_watermark_offsets, self._at(place), ASK_S)
+                position = positions.get(place)
+                self._next[place] = first if position is None else self._begin(place, position, first, end)
                 self._ends[place] = end
                 added.append(self._at(place, self._next[place]))
         if added:
-            self._asked(self._consumer.incremental_assign, added)
+            self._call(self._consumer.incremental_assign, added)
 
     def _connect(self) -> None:
         """Wait until a broker answers, or all have refused, or none has for too long."""
@@ -116,7 +116,7 @@ class Topics:
                 return
             except self._library.KafkaException as error:
                 problem = error.args[0]
-            self._consumer.poll(0)  # What the library says of itself comes here.
+            self._consumer.poll(0)  # The library calls its callbacks here.
             if self._problem is not None:
                 problem, self._problem = self._problem, None
                 break
@@ -143,7 +143,7 @@ class Topics:
 
     @property
     def side_name(self) -> str:
-        """What the names of the collections beside those of rows begin with."""
+        """The prefix of the collections of offsets, moments and rejected messages."""
         routes = self._brokers.routes
         return self._config.name or (routes[0].collection if len(routes) == 1 else "kafka")
 
@@ -160,12 +160,12 @@ class Topics:
         ends: dict[Place, int] = {}
         while rows < limit_rows and size < limit_bytes:
             by_bytes = int((limit_bytes - size) / self._mean_bytes) + 1
-            wanted = min(CHUNK, limit_rows - rows, by_bytes)
-            got = self._asked(self._consumer.consume, wanted, 0.0 if chunks else POLL_S)
+            count = min(CHUNK, limit_rows - rows, by_bytes)
+            got = self._call(self._consumer.consume, count, 0.0 if chunks else POLL_S)
             messages = [message for message in got if message.error() is None]
             for message in got:
                 if message.error() is not None:
-                    self._noted(message, ends)
+                    self._handle_notice(message, ends)
             if messages:
                 chunks.append(messages)
                 bytes_ = sum([len(message) for message in messages])
@@ -180,7 +180,7 @@ class Topics:
         return self._polled([message for chunk in chunks for message in chunk], ends)
 
     def is_read_to_end(self) -> bool:
-        """Return whether all was given out that the partitions had when they were assigned."""
+        """Return whether all messages up to the ends at assignment were returned."""
         return all(self._next[place] >= end for place, end in self._ends.items())
 
     def _polled(self, messages: list[Any], ends: Mapping[Place, int]) -> Poll:
@@ -201,31 +201,31 @@ class Topics:
             columns.append(pa.array(stamps, mask=stamps < 0).cast(MESSAGE.field("timestamp").type))
             table = pa.table(columns, schema=MESSAGE)
             for topic in dict.fromkeys(topics):
-                mine = table if len(set(topics)) == 1 else table.filter(pc.equal(table["topic"], topic))
-                poll.tables[topic] = mine
+                topic_rows = table if len(set(topics)) == 1 else table.filter(pc.equal(table["topic"], topic))
+                poll.tables[topic] = topic_rows
         for place, end in ends.items():  # Marks of transactions are offsets without messages.
             if end > poll.next.get(place, self._next[place]):
                 poll.next[place] = end
         self._next.update(poll.next)
         return poll
 
-    def _noted(self, message: Any, ends: dict[Place, int]) -> None:
-        """Take what the library says in the place of a message."""
+    def _handle_notice(self, message: Any, ends: dict[Place, int]) -> None:
+        """Handle a notice of the library that comes in place of a message."""
         error, place = message.error(), (message.topic(), message.partition())
         if error.name() == "_PARTITION_EOF":
             ends[place] = message.offset()
         elif error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
-            first, end = self._asked(self._consumer.get_watermark_offsets, self._at(place), ASK_S)
+            first, end = self._call(self._consumer.get_watermark_offsets, self._at(place), ASK_S)
             position = self._lost(place, self._next[place], first, end)
             self._next[place] = position
-            self._asked(self._consumer.seek, self._at(place, position))
+            self._call(self._consumer.seek, self._at(place, position))
         elif error.name() in ("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED"):
             raise InvalidUsage(f"{self._brokers.name}: this user may not read the topic {place[0]!r}")
         else:
             self._problem = error
 
     def _partitions(self, topic: str, wait: bool) -> list[int]:
-        metadata = self._asked(self._consumer.list_topics, topic, ASK_S).topics.get(topic)
+        metadata = self._call(self._consumer.list_topics, topic, ASK_S).topics.get(topic)
         if metadata is None or (metadata.error is not None and metadata.error.name() == "UNKNOWN_TOPIC_OR_PART"):
             if wait:
                 logger.warning("%s: there is no topic %r yet", self._brokers.name, topic)
@@ -240,20 +240,20 @@ class Topics:
             return self._library.TopicPartition(*place)
         return self._library.TopicPartition(*place, offset)
 
-    def _asked(self, ask: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return ask(*arguments)
         except self._library.KafkaException as error:
             raise self._raised(error.args[0]) from None
 
-    def _told(self, error: Any) -> None:
+    def _keep_problem(self, error: Any) -> None:
         """Keep a problem that the library does not mend itself, as it does where one of several brokers is away."""
         lasting = ("_ALL_BROKERS_DOWN", "_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
         if error.fatal() or error.name() in lasting:
             self._problem = error
 
     def _raised(self, error: Any) -> InvalidUsage | Unavailable:
-        text = self._brokers.told(_text_of(error))
+        text = self._brokers.redact(_error_text(error))
         if error.name() in ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"):
             return InvalidUsage(f"{self._brokers.name} does not let this user in: {text}")
         if error.name() in ("TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"):
@@ -261,6 +261,6 @@ class Topics:
         return Unavailable(f"{self._brokers.name} does not answer: {text}")
 
 
-def _text_of(error: Any) -> str:
-    given = error.args[0] if isinstance(error, Exception) and error.args else error
-    return str(given.str()) if hasattr(given, "str") else str(given)
+def _error_text(error: Any) -> str:
+    problem = error.args[0] if isinstance(error, Exception) and error.args else error
+    return str(problem.str()) if hasattr(problem, "str") else str(problem)

@@ -1,12 +1,12 @@
-"""What the log of MySQL or MariaDB says beside its rows: what statements do to tables, and which transactions happened.
+"""The log of MySQL or MariaDB besides its rows: effects of statements on tables, and sets of transactions.
 
-The log has rows for what changes rows, and the text of statements that change tables. These are read
-for three things: which tables they empty, which columns get other names or go, and what cannot be followed, because
-rows come or go without being in the log. All else shows when the next row of the table comes, with its columns.
+The log has rows for what changes rows, and the text of statements that change tables. The parser reads statements for
+three things: which tables they empty, which columns they rename or drop, and which changes of rows the log lacks, so
+that the table cannot be followed. All else shows when the next row of the table comes, with its columns.
 
 MySQL counts the transactions of each server: a set has `uuid:1-5:7`. MariaDB has the last number of each domain, as
-`domain-server-number`, and numbers of a domain only grow. Both say the same on each server of a group, so a source may
-move to another one.
+`domain-server-number`, and numbers of a domain only grow. Both are the same on each server of a group, so a source may
+move to another server.
 
 The *measure* of a set is the number of its transactions, or the sum of the last numbers. Each transaction makes it
 larger. Its time is the measure with it, times `STEP`. So times are the same on each server, and between two of them
@@ -37,7 +37,7 @@ Table = tuple[str, str]
 
 @dataclass
 class Effect:
-    """What a statement does.
+    """The effect of a statement.
 
     Attributes:
         emptied: tables that have no rows after it.
@@ -64,8 +64,8 @@ class _Token:
         return "" if self.is_name else self.text.upper()
 
 
-def effect_of(statement: str, schema: str, followed: Sequence[Table]) -> Effect:
-    """Return what a statement does to tables that are followed, given the schema that it was said in."""
+def parse_effect(statement: str, schema: str, followed: Sequence[Table]) -> Effect:
+    """Parse the effect of a statement on followed tables; `schema` is its default schema."""
     tokens = [*_tokens(statement)]
     words = [token.word for token in tokens[:4]] + [""] * 4
     effect = Effect()
@@ -80,7 +80,7 @@ def effect_of(statement: str, schema: str, followed: Sequence[Table]) -> Effect:
     elif words[:4] == ["CREATE", "OR", "REPLACE", "TABLE"]:
         effect.emptied = [_table(tokens, 4, schema)[0]]
     elif words[0] == "RENAME" and words[1] in ("TABLE", "TABLES"):
-        moved = {name for at, token in enumerate(tokens) for name in _name_at(tokens, at, schema) if token}
+        moved = {name for at, token in enumerate(tokens) for name in _parse_table(tokens, at, schema) if token}
         effect.refused = "it gives tables other names" if moved & tables else ""
     elif words[0] == "ALTER":
         _alter(tokens, schema, tables, effect)
@@ -169,7 +169,7 @@ def _tables(tokens: list[_Token], at: int, schema: str) -> Iterator[Table]:
         at += 1
 
 
-def _name_at(tokens: list[_Token], at: int, schema: str) -> Iterator[Table]:
+def _parse_table(tokens: list[_Token], at: int, schema: str) -> Iterator[Table]:
     if at and tokens[at - 1].word != ".":
         yield _table(tokens, at, schema)[0]
 
@@ -194,7 +194,7 @@ class Gtids(Protocol):
         ...
 
 
-def gtids_of(text: str, *, is_mariadb: bool) -> Gtids:
+def parse_gtids(text: str, *, is_mariadb: bool) -> Gtids:
     """Return the set that a server writes like that."""
     return _Domains(text) if is_mariadb else _Servers(text)
 
@@ -212,10 +212,10 @@ class _Domains:
 
     def add(self, gtid: str) -> None:
         domain, server, number = map(int, gtid.split("-"))
-        before = self._last.get(domain, (0, 0))[0]
-        if number <= before:
+        last_number = self._last.get(domain, (0, 0))[0]
+        if number <= last_number:
             raise InvalidUsage(
-                f"the transaction {gtid} comes after number {before} of its domain, so numbers run back: several "
+                f"the transaction {gtid} comes after number {last_number} of its domain, so numbers run back: several "
                 "servers write to one domain. Set gtid_strict_mode = ON, or give each its own gtid_domain_id; then "
                 "copy again"
             )
@@ -232,9 +232,9 @@ class _Servers:
     def __init__(self, text: str) -> None:
         self._intervals: dict[str, list[tuple[int, int]]] = {}
         for server in filter(None, text.replace("\n", "").split(",")):
-            name, _, rest = server.strip().partition(":")
+            name, _, intervals_text = server.strip().partition(":")
             tag = ""
-            for piece in rest.split(":"):
+            for piece in intervals_text.split(":"):
                 if not piece[0].isdigit():
                     tag = f":{piece}"
                     continue
@@ -261,8 +261,8 @@ class _Servers:
     def has(self, other: str) -> bool:
         return all(
             any(first <= low and high <= last for first, last in self._intervals.get(server, []))
-            for server, wanted in _Servers(other)._intervals.items()
-            for low, high in wanted
+            for server, intervals in _Servers(other)._intervals.items()
+            for low, high in intervals
         )
 
     def __str__(self) -> str:

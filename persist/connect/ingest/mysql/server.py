@@ -1,7 +1,7 @@
 """A server of MySQL or MariaDB as a source: how to connect to it, and which tables and columns it has.
 
-Its types become Arrow's, and values as its library gives them become columns. The types of a table that is copied
-are told by the catalog, and those of later changes by the log. Both become the same types here.
+Its types become Arrow's, and the values of its library become columns. Types of a copied table are from the catalog,
+and those in later changes from the log. Both become the same types here.
 """
 
 import json
@@ -20,8 +20,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 import pyarrow as pa
 
-from persist.connect.ingest.mysql.binlog import Gtids, gtids_of
-from persist.connect.ingest.postgres.database import one_line
+from persist.connect.ingest.mysql.binlog import Gtids, parse_gtids
+from persist.connect.ingest.postgres.database import to_line
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.rendering import without_secrets
 from persist.engine.read.results.result import required
@@ -56,7 +56,7 @@ class MysqlConfig(msgspec.Struct, kw_only=True):
         password_file: whose first line is the password.
         batch_rows: how many changes become one commit, at least, if so many are there.
         copy_rows: how many rows of a table's first contents become one commit.
-        heartbeat_s: how often an idle database is taken to have had no more changes, which a commit says.
+        heartbeat_s: how often a commit advances the times of an idle database.
     """
 
     source: str
@@ -154,13 +154,13 @@ class Server:
             InvalidUsage: it does not let this user in.
         """
         try:
-            connection = self.linked(**self.settings(database=self.schema, autocommit=True, **more))
+            connection = self.connect(**self.settings(database=self.schema, autocommit=True, **more))
         except (self.library.Error, OSError) as error:
             raise self.problem(error) from None
         return connection
 
-    def linked(self, **settings: Any) -> Any:
-        """Return a connection that says by a ConnectionError that it was lost, and can be cut by another thread."""
+    def connect(self, **settings: Any) -> Any:
+        """Connect; a lost connection raises ConnectionError, and another thread can close it."""
         from pymysql.connections import Connection
 
         server = self
@@ -194,10 +194,10 @@ class Server:
         return isinstance(error, (OSError, Unavailable, EOFError))
 
     def problem(self, error: BaseException) -> InvalidUsage | Unavailable:
-        """Return the error that says what is wrong with the server; no password is in it."""
+        """Return the error for a problem with the server, without passwords."""
         if isinstance(error, (InvalidUsage, Unavailable)):
             return error
-        text = without_secrets(one_line(error))  # type: ignore[arg-type]
+        text = without_secrets(to_line(error))  # type: ignore[arg-type]
         text = text.replace(self._password, "***") if self._password else text
         if self.is_lost(error):
             return Unavailable(f"{self.name} does not answer: {text}")
@@ -212,17 +212,17 @@ class Server:
         """Check that the server logs what is needed; look whether it is MariaDB.
 
         Raises:
-            InvalidUsage: it does not; the message says what to set.
+            InvalidUsage: it does not; the message names the settings to change.
         """
         with connection.cursor() as cursor:
             cursor.execute("SELECT version()")
             self.is_mariadb = "mariadb" in cursor.fetchone()[0].lower()
             cursor.execute("SHOW GLOBAL VARIABLES")
             variables = {name: str(value) for name, value in cursor.fetchall()}
-        wanted = _SETTINGS | ({} if self.is_mariadb else {"gtid_mode": "ON", "binlog_row_value_options": ""})
-        wanted |= {"log_bin": "ON", "log_bin_compress": "OFF", "binlog_transaction_compression": "OFF"}
+        settings = _SETTINGS | ({} if self.is_mariadb else {"gtid_mode": "ON", "binlog_row_value_options": ""})
+        settings |= {"log_bin": "ON", "log_bin_compress": "OFF", "binlog_transaction_compression": "OFF"}
         absent = {"log_bin_compress", "binlog_transaction_compression", "binlog_row_value_options"}
-        for name, value in wanted.items():
+        for name, value in settings.items():
             has = variables.get(name, value if name in absent else "not there")
             if has.upper() != value:
                 raise InvalidUsage(
@@ -234,7 +234,7 @@ class Server:
         """Return which transactions the server has."""
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT @@global.{'gtid_binlog_pos' if self.is_mariadb else 'gtid_executed'}")
-            return gtids_of(cursor.fetchone()[0] or "", is_mariadb=self.is_mariadb)
+            return parse_gtids(cursor.fetchone()[0] or "", is_mariadb=self.is_mariadb)
 
     def tables(self, connection: Any) -> dict[str, list[Column]]:
         """Return the tables that are wanted, with their columns.
@@ -262,10 +262,10 @@ class Server:
                     no_key[row[0]] = row[1]
             cursor.execute(_CASCADES, (self.schema,))
             cascades = dict(cursor.fetchall())
-        wanted = [*kinds] if self.config.tables is None else self.config.tables
-        if not wanted:
+        names = [*kinds] if self.config.tables is None else self.config.tables
+        if not names:
             raise InvalidUsage(f"{self.name} has no tables that this user may read. The user needs {NEEDS}")
-        for name in wanted:
+        for name in names:
             if name not in kinds:
                 raise InvalidUsage(f"{self.name} has no table {name!r}; it has {', '.join(sorted(kinds)) or 'none'}")
             self._check_table(name, kinds[name], columns.get(name, []), cascades)
@@ -275,23 +275,23 @@ class Server:
                     "server: rows could not be told apart without it. Name in tables those that are meant, without "
                     f"{name}, or do not exclude the column"
                 )
-        self._check_excluded(columns, wanted)
+        self._check_excluded(columns, names)
         for table, name, expression in generated:
-            if table in wanted:
+            if table in names:
                 logger.warning(
                     "%s: the column %r is left out, because the server computes it. A view can compute it: (%s) AS %s. "
                     "Say exclude = [\"%s.%s\"] if it is not needed", table, name, expression, name, table, name,
                 )  # fmt: skip
-        return {name: columns[name] for name in sorted(wanted)}
+        return {name: columns[name] for name in sorted(names)}
 
     def _check_table(self, name: str, kind: str, columns: Sequence[Column], cascades: dict[str, str]) -> None:
-        other = "name in tables those that are meant, without it"
+        remedy = "name in tables those that are meant, without it"
         if kind != "BASE TABLE":
-            raise InvalidUsage(f"the table {name} is a {kind.lower()} table, which cannot be followed: {other}")
+            raise InvalidUsage(f"the table {name} is a {kind.lower()} table, which cannot be followed: {remedy}")
         if name in cascades:
             raise InvalidUsage(
                 f"the table {name} has the foreign key {cascades[name]}, by which the server changes rows without "
-                f"writing that to its log (CASCADE or SET NULL): {other}, or make the key RESTRICT"
+                f"writing that to its log (CASCADE or SET NULL): {remedy}, or make the key RESTRICT"
             )
         for column in columns:
             if column.type is None:
@@ -320,7 +320,7 @@ def _column(
     *,
     is_sql: bool,
 ) -> Column:
-    type_ = arrow_type_of(kind, unsigned="unsigned" in full, precision=int(precision or 0), scale=int(scale or 0))
+    type_ = to_arrow_type(kind, unsigned="unsigned" in full, precision=int(precision or 0), scale=int(scale or 0))
     if default is None or str(default).upper() == "NULL":
         older = None if nullable == "YES" else "''" if type_ in (pa.string(), pa.binary()) else "0"
         older = "" if older is not None and kind in ("enum", "set", "date", "datetime", "timestamp", "time") else older
@@ -355,8 +355,8 @@ BY_CODE = {
 }  # fmt: skip
 
 
-def arrow_type_of(kind: str, *, unsigned: bool = False, precision: int = 0, scale: int = 0) -> pa.DataType | None:
-    """Return the Arrow type of a column, given the name of its type as the catalog has it; None for one unknown."""
+def to_arrow_type(kind: str, *, unsigned: bool = False, precision: int = 0, scale: int = 0) -> pa.DataType | None:
+    """Return the Arrow type for a type name of the catalog; None if unknown."""
     if kind in _WHOLE:
         return _WHOLE[kind][unsigned]
     if kind == "decimal":
@@ -373,7 +373,7 @@ def logged_type(column: Any) -> pa.DataType | None:
     kind = BY_CODE.get(column.type, "")
     if kind in _TEXTS and column.character_set_name == BINARY:
         return pa.binary()
-    return arrow_type_of(
+    return to_arrow_type(
         kind,
         unsigned=bool(column.unsigned),
         precision=getattr(column, "precision", 0),
@@ -417,8 +417,8 @@ def _decoded(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def typed(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
-    """Return values as the library gives them, of a query or of the log, as a column.
+def to_column(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
+    """Convert values of a query or of the log into a column.
 
     Dates with zeros, which no calendar has, are NULL; times are text.
 
@@ -427,7 +427,7 @@ def typed(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
     """
     try:
         if pa.types.is_string(kind):
-            return pa.array([text_of(value) for value in values], kind)
+            return pa.array([to_text(value) for value in values], kind)
         if pa.types.is_binary(kind):
             return pa.array([value.encode() if isinstance(value, str) else value for value in values], kind)
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
@@ -442,7 +442,7 @@ def typed(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
         ) from None
 
 
-def text_of(value: Any) -> Any:
+def to_text(value: Any) -> Any:
     """Return a value as text, if it is none yet; None stays."""
     if isinstance(value, timedelta):
         micros = value // timedelta(microseconds=1)

@@ -1,8 +1,8 @@
 """MySQL and MariaDB, by the log of the server: each transaction is a time, which is the same on all servers of a group.
 
-The first contents are those of a consistent snapshot. Then come transactions, by their GTIDs. How far the log was read
-is a property of the collection of moments, in the commits that seal. Tables with a primary key become keyed
-collections, and others become collections that count equal rows: the log has whole old rows.
+The initial copy is a consistent snapshot. Then come transactions, by their GTIDs. How far the log was read is a
+property of the collection of moments, in the commits that seal. Tables with a primary key become keyed collections, and
+others become collections that count equal rows: the log has whole old rows.
 """
 
 import logging
@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from persist.api.client import Client
 from persist.api.collection import Collection
-from persist.connect.ingest.mysql.binlog import STEP, gtids_of
-from persist.connect.ingest.mysql.server import PADDED, Column, MysqlConfig, Server, text_of, typed
-from persist.connect.ingest.mysql.stream import At, MyStream
+from persist.connect.ingest.mysql.binlog import STEP, parse_gtids
+from persist.connect.ingest.mysql.server import PADDED, Column, MysqlConfig, Server, to_column, to_text
+from persist.connect.ingest.mysql.stream import BinlogPosition, MyStream
 from persist.connect.ingest.source import SOURCE, Batch, Run, Target
 from persist.connect.ingest.table_copy import Copied, Copy, Point
 from persist.core.errors import InvalidUsage, Unavailable
@@ -37,7 +37,7 @@ class Mysql:
         self._tables: dict[str, list[Column]] = {}
 
     def targets(self, client: Client) -> Sequence[Target]:
-        """Return a collection for each table. What a copy has left that cannot go on is dropped."""
+        """Return a collection for each table. Collections of copies that cannot continue are dropped."""
         with closing(self._server.connected()) as connection:
             self._server.check(connection)
             self._tables = self._server.tables(connection)
@@ -45,7 +45,7 @@ class Mysql:
             name = self.config.prefix + table
             if name in client and client.load(name).upper.time == 0:
                 collection = client.load(name)
-                if collection.about.properties.get(SOURCE) == self.name and not _can_go_on(collection, columns):
+                if collection.about.properties.get(SOURCE) == self.name and not _can_continue(collection, columns):
                     collection.drop().result()
         return [self._target(table, columns) for table, columns in self._tables.items()]
 
@@ -54,7 +54,7 @@ class Mysql:
         names = [self.config.prefix + table for table in self._tables]
         try:
             if not all(run.uppers[name] for name in names):
-                for batch in Copy(MyCopy(self._server, self._tables, self.moments), names, run).batches():
+                for batch in Copy(MysqlCopy(self._server, self._tables, self.moments), names, run).batches():
                     yield batch
                     if run.stop.is_set():
                         return
@@ -71,8 +71,8 @@ class Mysql:
         return Target(self.config.prefix + table, key, types, bool(key), None, f"the table {table}")
 
 
-class MyCopy:
-    """What a copy asks of a server."""
+class MysqlCopy:
+    """The server of a copy: queries for MySQL."""
 
     def __init__(self, server: Server, tables: dict[str, list[Column]], moments: str) -> None:
         self._server = server
@@ -96,12 +96,12 @@ class MyCopy:
                 f"SET SESSION time_zone = '+00:00', net_write_timeout = 3600, sql_mode = '', "
                 f"{isolation} = 'REPEATABLE-READ'"
             )
-            gtids = gtids_of(self._snapshot(cursor), is_mariadb=server.is_mariadb)
+            gtids = parse_gtids(self._snapshot(cursor), is_mariadb=server.is_mariadb)
             if gtids.measure > MEASURE_MAX:
                 raise InvalidUsage(f"{server.name} has numbered its transactions up to {gtids}, which is too far")
             cursor.execute("SELECT CAST(unix_timestamp(now(6)) * 1000000 AS SIGNED)")
             [now_us] = cursor.fetchone()
-            at = {self._moments: At(str(gtids)).said()}
+            at = {self._moments: BinlogPosition(str(gtids)).to_properties()}
             yield Point(gtids.measure * STEP, now_us - 1_000_000, connection, at)
 
     def _snapshot(self, cursor: Any) -> str:
@@ -128,8 +128,8 @@ class MyCopy:
         """Yield the rows of a table in pieces, in the order of its key, and the last key of each."""
         name, columns = self._tables[table]
         connection = point.reading
-        key = ", ".join(_ordered(column) for column in columns if column.is_key)
-        query = f"SELECT {', '.join(map(_asked, columns))} FROM {_quoted(name)}"
+        key = ", ".join(_order_expression(column) for column in columns if column.is_key)
+        query = f"SELECT {', '.join(map(_select_expression, columns))} FROM {_quoted(name)}"
         if after is not None:
             query += f" WHERE ({key}) > ({', '.join(after)})"
         if key:
@@ -138,7 +138,7 @@ class MyCopy:
             cursor.execute(query)
             while rows := cursor.fetchmany(self._server.config.copy_rows):
                 arrays = {
-                    column.name: typed([*values], column.type, f"{name}.{column.name}")
+                    column.name: to_column([*values], column.type, f"{name}.{column.name}")
                     for column, values in zip(columns, zip(*rows, strict=True), strict=True)
                 }
                 last = dict(zip((column.name for column in columns), rows[-1], strict=True))
@@ -149,13 +149,13 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _ordered(column: Column) -> str:
-    """Return a column of a key as what orders the copy; the server compares what is chosen from a list as text."""
+def _order_expression(column: Column) -> str:
+    """Return a key column as an expression to order the copy by; the server compares enums and sets as text."""
     name = _quoted(column.name)
     return f"CONVERT({name} USING utf8mb4) COLLATE utf8mb4_bin" if column.kind in ("enum", "set") else name
 
 
-def _asked(column: Column) -> str:
+def _select_expression(column: Column) -> str:
     name = _quoted(column.name)
     if column.kind == "float":
         return f"{name} + 0e0"  # As a double, because a float is written with six digits.
@@ -166,13 +166,13 @@ def _literal(connection: Any, value: Any) -> str:
     if isinstance(value, bytes):
         return f"X'{value.hex()}'" if value else "''"
     if isinstance(value, (date, datetime, timedelta)):
-        return f"'{text_of(value)}'"
+        return f"'{to_text(value)}'"
     return str(connection.escape(value))
 
 
-def _can_go_on(collection: Collection, columns: Sequence[Column]) -> bool:
+def _can_continue(collection: Collection, columns: Sequence[Column]) -> bool:
     """Return whether the copy of a table can go on with what it has left."""
-    copied = Copied.of(collection)
+    copied = Copied.from_properties(collection)
     have = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
     is_same = have == {column.name: column.type for column in columns}
     return copied is not None and is_same and (any(column.is_key for column in columns) or copied.is_done)

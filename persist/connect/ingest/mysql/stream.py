@@ -1,7 +1,7 @@
 """The transactions of a server of MySQL or MariaDB, from the position of its collections on, as its log has them.
 
 A thread reads and decodes the log, some events ahead, so that a commit is made at once when nothing more is there. The
-server says every second that it is alive, and that it has sent all: then times up to there are complete.
+server sends a heartbeat each second; after it, all times up to then are complete.
 """
 
 import logging
@@ -16,8 +16,8 @@ import msgspec
 import pyarrow as pa
 
 from persist.api.collection import Collection
-from persist.connect.ingest.mysql.binlog import STEP, Effect, effect_of, gtids_of
-from persist.connect.ingest.mysql.server import Column, Server, logged_type, logged_values, typed
+from persist.connect.ingest.mysql.binlog import STEP, Effect, parse_effect, parse_gtids
+from persist.connect.ingest.mysql.server import Column, Server, logged_type, logged_values, to_column
 from persist.connect.ingest.source import Batch, Run, advise_copy
 from persist.connect.ingest.table_rows import TableRows
 from persist.connect.ingest.transactions import Transactions
@@ -28,25 +28,25 @@ POSITION = "ingest.position"  # A property of the collection of moments.
 STATEMENT = "ingest.statement"  # A property of a collection: the time of the last statement that changed its columns.
 AHEAD = 64  # Events of the log, each at most 8 KiB or a row.
 SILENT_S = 30.0
-WAITED_US = 100_000  # Whoever waited so long for an event has it as it was sent; heartbeats come every second.
+WAITED_US = 100_000  # An event after so long a wait has just been sent; heartbeats come every second.
 PREPARED, ALONE = 64, 1  # Flags of a transaction of MariaDB.
 
 
-class At(msgspec.Struct, frozen=True):
-    """Where a source is in the server's log: the transactions that were taken in, and the last one's place."""
+class BinlogPosition(msgspec.Struct, frozen=True):
+    """A position in the server's log: the ingested transactions, and the place of the last one."""
 
     gtids: str
     file: str = ""
     offset: int = 0
 
     @classmethod
-    def of(cls, collection: Collection) -> "At | None":
-        """Return what a collection says of it."""
+    def from_properties(cls, collection: Collection) -> "BinlogPosition | None":
+        """Read the position from the properties of a collection."""
         text = collection.about.properties.get(POSITION)
         return None if text is None else msgspec.json.decode(text, type=cls)
 
-    def said(self) -> dict[str, str]:
-        """Return what the collection is to say."""
+    def to_properties(self) -> dict[str, str]:
+        """Return the properties that store the position."""
         return {POSITION: msgspec.json.encode(self).decode()}
 
 
@@ -57,7 +57,7 @@ class MyStream:
         self._server = server
         self._run = run
         self._names = {(server.schema, table): f"{server.config.prefix}{table}" for table in tables}
-        at = At.of(run.collections[moments])
+        at = BinlogPosition.from_properties(run.collections[moments])
         if at is None:
             raise InvalidUsage(f"{moments!r} does not say how far {server.name} was read: {self._again()}")
         self._flow = Transactions(
@@ -66,12 +66,12 @@ class MyStream:
             [*self._names.values()],
             server.config.batch_rows,
             self._behind,
-            lambda: {moments: self._at.said()},
+            lambda: {moments: self._at.to_properties()},
             place=lambda time: f"transaction {self._gtid_of.get(time, time // STEP)}",
         )
-        self._gtid_of: dict[int, str] = {}  # Of the times that are not committed here yet.
+        self._gtid_of: dict[int, str] = {}  # By times that are not committed here yet.
         self._at = at
-        self._gtids = gtids_of(at.gtids, is_mariadb=server.is_mariadb)
+        self._gtids = parse_gtids(at.gtids, is_mariadb=server.is_mariadb)
         if (self._flow.upper - 1) // STEP != self._gtids.measure:
             raise InvalidUsage(
                 f"the collections of {server.name} are sealed to {self._flow.upper}, and it was read up to "
@@ -81,7 +81,7 @@ class MyStream:
         self._logs: list[tuple[str, int]] = []  # Files of the log and their bytes, as of the beginning.
         self._links: list[Any] = []  # The library's connections.
         self._ahead_us = self._began_us = 0
-        self._is_prepared = self._is_begun = self._is_touched = False  # Of the transaction that comes.
+        self._is_prepared = self._is_begun = self._is_touched = False  # State of the current transaction.
 
     def batches(self) -> Iterator[Batch]:
         """Yield transactions as they come, some of them together."""
@@ -95,7 +95,7 @@ class MyStream:
         )
         reader.start()
         try:
-            yield from self._taken(events, target)
+            yield from self._read_batches(events, target)
         finally:
             ended.set()
             while reader.is_alive():
@@ -106,7 +106,7 @@ class MyStream:
                 link.forget()
 
     def _checked(self, connection: Any) -> int:
-        """Check that the server has what comes next; return the measure of what it has by now."""
+        """Check that the server still has the next transaction; return the measure of its set."""
         server = self._server
         executed = server.executed(connection)
         if not executed.has(str(self._gtids)):
@@ -143,15 +143,15 @@ class MyStream:
         )
 
     def _connected(self, *, db: str | None = None, **settings: Any) -> Any:
-        """Connect as the library asks for it: it has an old name for the database.
+        """Connect for the library, which uses an old name for the database.
 
         A connection that is lost is not made anew there, because the library would begin where it began before.
         """
-        link = self._server.linked(database=db, **settings)
+        link = self._server.connect(database=db, **settings)
         self._links.append(link)
         return link
 
-    def _taken(self, events: "queue.Queue[Any]", target: int) -> Iterator[Batch]:
+    def _read_batches(self, events: "queue.Queue[Any]", target: int) -> Iterator[Batch]:
         run, flow, clock = self._run, self._flow, self._run.client.engine.clock
         last_s = clock.monotonic_s()
         while True:
@@ -179,7 +179,7 @@ class MyStream:
                 yield from self._nothing_more(sent_us + self._ahead_us)
 
     def _nothing_more(self, by_us: int | None) -> Iterator[Batch]:
-        """Take it that the server has sent all by a moment, less a second: those of its log are seconds."""
+        """Advance to a moment, less a second, because moments of the log are seconds."""
         flow, self._logs = self._flow, []
         if by_us is not None and flow.done < (self._gtids.measure + 1) * STEP:
             flow.nothing_before(flow.done + 1, by_us - 1_000_000)
@@ -188,15 +188,17 @@ class MyStream:
 
     def _behind(self) -> int:
         """Return how much is still to be read of what the log had when this began."""
-        left = [size for file, size in self._logs if file > self._at.file]
-        return sum(left) + sum(max(0, size - self._at.offset) for file, size in self._logs if file == self._at.file)
+        later_sizes = [size for file, size in self._logs if file > self._at.file]
+        return sum(later_sizes) + sum(
+            max(0, size - self._at.offset) for file, size in self._logs if file == self._at.file
+        )
 
     def _event(self, event: Any) -> Iterator[Batch]:
         event, rows, file, offset, _ = event
         kind, flow = type(event).__name__, self._flow
         if kind in ("MariadbGtidEvent", "GtidEvent"):
             self._gtid = event.gtid
-            after = gtids_of(str(self._gtids), is_mariadb=self._server.is_mariadb)
+            after = parse_gtids(str(self._gtids), is_mariadb=self._server.is_mariadb)
             after.add(event.gtid)
             self._after = after
             self._is_touched = False
@@ -225,7 +227,7 @@ class MyStream:
     def _query(self, event: Any, file: str, offset: int) -> Iterator[Batch]:
         statement, schema = _as_text(event.query), _as_text(event.schema)
         self._is_begun, is_end = transaction_after(statement, self._is_begun)
-        effect = effect_of(statement, schema, [*self._names])
+        effect = parse_effect(statement, schema, [*self._names])
         if effect.refused or (effect.is_gone and self._is_touched):
             raise InvalidUsage(
                 f"{self._server.name}: a statement cannot be followed, because "
@@ -240,9 +242,9 @@ class MyStream:
         if flow.is_known:
             return
         if effect.emptied:
-            yield from flow.emptied([self._rows_of(self._names[table], table[1]) for table in effect.emptied])
+            yield from flow.emptied([self._table_rows(self._names[table], table[1]) for table in effect.emptied])
         if effect.table is not None and (effect.renamed or effect.dropped):
-            yield from flow.before()
+            yield from flow.seal_earlier()
             collection = self._run.collections[self._names[effect.table]]
             if int(collection.about.properties.get(STATEMENT, -1)) < flow.time:
                 names = {*collection.schema.names}
@@ -251,7 +253,7 @@ class MyStream:
                 self._evolved(collection, effect.table[1], rename=renamed, drop=dropped)
 
     def _evolved(self, collection: Collection, table: str, **changes: Any) -> None:
-        """Change the columns of a collection, and say at which time, so that it is done once."""
+        """Change the columns of a collection, with the time as a mark against repetition."""
         changes = {what: names for what, names in changes.items() if names}
         try:
             collection.evolve(**changes, properties={STATEMENT: str(self._flow.time)})
@@ -267,8 +269,8 @@ class MyStream:
     def _relation(self, event: Any) -> Iterator[Batch]:
         """Take a table as it is from here on; its collection follows, once all before is durable."""
         name = self._names.get((event.schema, event.table))
-        known = self._relations.get(event.table_id)
-        if name is None or self._flow.is_known or (known is not None and known[0] == _signature(event)):
+        relation = self._relations.get(event.table_id)
+        if name is None or self._flow.is_known or (relation is not None and relation[0] == _signature(event)):
             if name is None:
                 self._relations[event.table_id] = (None, None)
             return
@@ -290,7 +292,7 @@ class MyStream:
             types.pop(left, None)
         have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
         if have != types:
-            yield from self._flow.before()
+            yield from self._flow.seal_earlier()
             self._follow(collection, event.table, have, types)
         key = [event.columns[at].name for at in event.optional_metadata.simple_primary_key_list]
         key += [event.columns[at].name for at in event.optional_metadata.primary_keys_with_prefix]
@@ -298,10 +300,10 @@ class MyStream:
             raise InvalidUsage(
                 f"the table {event.table} has another primary key than it had when it was copied. {self._again()}"
             )
-        self._relations[event.table_id] = (_signature(event), self._flow.rows_of(name, event.table, types, typed))
+        self._relations[event.table_id] = (_signature(event), self._flow.open_rows(name, event.table, types, to_column))
 
     def _generated(self, table: str, types: Mapping[str, Any], collection: Collection) -> list[str]:
-        """Return columns that the server computes, which the catalog tells: they are not taken in."""
+        """Return the columns that the server generates, by the catalog; they are not ingested."""
         unknown = {name for name in types if name not in collection.schema.names}
         if not unknown:
             return []
@@ -321,10 +323,10 @@ class MyStream:
         defaults = {}
         if added:
             with closing(self._server.connected()) as connection:
-                there = {column.name: column for column in self._server.tables(connection).get(table, [])}
+                catalog_columns = {column.name: column for column in self._server.tables(connection).get(table, [])}
                 with connection.cursor() as cursor:
                     for name, kind in added.items():
-                        default = there[name].default if name in there else None
+                        default = catalog_columns[name].default if name in catalog_columns else None
                         if default == "":
                             raise InvalidUsage(
                                 f"the table {table} has got the column {name!r}, and what its older rows have in it is "
@@ -342,11 +344,11 @@ class MyStream:
             widen={name: types[name] for name in have if name in types and types[name] != have[name]},
         )
 
-    def _rows_of(self, name: str, table: str) -> TableRows:
+    def _table_rows(self, name: str, table: str) -> TableRows:
         schema = self._run.collections[name].schema
         types = {field: schema.arrow.field(field).type for field in schema.names}
-        rows = self._flow.known_rows(name)
-        return rows or self._flow.rows_of(name, table, types, typed)
+        rows = self._flow.find_rows(name)
+        return rows or self._flow.open_rows(name, table, types, to_column)
 
     def _rows(self, event: Any, decoded: list[tuple[list[Any] | None, list[Any] | None]]) -> Iterator[Batch]:
         _, rows = self._relations.get(event.table_id, (None, None))
@@ -380,7 +382,7 @@ class MyStream:
         if self._flow.is_inside:
             self._flow.moment_us = event.timestamp * 1_000_000
             self._gtids = self._after
-            self._at = At(str(self._gtids), file, offset)
+            self._at = BinlogPosition(str(self._gtids), file, offset)
             yield from self._flow.commit()
 
     def _monotonic_us(self) -> int:
@@ -397,7 +399,7 @@ def transaction_after(statement: str, is_begun: bool) -> tuple[bool, bool]:
     """Return whether a transaction has begun after a statement of the log, and whether one ended with it."""
     words = [word.rstrip(";") for word in statement.upper().split()] or [""]
     if words[0] == "XA":
-        is_end = words[1] in ("COMMIT", "ROLLBACK")  # Of one that was prepared before: it is all of a transaction.
+        is_end = words[1] in ("COMMIT", "ROLLBACK")  # After XA PREPARE: all of a transaction.
         return not is_end, is_end
     if words[0] == "BEGIN" or words[-2:] == ["START", "TRANSACTION"]:
         return True, False
@@ -406,7 +408,7 @@ def transaction_after(statement: str, is_begun: bool) -> tuple[bool, bool]:
 
 
 def _read(stream: Any, events: "queue.Queue[Any]", ended: threading.Event, monotonic_us: Callable[[], int]) -> None:
-    """Put what the log has into a queue: events, decoded, where they end, and when they were sent; or what is wrong.
+    """Decode the log into a queue: events, their ends, and when they were sent; or the error.
 
     When an event was sent is known if it was waited for, and None if it may have lain there since some time.
     """
@@ -451,7 +453,7 @@ def _decoded(event: Any) -> list[tuple[list[Any] | None, list[Any] | None]]:
 
 
 def _with_statement(event: Any) -> None:
-    """Give an event of LOAD DATA what the library leaves unread of it: in which schema it was said, and what."""
+    """Complete a LOAD DATA event: decode its schema and statement, which the library skips."""
     event.packet.advance(event.status_vars_length)
     event.schema = event.packet.read(event.schema_length)
     event.packet.advance(1)
@@ -459,7 +461,7 @@ def _with_statement(event: Any) -> None:
 
 
 def _is_logged(event: Any, places: Sequence[int]) -> bool:
-    """Return whether rows have these columns, as they were and as they are: a session may say to log less."""
+    """Return whether all columns are logged, old and new; a session may log fewer."""
     bitmaps = [event.columns_present_bitmap, getattr(event, "columns_present_bitmap2", None)]
     return all(bits[at // 8] >> at % 8 & 1 for bits in bitmaps if bits is not None for at in places)
 
@@ -473,7 +475,7 @@ def _cast(value: Any, kind: pa.DataType, where: str) -> Any:
     try:
         return pa.array([value]).cast(kind)[0].as_py()
     except pa.ArrowException:
-        return typed([value], kind, where)[0].as_py()
+        return to_column([value], kind, where)[0].as_py()
 
 
 def _as_text(value: Any) -> str:

@@ -1,7 +1,7 @@
 """A database of Postgres as a source: how to connect to it, and which tables and columns a publication has.
 
-Types become Arrow's, and texts values of these. What has no counterpart stays text. The texts are those of a session
-with `SESSION`: moments in UTC, dates as ISO writes them, bytes as hex, and floats with all their digits.
+Types become Arrow's, and texts values of these. Types without a counterpart stay text. A session with `SESSION` writes
+the texts: moments in UTC, dates as ISO writes them, bytes as hex, and floats with all digits.
 """
 
 import logging
@@ -68,7 +68,7 @@ class PgAddress:
     def is_lost(self, error: Any) -> bool:
         """Return whether an error means that the server does not answer, and not that it refuses.
 
-        The library gives a server that ends while it sends changes neither a code nor a class of its own.
+        A server that stops during replication sends an error without a code or a class.
         """
         library = self.library
         if isinstance(error, (library.OperationalError, library.InterfaceError, Unavailable)):
@@ -76,8 +76,8 @@ class PgAddress:
         return bool(type(error) is library.DatabaseError and error.pgcode is None)
 
     def unavailable(self, error: Exception) -> Unavailable:
-        """Return the error that says that the server does not answer; no password is in it."""
-        text = without_secrets(one_line(error))
+        """Return the error for a server that does not answer, without passwords."""
+        text = without_secrets(to_line(error))
         if secret := self._dsn.get("password"):
             text = text.replace(secret, "***")
         return Unavailable(f"{self.name} does not answer: {text}")
@@ -87,7 +87,7 @@ class PgAddress:
         try:
             dsn = dict(self.library.extensions.parse_dsn(source))
         except self.library.Error as error:
-            reason = one_line(error)
+            reason = to_line(error)
         if source.partition("?")[0].count("@") > ("user" in dsn):  # A part of the password counts as something else.
             reason = "a password in it has %40 for @, %2F for /, and %25 for %"
         if reason:
@@ -109,10 +109,10 @@ class PostgresConfig(msgspec.Struct, kw_only=True):
         exclude: columns that are left out, as table.column.
         as_text: columns that are kept as text, whatever their type.
         prefix: what the names of collections begin with.
-        slot: the replication slot; else one that is named for location and publication.
+        slot: the replication slot; by default named for location and publication.
         batch_rows: how many changes become one commit, at least, if so many are there.
         copy_bytes: how much of a table's first contents becomes one commit.
-        heartbeat_s: how often an idle database is taken to have had no more changes, which a commit says.
+        heartbeat_s: how often a commit advances the times of an idle database.
     """
 
     source: str
@@ -177,9 +177,9 @@ class Database(PgAddress):
             cursor.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (config.publication,))
             if cursor.fetchone() is None:
                 cursor.execute("SELECT pubname FROM pg_publication ORDER BY 1")
-                there = ", ".join(name for (name,) in cursor.fetchall()) or "none"
+                publications = ", ".join(name for (name,) in cursor.fetchall()) or "none"
                 raise InvalidUsage(
-                    f"{self.name}: there is no such publication (there: {there}). Make it: CREATE PUBLICATION "
+                    f"{self.name}: there is no such publication (there: {publications}). Make it: CREATE PUBLICATION "
                     f"{config.publication} FOR TABLE …"
                 )
             cursor.execute("SELECT oid::int8, typbasetype::int8, typtypmod FROM pg_type WHERE typbasetype <> 0")
@@ -194,11 +194,11 @@ class Database(PgAddress):
                 (config.publication,),
             )
             tables = [self._table(cursor, *row) for row in cursor.fetchall()]
-        wanted = None if config.tables is None else set(config.tables)
-        unknown = (wanted or set()) - {table.full_name for table in tables}
+        selected = None if config.tables is None else set(config.tables)
+        unknown = (selected or set()) - {table.full_name for table in tables}
         if unknown:
             raise InvalidUsage(f"{self.name} has no table {min(unknown)!r}: leave it out of tables, or publish it")
-        chosen = [table for table in tables if wanted is None or table.full_name in wanted]
+        chosen = [table for table in tables if selected is None or table.full_name in selected]
         if not chosen:
             raise InvalidUsage(f"{self.name} has no tables: ALTER PUBLICATION {config.publication} ADD TABLE …")
         for option in ("exclude", "as_text"):
@@ -208,11 +208,11 @@ class Database(PgAddress):
         return chosen
 
     def _check_columns(self, option: str, tables: list[Published]) -> None:
-        there = {f"{t.full_name}.{name}": t for t in tables for name in (*t.numbers, *t.generated)}
+        tables_by_column = {f"{t.full_name}.{name}": t for t in tables for name in (*t.numbers, *t.generated)}
         for name in getattr(self.config, option):
-            if name not in there:
+            if name not in tables_by_column:
                 raise InvalidUsage(f"{option}: {self.name} has no column {name!r}. Write table.column")
-            if option == "exclude" and name.rpartition(".")[2] in there[name].key:
+            if option == "exclude" and name.rpartition(".")[2] in tables_by_column[name].key:
                 raise InvalidUsage(f"exclude: {name!r} is of the key of its table, which tells its rows apart")
 
     def _check_table(self, table: Published) -> None:
@@ -232,7 +232,7 @@ class Database(PgAddress):
                 )  # fmt: skip
         odd = [
             column.name
-            for column in self.kept(table.full_name, table.columns)
+            for column in self.select_columns(table.full_name, table.columns)
             if not has_counterpart(*self._base(column))
         ]
         if odd:
@@ -252,7 +252,7 @@ class Database(PgAddress):
             (identity, oid),
         )
         attributes = cursor.fetchall()
-        sends = cursor.connection.server_version >= 180000  # Then a publication says whether computed ones are sent.
+        sends = cursor.connection.server_version >= 180000  # Then a publication may send generated columns.
         rows = [row for row in attributes if columns is None or row[0] in columns]
         rows = [row for row in rows if row[6] is None or (sends and columns is not None)]
         names = {row[0] for row in rows}
@@ -264,7 +264,7 @@ class Database(PgAddress):
         generated = {row[0]: row[6] for row in attributes if row[6] is not None and row[0] not in names}
         return Published(schema, name, identity, published, {row[0]: row[3] for row in rows}, where, generated, no_key)
 
-    def kept(self, table: str, columns: Sequence[Column]) -> list[Column]:
+    def select_columns(self, table: str, columns: Sequence[Column]) -> list[Column]:
         """Return the columns of a table that are not left out."""
         return [column for column in columns if f"{table}.{column.name}" not in self.config.exclude]
 
@@ -273,16 +273,16 @@ class Database(PgAddress):
         return {
             column.name: pa.string()
             if f"{table}.{column.name}" in self.config.as_text
-            else arrow_type_of(*self._base(column))
-            for column in self.kept(table, columns)
+            else to_arrow_type(*self._base(column))
+            for column in self.select_columns(table, columns)
         }
 
     def _base(self, column: Column) -> tuple[int, int]:
         """Return the type and modifier that a column has below its domains."""
         base, modifier = column.type, column.modifier
         while base in self._domains:
-            base, own = self._domains[base]
-            modifier = own if modifier == -1 else modifier
+            base, domain_modifier = self._domains[base]
+            modifier = domain_modifier if modifier == -1 else modifier
         return base, modifier
 
 
@@ -300,8 +300,8 @@ _TEXTS = {18, 19, 25, 114, 1042, 1043, 2950, 3802}  # char, name, text, json, bp
 _DIGITS_MAX = 38
 
 
-def arrow_type_of(type_: int, modifier: int) -> pa.DataType:
-    """Return the Arrow type of a column, given the number of its base type and its modifier."""
+def to_arrow_type(type_: int, modifier: int) -> pa.DataType:
+    """Return the Arrow type for the number of a base type and its modifier."""
     if type_ == NUMERIC and modifier >= 4:
         precision, scale = (modifier - 4) >> 16 & 0xFFFF, (modifier - 4) & 0x7FF
         if precision <= _DIGITS_MAX and 0 <= scale <= precision:
@@ -311,7 +311,7 @@ def arrow_type_of(type_: int, modifier: int) -> pa.DataType:
 
 def has_counterpart(type_: int, modifier: int) -> bool:
     """Return whether a type is not only kept as text."""
-    return type_ in _TEXTS or arrow_type_of(type_, modifier) != pa.string()
+    return type_ in _TEXTS or to_arrow_type(type_, modifier) != pa.string()
 
 
 def typed(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
@@ -345,6 +345,6 @@ def _bytes(texts: pa.Array) -> pa.Array:
     return pa.array([None if text is None else bytes.fromhex(text[2:]) for text in texts.to_pylist()], pa.binary())
 
 
-def one_line(error: Exception) -> str:
-    """Return what an error says, as one line."""
+def to_line(error: Exception) -> str:
+    """Return the text of an error as one line."""
     return " ".join(str(error).split())

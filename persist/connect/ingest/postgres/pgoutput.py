@@ -41,7 +41,7 @@ EPOCH_US = int(datetime(2000, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a relation; modifier has the precision of numerics, say."""
+    """A column of a relation; modifier encodes the precision of numerics, for example."""
 
     name: str
     type: int
@@ -61,7 +61,7 @@ class Relation:
 
 
 def relation(data: bytes) -> Relation:
-    """Return what an R message says."""
+    """Parse an R message."""
     at = 1
     [id_] = _I32.unpack_from(data, at)
     schema, at = _text(data, at + 4)
@@ -130,7 +130,7 @@ def _text(data: bytes, at: int) -> tuple[str, int]:
     return data[at:end].decode(), end + 1
 
 
-def lsn_of(text: str) -> int:
+def parse_lsn(text: str) -> int:
     """Return a position in the log from how Postgres writes it."""
     high, _, low = text.partition("/")
     return int(high, 16) << 32 | int(low, 16)
@@ -188,12 +188,12 @@ class Spools:
             self._undone[xid].add(part)
 
     def committed(self, data: bytes) -> tuple[int, int, int]:
-        """Return what a c message says: xid, the position of the commit, and its moment in µs since 1970."""
+        """Parse a c message: xid, position of the commit, and its moment in µs since 1970."""
         xid, _, at, _, since_2000 = _COMMIT.unpack_from(data, 1)
         return xid, at, since_2000 + EPOCH_US
 
     def messages(self, xid: int) -> Iterator[bytes]:
-        """Yield the messages of a transaction, as they come of others, without those that were rolled back."""
+        """Yield the messages of a transaction in their order, without rolled-back parts."""
         file, undone = self._files.get(xid), self._undone.get(xid, set())
         if file is not None:
             file.seek(0)

@@ -1,8 +1,8 @@
 """Postgres, by logical replication: each transaction is a time, the position of its commit in the server's log.
 
-The first contents are those at the point at which the replication slot was made. Then come transactions. `upper` is
-where to go on, and the server is told only what is durable. Tables with a key become keyed collections. Tables without
-one, which send their old rows (REPLICA IDENTITY FULL), become collections that count equal rows.
+The first contents are those at the point at which the replication slot was made. Then come transactions. `upper` is the
+position to continue at; the server learns it when it is durable. Tables with a key become keyed collections. Tables
+without one, which send their old rows (REPLICA IDENTITY FULL), become collections that count equal rows.
 
 Copies are as of the consistent point of a slot. The very first run makes the slot from which changes are read later.
 Any other run makes a slot that ends with it. Rows get the position before that point as their time, because a
@@ -29,10 +29,10 @@ from persist.connect.ingest.postgres.database import (
     PostgresConfig,
     Published,
     SlotInUse,
-    one_line,
+    to_line,
     typed,
 )
-from persist.connect.ingest.postgres.pgoutput import lsn_of
+from persist.connect.ingest.postgres.pgoutput import parse_lsn
 from persist.connect.ingest.postgres.stream import COLUMNS, Stream
 from persist.connect.ingest.source import SOURCE, Batch, Run, Target, advise_copy
 from persist.connect.ingest.table_copy import Copied, Copy, Point
@@ -54,7 +54,7 @@ class Postgres:
         self.moments = f"{config.prefix}{config.slot or config.publication}.transactions"
 
     def targets(self, client: Client) -> Sequence[Target]:
-        """Return a collection for each table. What a copy has left that cannot go on is dropped."""
+        """Return a collection for each table. Collections of copies that cannot continue are dropped."""
         connection = self._database.connected()
         try:
             self._tables = {
@@ -65,16 +65,16 @@ class Postgres:
         for name, table in self._tables.items():
             if name in client and client.load(name).upper.time == 0:
                 collection = client.load(name)
-                if collection.about.properties.get(SOURCE) == self.name and not self._can_go_on(collection, table):
+                if collection.about.properties.get(SOURCE) == self.name and not self._can_continue(collection, table):
                     collection.drop().result()
         return [self._target(name, table) for name, table in self._tables.items()]
 
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield contents that are not there yet, and then transactions. A lost connection is made anew."""
-        self._slot = self._slot or self._slot_of(run)
+        self._slot = self._slot or self._slot_name(run)
         try:
             if not all(run.uppers[name] for name in self._tables):
-                server = PgCopy(self._database, self._tables, self._slot, lambda: self._claim_slot(run))
+                server = PostgresCopy(self._database, self._tables, self._slot, lambda: self._claim_slot(run))
                 for batch in Copy(server, [*self._tables], run).batches():
                     yield batch
                     if run.stop.is_set():
@@ -84,10 +84,10 @@ class Postgres:
             if getattr(error, "pgcode", None) == UNDEFINED and "publication" in str(error):
                 raise InvalidUsage(
                     f"{self.name}: the publication was made anew, and changes of before that cannot be read: "
-                    f"{one_line(error)}. {advise_copy(run.collections)}"
+                    f"{to_line(error)}. {advise_copy(run.collections)}"
                 ) from None
             if not self._database.is_lost(error):
-                raise InvalidUsage(f"{self.name} refuses: {one_line(error)}") from None
+                raise InvalidUsage(f"{self.name} refuses: {to_line(error)}") from None
             raise (error if isinstance(error, Unavailable) else self._database.unavailable(error)) from None
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class Postgres:
         properties = {COLUMNS: json.dumps(dict(table.numbers))}
         return Target(name, key, types, bool(key), None, f"the table {table.full_name}", properties)
 
-    def _slot_of(self, run: Run) -> str:
+    def _slot_name(self, run: Run) -> str:
         location = run.client.engine.follower.state.location
         assert location is not None, "its collections are there"
         name = f"persist_{location[:12]}_{self.config.publication}".lower()
@@ -109,7 +109,7 @@ class Postgres:
         """Say in the location that the slot is its own, before the slot is made: what is killed then may drop it.
 
         Raises:
-            InvalidUsage: the slot is there, and may be of somebody else.
+            InvalidUsage: the slot exists, and may belong to another program.
         """
         if self.config.slot is None:  # Its name has the location in it.
             return
@@ -127,9 +127,9 @@ class Postgres:
                 )
         run.collections[self.moments].describe(properties={SLOT: self._slot}).result()
 
-    def _can_go_on(self, collection: Collection, table: Published) -> bool:
+    def _can_continue(self, collection: Collection, table: Published) -> bool:
         """Return whether the copy of a table can go on with what it has left."""
-        copied = Copied.of(collection)
+        copied = Copied.from_properties(collection)
         have = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
         is_same = have == self._database.types(table.full_name, table.columns)
         return copied is not None and is_same and (bool(table.key) or copied.is_done)
@@ -139,8 +139,8 @@ SLOT_CHARS_MAX = 63
 SLOT = "ingest.slot"  # A property of the collection of moments: the slot that the location has made, if it has a name.
 
 
-class PgCopy:
-    """What a copy asks of a database."""
+class PostgresCopy:
+    """The server of a copy: queries for Postgres."""
 
     def __init__(
         self, database: Database, tables: Mapping[str, Published], slot: str, claim: Callable[[], None]
@@ -183,16 +183,16 @@ class PgCopy:
                     try:
                         cursor.drop_replication_slot(name)
                     except library.errors.ObjectInUse as error:
-                        raise SlotInUse(f"{self._database.name}: {one_line(error)}") from None
+                        raise SlotInUse(f"{self._database.name}: {to_line(error)}") from None
             try:
                 cursor.execute(f'CREATE_REPLICATION_SLOT "{name}" {"" if is_new else "TEMPORARY"} LOGICAL pgoutput')
             except library.Error as error:
                 raise InvalidUsage(
-                    f"{self._database.name}: the slot {name!r} cannot be made: {one_line(error)}. The server needs "
+                    f"{self._database.name}: the slot {name!r} cannot be made: {to_line(error)}. The server needs "
                     "wal_level = logical, a free slot (max_replication_slots), and a user with REPLICATION"
                 ) from None
             _, point, snapshot, _ = cursor.fetchone()
-        return lsn_of(point) - 1, snapshot
+        return parse_lsn(point) - 1, snapshot
 
     def _pieces(
         self, connection: Any, table: Published, after: list[str] | None
@@ -200,7 +200,7 @@ class PgCopy:
         """Yield the rows of a table in pieces, in the order of its key, and the last key of each."""
         from psycopg2 import sql
 
-        columns = self._database.kept(table.full_name, table.columns)
+        columns = self._database.select_columns(table.full_name, table.columns)
         names = sql.SQL(", ").join(sql.Identifier(column.name) for column in columns)
         query = sql.SQL("SELECT {} FROM {}").format(names, sql.Identifier(table.schema, table.name))
         key = sql.SQL(", ").join(map(sql.Identifier, table.key))
@@ -257,6 +257,6 @@ class PgCopy:
                     yield pa.table(columns), last
         except pa.ArrowInvalid as error:
             raise InvalidUsage(
-                f"the copy of the table {table.full_name} cannot be read: {one_line(error)}. A row of it may be larger "
+                f"the copy of the table {table.full_name} cannot be read: {to_line(error)}. A row of it may be larger "
                 f"than copy_bytes = {options[0].block_size}: say a larger one"
             ) from None

@@ -16,8 +16,8 @@ from persist.connect.ingest.postgres.pgoutput import (
     Spools,
     begin,
     change,
-    lsn_of,
     lsn_text,
+    parse_lsn,
     relation,
     truncated,
 )
@@ -27,7 +27,7 @@ from persist.connect.ingest.transactions import Transactions
 from persist.core.errors import InvalidUsage
 
 logger = logging.getLogger(__name__)
-COLUMNS = "ingest.columns"  # The number of each column in its table, by which a new name is told from a new column.
+COLUMNS = "ingest.columns"  # The number of each column in its table; it distinguishes a renamed column from a new one.
 NUMBERS = (
     "SELECT attname, attnum::int8, attgenerated <> '' FROM pg_attribute WHERE attrelid = %s AND attnum > 0 "
     "AND NOT attisdropped ORDER BY attnum"
@@ -76,16 +76,16 @@ class Stream:
         database, slot = self._database, self._slot
         looking = database.connected()
         try:
-            with looking.cursor() as asked:
-                asked.execute(
+            with looking.cursor() as query:
+                query.execute(
                     "SELECT plugin, active_pid, database = current_database(), to_jsonb(s) ->> 'wal_status' "
                     "FROM pg_replication_slots s WHERE slot_name = %s",
                     (slot,),
                 )
-                slot_row = asked.fetchone()
-                end = _marked(asked)
-                asked.execute(IDLE_SLOTS, (slot, slot))
-                self._warn_of(asked.fetchall())
+                slot_row = query.fetchone()
+                end = _marked(query)
+                query.execute(IDLE_SLOTS, (slot, slot))
+                self._warn_about_slots(query.fetchall())
         finally:
             looking.close()
         again = f"What came since is lost. {advise_copy(self._run.collections)}"
@@ -110,19 +110,19 @@ class Stream:
         cursor.start_replication(slot_name=slot, decode=False, start_lsn=lsn_text(self._flow.upper), options=options)
         return end
 
-    def _warn_of(self, slots: Iterable[tuple[str, int]]) -> None:
-        """Say which slots keep much of the server's log: that of this source, and those that look forgotten."""
-        for slot, kept in slots:
-            if slot == self._slot and kept >= KEPT_BYTES_MAX:
+    def _warn_about_slots(self, slots: Iterable[tuple[str, int]]) -> None:
+        """Warn of slots that keep much of the server's log: this source's, and idle ones."""
+        for slot, kept_bytes in slots:
+            if slot == self._slot and kept_bytes >= KEPT_BYTES_MAX:
                 logger.warning(
                     "%s: the server keeps %.1f MiB of its log that are still to be read",
                     self._database.name,
-                    kept / 2**20,
+                    kept_bytes / 2**20,
                 )
             elif slot != self._slot:
                 logger.warning(
                     "%s: nobody reads the slot %r, for which the server keeps %.1f MiB of its log. If it was given up: "
-                    "SELECT pg_drop_replication_slot('%s')", self._database.name, slot, kept / 2**20, slot,
+                    "SELECT pg_drop_replication_slot('%s')", self._database.name, slot, kept_bytes / 2**20, slot,
                 )  # fmt: skip
 
     def _read(self, cursor: Any, mark: tuple[int, int] | None) -> Iterator[Batch]:
@@ -161,9 +161,9 @@ class Stream:
                 else:
                     self._spools.keep(data)
             else:
-                before = flow.upper
-                yield from self._taken(data, cursor)
-                if flow.upper != before:
+                previous = flow.upper
+                yield from self._process(data, cursor)
+                if flow.upper != previous:
                     cursor.send_feedback(flush_lsn=flow.upper)
 
     def _mark(self) -> tuple[int, int]:
@@ -172,10 +172,10 @@ class Stream:
             return _marked(cursor)
 
     def _behind(self) -> int:
-        """Return how much of the server's log is not taken in yet, as far as the server has told."""
+        """Return the bytes of the log that are not ingested yet, by the newest message."""
         return max(0, int(self._cursor.wal_end) - self._flow.upper)
 
-    def _taken(self, data: bytes, cursor: Any) -> Iterator[Batch]:
+    def _process(self, data: bytes, cursor: Any) -> Iterator[Batch]:
         """Take a message."""
         if data[0] not in CHANGES:
             yield from self._control(data, cursor)
@@ -187,7 +187,7 @@ class Stream:
                 cursor.send_feedback(force=True)
 
     def _control(self, data: bytes, cursor: Any) -> Iterator[Batch]:
-        """Take a message that is no change of a row."""
+        """Process a message other than a change of a row."""
         kind, flow = data[0], self._flow
         if kind == 66:  # B
             time, moment_us, _ = begin(data)
@@ -205,8 +205,8 @@ class Stream:
         elif kind == 99:  # c
             xid, time, moment_us = self._spools.committed(data)
             yield from flow.begin(time, moment_us)
-            for count, kept in enumerate(self._spools.messages(xid)):
-                yield from self._taken(kept, cursor)
+            for count, message in enumerate(self._spools.messages(xid)):
+                yield from self._process(message, cursor)
                 if count % ALIVE_EVERY == 0:
                     cursor.send_feedback(flush_lsn=flow.upper, force=True)
             yield from flow.commit()
@@ -223,10 +223,10 @@ class Stream:
             ) from None
         rows = self._relations.get(id_)
         if rows is not None:
-            kept = self._kept[id_]
-            if len(kept) != len(new or old or ()):
-                old = None if old is None else [old[at] for at in kept]
-                new = None if new is None else [new[at] for at in kept]
+            places = self._kept[id_]
+            if len(places) != len(new or old or ()):
+                old = None if old is None else [old[at] for at in places]
+                new = None if new is None else [new[at] for at in places]
             self._flow.take(rows, old, new, is_key=is_key)
 
     def _relation(self, relation: Relation) -> Iterator[Batch]:
@@ -242,21 +242,21 @@ class Stream:
             return
         database, collection = self._database, self._run.collections[name]
         table = self._tables[name].full_name
-        columns, types = database.kept(table, relation.columns), database.types(table, relation.columns)
+        columns, types = database.select_columns(table, relation.columns), database.types(table, relation.columns)
         have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
-        numbers, now = self._known_numbers(collection), self._numbers(relation)
+        numbers, now = self._column_numbers(collection), self._numbers(relation)
         in_order = [column.name for column in relation.columns]
-        others = {number for name, number in now.items() if name not in in_order}
+        new_numbers = {number for name, number in now.items() if name not in in_order}
         is_now = [name for name in now if name in in_order] == in_order  # Else the catalog is ahead.
-        is_now = is_now and others.isdisjoint(numbers.values())
-        known = [name for name in sorted(numbers, key=lambda name: numbers[name] or 0) if name in in_order]
-        is_same = have == types and known == [name for name in in_order if name in numbers]
+        is_now = is_now and new_numbers.isdisjoint(numbers.values())
+        in_number_order = [name for name in sorted(numbers, key=lambda name: numbers[name] or 0) if name in in_order]
+        is_same = have == types and in_number_order == [name for name in in_order if name in numbers]
         if not is_same or (is_now and any(numbers.get(name) not in (None, now[name]) for name in in_order)):
-            yield from self._flow.before()
+            yield from self._flow.seal_earlier()
             self._follow_schema(collection, table, have, types, now, is_now=is_now)
         self._kept[relation.id] = [at for at, column in enumerate(relation.columns) if column in columns]
         _check_identity(name, table, relation, [*collection.schema.key_names] if collection.handle.keyed else None)
-        self._relations[relation.id] = self._flow.rows_of(name, table, types, _typed)
+        self._relations[relation.id] = self._flow.open_rows(name, table, types, _typed)
 
     def _follow_schema(
         self,
@@ -274,7 +274,7 @@ class Stream:
             now: the numbers of the table's columns, as the catalog has them now.
             is_now: whether these are the columns that are meant; the catalog may be ahead.
         """
-        numbers, replaced = self._known_numbers(collection), list[str]()
+        numbers, replaced = self._column_numbers(collection), list[str]()
         if is_now:
             names = {number: name for name, number in now.items()}
             renamed = {old: names.get(number, old) if number else old for old, number in numbers.items() if old in have}
@@ -289,9 +289,9 @@ class Stream:
         dropped = [name for name in have if name not in stays and name not in renamed]
         wider = {name: types[renamed.get(name, name)] for name in have if name not in dropped}
         wider = {name: kind for name, kind in wider.items() if kind != have[name]}
-        known = {renamed.get(name, name): number for name, number in numbers.items()}
-        numbers = {name: now[name] if is_now else known.get(name, now.get(name)) for name in types}
-        try:  # In one commit, so that whoever is killed, the numbers are those of the columns.
+        old_numbers = {renamed.get(name, name): number for name, number in numbers.items()}
+        numbers = {name: now[name] if is_now else old_numbers.get(name, now.get(name)) for name in types}
+        try:  # In one commit, so that a crash cannot separate numbers and columns.
             collection.evolve(
                 add=added, drop=dropped, rename=renamed, widen=wider, properties={COLUMNS: json.dumps(numbers)}
             )
@@ -306,7 +306,7 @@ class Stream:
             table, [*added], dropped, renamed, [*wider],
         )  # fmt: skip
 
-    def _known_numbers(self, collection: Collection) -> dict[str, int | None]:
+    def _column_numbers(self, collection: Collection) -> dict[str, int | None]:
         numbers: dict[str, int | None] = json.loads(collection.about.properties.get(COLUMNS, "{}"))
         return numbers
 
@@ -334,11 +334,11 @@ def _lsn(time: int) -> str:
 
 
 def _marked(cursor: Any) -> tuple[int, int]:
-    cursor.execute(f"SELECT {CLOCK_US}")  # First: what was told to be committed by then is in the log by the next look.
+    cursor.execute(f"SELECT {CLOCK_US}")  # First: transactions committed by then are in the log at the next query.
     [now_us] = cursor.fetchone()
     cursor.execute("SELECT pg_current_wal_lsn()")
     [position] = cursor.fetchone()
-    return lsn_of(position), now_us
+    return parse_lsn(position), now_us
 
 
 def _typed(texts: list[Any], kind: pa.DataType, where: str) -> pa.Array:
@@ -375,7 +375,7 @@ def _renamed(
 
 
 def _check_identity(name: str, table: str, relation: Relation, key: list[str] | None) -> None:
-    """Check that the server still sends of old rows what tells them apart: their key, or all of them if key is None.
+    """Check that old rows still carry their key, or all columns if key is None.
 
     Raises:
         InvalidUsage: it does not.
