@@ -25,6 +25,7 @@ def counter() -> ModuleType:
     return module
 
 
+@pytest.mark.costly("it reads every module and page")
 def test_no_room_has_more_matches_or_names_than_are_stored() -> None:
     plain = counter()
     stored = json.loads(plain.STORED.read_text(encoding="utf-8"))
