@@ -63,8 +63,7 @@ def read(
     with at.reading() as client:
         loaded = client.load(collection)
         chosen = narrowed(columns, where)
-        # type: ignore[arg-type]
-        with loaded.snapshot(as_of, form=form, schema=schema, timeout_s=timeout, **chosen) as snapshot:
+        with loaded.snapshot(as_of, form=form, schema=schema, timeout_s=timeout, **chosen) as snapshot:  # type: ignore[arg-type]
             write_rows(snapshot.schema, snapshot.to_batches(), row_format, output, limit)
     return OK
 
