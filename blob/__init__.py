@@ -1,7 +1,7 @@
 """Bytes under keys, with put-if-absent: what storage must do, and the stores that do it.
 
-Promises: `create` has exactly one winner, and a reader sees all of a value or none. An error says whether nothing
-happened or nobody knows; only the log resolves the second.
+Promises: `create` has exactly one winner, and a reader sees all of a value or none. An error is either certain (nothing
+happened) or open; only the log resolves an open one.
 """
 
 from persist.blob.errors import (
@@ -25,17 +25,17 @@ from persist.blob.layers.cache_folder import BoundedFolder
 from persist.blob.layers.metered import Count, LatencyHistogram, MeteredBlob
 from persist.blob.layers.retry import RetryBlob, RetryCount
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
-from persist.blob.lru import AdmittingCache, ByteBoundedLru
+from persist.blob.lru import ByteBoundedLru, Cache, Kind
 from persist.blob.options import check_fields
 from persist.blob.protocol import (
     LIST_PAGE_ENTRIES,
     Blob,
     BlobEntry,
     MemoryBlob,
+    acquire_turn,
     delete_all,
     get_at_most,
     is_remote,
-    turn_at,
 )
 from persist.blob.served import (
     SERVED_DELETE_KEYS,
@@ -55,5 +55,5 @@ from persist.blob.stores.s3 import S3Blob, S3Options
 from persist.blob.threads import Backoff, Clock, DaemonThreads, Pool, SystemClock
 from persist.blob.url import open_blob
 
-# What users import from here, to configure a store or to write one.
+# The names that users import to configure a store or to write one.
 __all__ = ["Fault", "LatencyHistogram", "NotDeleted", "S3Options", "ServedBlob", "Throttled", "UnreliableBlob"]

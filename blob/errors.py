@@ -1,7 +1,7 @@
 """The error groups, by what a handler does about them, and the errors storage itself can raise.
 
-They stand in the lowest layer so that every layer raises the final class at once and none has to be mapped on
-the way up; `persist.errors` adds the errors that speak of collections and re-exports these.
+The lowest layer defines them, so that every layer raises the final class and no layer maps errors on the way up.
+`persist.errors` re-exports them, and adds the errors about collections.
 """
 
 import errno
@@ -16,10 +16,10 @@ class Face(Protocol):
     """The words of Python, of the command line or of Spark for what a user calls."""
 
     def name_call(self, name: str) -> str:
-        """Return how users of this face say a call of the library."""
+        """Return the name of a library call in this face."""
 
     def name_option(self, name: str, value: str) -> str:
-        """Return how users of this face give an option; an empty value stands for any."""
+        """Return an option in the words of this face; an empty value means any value."""
 
 
 class _Python:
@@ -43,8 +43,8 @@ class PersistError(Exception):
     and `template` is the message as a format string over them. `{name:names}` lists texts in quotes, and `{upper:time}`
     shows a time of one collection. An error whose message has several forms defines `describe` instead.
 
-    `remedy` says what a user does about the error. It is a format string over the attributes, too; besides,
-    `{compact:call}` names a call of the library and `{late:option:collect}` an option, for each face to word.
+    `remedy` is the advice to the user. It is a format string over the attributes, with two more forms that each face
+    words itself: `{compact:call}` for a call of the library, and `{late:option:collect}` for an option.
     """
 
     template = ""
@@ -58,7 +58,7 @@ class PersistError(Exception):
         return self.word(PYTHON)
 
     def describe(self) -> str:
-        """Return what was wrong, and what is allowed."""
+        """Return the message without the remedy."""
         return _Words(self, PYTHON).format(self.template) if self.template else super().__str__()
 
     def word(self, face: Face) -> str:
@@ -71,7 +71,7 @@ class PersistError(Exception):
         return self
 
     def shown(self, time: Any) -> str:
-        """Return a time or a frontier for a message. Errors that know of a timeline show moments, too."""
+        """Return a time or a frontier for a message. Errors that know a timeline add its moments."""
         return str(time)
 
 
@@ -121,7 +121,7 @@ class Unavailable(PersistError):
     """The store refused or did not answer, and certainly did nothing: retry with back-off.
 
     Attributes:
-        timed_out: whether it was given up because no answer came in time.
+        timed_out: whether the wait for an answer ran out of time.
     """
 
     timed_out: bool = False
@@ -150,7 +150,7 @@ class StoreFull(Unavailable):
     """The store, or a limit of this process, leaves no room, and nothing was done: make room, then try again."""
 
 
-# What to do about each error of the system that is one.
+# The remedy for each system error that is a limit.
 FULL = {
     errno.ENOSPC: "Free some space (gc deletes what nobody needs)",
     errno.EDQUOT: "Free some space (gc deletes what nobody needs)",
@@ -177,7 +177,7 @@ class Indeterminate(PersistError):
     """A write may or may not have landed: read back before trying again.
 
     Attributes:
-        timed_out: whether it was given up because no answer came in time.
+        timed_out: whether the wait for an answer ran out of time.
     """
 
     timed_out: bool = False

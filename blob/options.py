@@ -13,7 +13,7 @@ from persist.blob.errors import InvalidUsage
 def check_fields(options: Any, *, but: tuple[str, ...] = ()) -> None:
     """Check the fields of a dataclass by their types, which msgspec must know: `Annotated[float, msgspec.Meta(ge=0)]`.
 
-    A boolean is no number, a fraction is no count, and what is not finite is refused.
+    A boolean is not accepted as a number, nor a fraction as a count; values must be finite.
 
     Raises:
         InvalidUsage: a value is not allowed; the message names the field, the value (unless the field has
@@ -23,8 +23,8 @@ def check_fields(options: Any, *, but: tuple[str, ...] = ()) -> None:
     for field in fields(options):
         if field.name not in but:
             value = getattr(options, field.name)
-            shown = f"{field.name}={value!r}" if field.repr else field.name
-            _converted(value, kinds[field.name], f"{shown} is not allowed", strict=True)
+            option = f"{field.name}={value!r}" if field.repr else field.name
+            _converted(value, kinds[field.name], f"{option} is not allowed", strict=True)
 
 
 def check_values(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
@@ -42,19 +42,19 @@ def check_values(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
 def read_options(options: Mapping[str, Any] | None, kinds: Mapping[str, Any], store: str) -> dict[str, Any]:
     """Return options with their values in the types that kinds has by name; text may stand for any, as Spark passes it.
 
-    None values count as not given.
+    Options that are None are ignored.
 
     Raises:
         InvalidUsage: a name is not known, or a value does not fit; values are not shown, because some are secrets.
     """
-    given = options or {}
-    if unknown := [name for name in given if name not in kinds]:
+    values = options or {}
+    if unknown := [name for name in values if name not in kinds]:
         allowed = ", ".join(sorted(kinds)) or "none"
         raise InvalidUsage(f"storage option {unknown[0]!r} is not an option of {store}; it takes: {allowed}")
     problem = "storage option {!r} of {} has a value that does not fit"
     return {
         name: _converted(value, kinds[name], problem.format(name, store), strict=False)
-        for name, value in given.items()
+        for name, value in values.items()
         if value is not None
     }
 
@@ -72,7 +72,7 @@ def _converted(value: Any, kind: Any, problem: str, *, strict: bool) -> Any:
 
 
 def _allowed(kind: Any, problem: str) -> str:
-    """Return what to give instead, out of what msgspec says: "Expected `int` >= 16", "Expected `float`, got `str`"."""
+    """Return the allowed values, from a message of msgspec: "Expected `int` >= 16", "Expected `float`, got `str`"."""
     for one in (kind, *get_args(kind)):
         if isinstance(one, type) and is_dataclass(one):
             return f"a {one.__name__}"
@@ -82,7 +82,7 @@ def _allowed(kind: Any, problem: str) -> str:
     if not problem.startswith("Expected "):
         return "a number that 64 bits can hold"
     words = {"int": "an integer", "float": "a number", "bool": "True or False", "str": "text", " | null": " or None"}
-    wanted, comma, got = problem.removeprefix("Expected ").replace("`", "").partition(", got ")
+    allowed, comma, got = problem.removeprefix("Expected ").replace("`", "").partition(", got ")
     for word, meaning in words.items():
-        wanted = wanted.replace(word, meaning)
-    return wanted + (f", not {got.replace('null', 'None')}" if comma else "")
+        allowed = allowed.replace(word, meaning)
+    return allowed + (f", not {got.replace('null', 'None')}" if comma else "")

@@ -1,17 +1,16 @@
-"""What storage must do: bytes under keys, with one atomic operation.
+"""The protocol of a store: bytes under keys, with one atomic operation.
 
 A key is a relative, `/`-separated path of UTF-8 text. Keys sort by their UTF-8 bytes. A `Blob` has no
 notion of time, collections or formats; everything above it relies on these promises:
 
-- `create` is atomic: of any number of concurrent calls for one key at most one returns True, in whatever
-  process or machine they run (exactly one, if none of them raised), and the key then holds that call's bytes
-  for ever after (until `set` or `delete`).
-- No reader ever sees part of a value: `get` returns one whole value that somebody stored.
+- `create` is atomic: of any number of concurrent calls for one key, in any process or machine, at most one returns
+  True, and exactly one if none of them raised. The key then keeps that call's bytes until `set` or `delete`.
+- A reader never sees part of a value: `get` returns one whole stored value.
 - A call that returned is durable and visible to every later call of every client (`list` included).
 - Deleting many keys is not atomic: after an error or a crash some of them are gone. Do it again: it is idempotent.
-- An error is determinate (`Unavailable`: nothing happened) or not (`Indeterminate`: it may have, or may yet).
-  `create` does not retry by itself after an indeterminate failure, so False always means that the key exists,
-  though it may be this client's own earlier attempt that put it there.
+- An error is determinate (`Unavailable`: nothing happened) or not (`Indeterminate`: it may have, or may yet). `create`
+  does not retry by itself after an indeterminate failure. False therefore always means that the key exists, but this
+  client's own earlier attempt may have created it.
 
 `MemoryBlob` is the simplest one: in the memory of this process, for tests, and for `memory://name`.
 """
@@ -33,7 +32,7 @@ from persist.blob.errors import CorruptBlob, InvalidUsage, NotDeleted, PersistEr
 KEY_BYTES_MAX = 900  # S3 allows 1024 including the location's prefix.
 SEGMENT_BYTES_MAX = 200  # Linux file names end at 255 bytes, and temporary files add to the name.
 TEMPORARY_PREFIX = ".tmp-"
-TEMPORARY_AGE_MAX_S = 3600.0  # Who made an older one is gone.
+TEMPORARY_AGE_MAX_S = 3600.0  # The writer of an older one has died.
 OPERATIONS = ("create", "delete", "get", "list", "set")
 DELETE_PAGE_MAX = 1000
 LIST_PAGE_ENTRIES = 1000  # As S3 has it; what layers count and retry as one request.
@@ -56,7 +55,7 @@ class Blob(Protocol):
 
     @property
     def url(self) -> str:
-        """Where this is, for messages; never contains credentials."""
+        """The store's address, for messages; never contains credentials."""
         ...
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
@@ -84,7 +83,7 @@ class Blob(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Remove key; a key that does not exist is no error."""
+        """Remove key; a missing key is not an error."""
         ...
 
     def close(self) -> None:
@@ -95,7 +94,7 @@ class Blob(Protocol):
 def is_remote(blob: Blob) -> bool:
     """Tell whether calls of blob go over a network, where one may hang or be far slower than the rest.
 
-    A store says so by an attribute of this name, and a wrapper passes on what its inner store says.
+    A remote store has an attribute of this name, and a wrapper forwards that of its inner store.
     """
     return bool(getattr(blob, "is_remote", False))
 
@@ -103,9 +102,8 @@ def is_remote(blob: Blob) -> bool:
 def get_at_most(blob: Blob, key: str, bytes_max: int) -> bytes | None:
     """Return the value at key, or None when there is none.
 
-    Whoever can write to a folder can put a file of any size there, sparse even, for nothing. Of one that is too large
-    nothing is read. A remote store is asked for the whole value all the same: only then does it vouch for it by a
-    checksum of its own.
+    Anyone who can write to a folder can put a file of any size there for free, even a sparse one. A value that is too
+    large is not read. A remote store still returns the whole value: only then does it verify a checksum of its own.
 
     Raises:
         CorruptBlob: the value has more than bytes_max bytes.
@@ -125,15 +123,15 @@ def check_bytes(key: str, size: int, bytes_max: int) -> None:
         raise CorruptBlob(key, f"it has {size:,} bytes, and at most {bytes_max:,} can belong there")
 
 
-# Takes at most `DELETE_PAGE_MAX` keys; returns those that may still be there, and why. May also raise, for all.
+# Takes at most `DELETE_PAGE_MAX` keys; returns the keys that may still exist, with the reason. May also raise, for all.
 DeletePage = Callable[[Sequence[str]], Mapping[str, PersistError]]
 
 
-def turn_at(blob: Blob, key: str) -> AbstractContextManager[bool]:
-    """Wait for the turn to create what follows key, and have it for the block, which gets whether somebody else had it.
+def acquire_turn(blob: Blob, key: str) -> AbstractContextManager[bool]:
+    """Wait for the turn to create the key after `key`, and keep it for the block; yield whether it had to wait.
 
-    It is a courtesy among those who race for the next key, and nobody may rely on it. A store that has turns offers
-    them as a method `turn`, and a wrapper passes them on.
+    Turns only reduce contention between racing writers: correctness never depends on them. A store that has turns
+    offers them as a method `turn`, and a wrapper passes them on.
     """
     offered: Callable[[str], AbstractContextManager[bool]] | None = getattr(blob, "turn", None)
     return nullcontext(False) if offered is None else offered(key)
@@ -149,7 +147,7 @@ def page_deletion(blob: Blob) -> DeletePage | None:
 
 
 def delete_all(blob: Blob, keys: Iterable[str]) -> int:
-    """Delete keys, and return how many they were; those that do not exist are no error.
+    """Delete keys, and return their number; missing keys are not an error.
 
     Keys are taken from the iterable a page at a time, which may be a listing of the same store.
 
@@ -158,11 +156,11 @@ def delete_all(blob: Blob, keys: Iterable[str]) -> int:
 
     Raises:
         NotDeleted: for the first page with keys that could not be deleted; no page after it was tried.
-        PersistError: what the store says when a page failed as a whole.
+        PersistError: the store's error when a whole page failed.
     """
     delete_page = page_deletion(blob) or partial(_delete_one_by_one, blob)
-    rest, total = iter(keys), 0
-    while page := [*islice(rest, DELETE_PAGE_MAX)]:
+    pending, total = iter(keys), 0
+    while page := [*islice(pending, DELETE_PAGE_MAX)]:
         if failed := delete_page(page):
             raise NotDeleted(failed, blob.url) from next(iter(failed.values()))
         total += len(page)
@@ -186,7 +184,7 @@ def _delete_one_by_one(blob: Blob, page: Sequence[str]) -> Mapping[str, PersistE
 
 
 class BlobLayer:
-    """What all layers around a store have in common: they are where it is, and pass on what it offers."""
+    """A base class of layers: it forwards the address and the optional abilities of the inner store."""
 
     def __init__(self, inner: Blob) -> None:
         self._inner = inner
@@ -203,7 +201,7 @@ class BlobLayer:
         return is_remote(self._inner)
 
     def turn(self, key: str) -> AbstractContextManager[bool]:
-        return turn_at(self._inner, key)
+        return acquire_turn(self._inner, key)
 
     @property
     def delete_page(self) -> DeletePage | None:
@@ -221,13 +219,13 @@ def check_key(key: str) -> str:
     """Return key, or raise InvalidUsage when it could escape its prefix or cannot be stored everywhere."""
     problem = _problem(key)
     if problem is not None:
-        shown = repr(key) if len(key) <= 80 else f"{key[:80]!r}…"
-        raise InvalidUsage(f"blob key {shown} is not allowed: {problem}. Use a shorter or plainer key.")
+        shortened = repr(key) if len(key) <= 80 else f"{key[:80]!r}…"
+        raise InvalidUsage(f"blob key {shortened} is not allowed: {problem}. Use a shorter or plainer key.")
     return key
 
 
 def is_key(key: str) -> bool:
-    """Tell whether key is one that check_key accepts; listings leave out names that are not."""
+    """Return whether check_key accepts key; listings leave out other names."""
     return _problem(key) is None
 
 
@@ -294,13 +292,13 @@ class MemoryBlob:
 
     def set(self, key: str, value: bytes) -> None:
         with self._lock:
-            self._put(check_key(key), value)
+            self._store(check_key(key), value)
 
     def create(self, key: str, value: bytes) -> bool:
         with self._lock:
             if check_key(key) in self._values:
                 return False
-            self._put(key, value)
+            self._store(key, value)
             return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
@@ -315,9 +313,9 @@ class MemoryBlob:
                 self._keys.pop(bisect.bisect_left(self._keys, (key.encode(), key)))
 
     def close(self) -> None:
-        """Do nothing: the values stay for whoever else uses this store."""
+        """Do nothing: other users of this store keep the values."""
 
-    def _put(self, key: str, value: bytes) -> None:
+    def _store(self, key: str, value: bytes) -> None:
         if key not in self._values:
             bisect.insort(self._keys, (key.encode(), key))
         self._values[key] = (bytes(value), time.time())

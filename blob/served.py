@@ -1,9 +1,8 @@
-"""A location through a server that has the rights on its store: what both sides say to each other, and the store of
-the side that has none.
+"""A location through a server that holds the credentials: the messages of both sides, and the client's store.
 
-The client asks for the calls of `Blob` and does all the rest itself, as on any store: it reads the log, checks
-checksums, plans, decodes and commits. So nothing of the library is there twice, and what a server could lie about is
-what a store could: which records there are. The server is `persist.services.serve.flight_calls`.
+The client sends calls of `Blob` and does all other work itself, as on any store: it reads the log, verifies checksums,
+plans, decodes and commits. Nothing of the library exists twice, and a lying server can do no more than a lying store:
+hide or invent records. The server is `persist.services.serve.flight_calls`.
 
     action "blob.get"     BlobGet     → a BlobHead, then the value in pieces
     action "blob.list"    BlobListPage → a BlobPage of at most `LIST_PAGE_ENTRIES` entries
@@ -39,11 +38,11 @@ if TYPE_CHECKING:
     import pyarrow.flight as flight
 
 SERVED_PUT_BYTES_MAX = 256 << 20
-SERVED_DELETE_KEYS = 200  # Of one message, which a server takes up to 256 KiB.
+SERVED_DELETE_KEYS = 200  # In one message, which may have up to 256 KiB.
 
 
 class BlobGet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ask for a value, or for a range of it, or for one that has so many bytes at most."""
+    """Requests a value, a range of it, or a value of at most so many bytes."""
 
     key: str
     range: tuple[int, int] | None = None
@@ -88,13 +87,13 @@ class BlobHead(msgspec.Struct, frozen=True):
 
 
 class BlobPage(msgspec.Struct, frozen=True):
-    """Entries of a listing, as (key, bytes, modified_s); more is asked for after the last one."""
+    """Entries of a listing, as (key, bytes, modified_s); the next page starts after the last one."""
 
     entries: list[tuple[str, int, float]]
     failure: WrittenError | None = None
 
 
-# What a server may say; any other error is unavailable, with its text.
+# The errors that a server may send; any other error becomes Unavailable with its text.
 STORE_ERRORS = WrittenErrors(
     (
         InvalidUsage, StoreMisconfigured, ReadOnlyStore, StoreFull, Throttled, Indeterminate, CorruptBlob, MissingBlob
@@ -103,8 +102,8 @@ STORE_ERRORS = WrittenErrors(
 )  # fmt: skip
 
 
-def error_of(failure: WrittenError) -> PersistError:
-    """Return the error that a server has written; one that is not known here is unavailable."""
+def read_error(failure: WrittenError) -> PersistError:
+    """Return the error in a server's answer; unknown kinds become Unavailable."""
     try:
         return STORE_ERRORS.read(failure)
     except ValueError:
@@ -116,8 +115,8 @@ class ServedBlob:
 
     Args:
         url: `grpc://host:port`, or `grpc+tls://host:port`.
-        token: what the server was started with: the one that lets read, or the one that lets write, too.
-        certificate: of who vouches for the server, as PEM; None for those that the machine trusts.
+        token: one of the server's two tokens, for reading or for writing.
+        certificate: the authority of the server's certificate, as PEM; None for those that the machine trusts.
         timeout_s: how long a call may take.
     """
 
@@ -143,16 +142,16 @@ class ServedBlob:
         return self._got(BlobGet(check_key(key), None, bytes_max))
 
     def set(self, key: str, value: bytes) -> None:
-        self._put(key, value, is_new=False)
+        self._send(key, value, is_new=False)
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._put(key, value, is_new=True)
+        return self._send(key, value, is_new=True)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         while True:
-            page = self._asked("blob.list", BlobListPage(prefix, start_after), BlobPage)
+            page = self._request("blob.list", BlobListPage(prefix, start_after), BlobPage)
             if page.failure is not None:
-                raise error_of(page.failure)
+                raise read_error(page.failure)
             for entry in page.entries:
                 yield BlobEntry(*entry)
             if len(page.entries) < LIST_PAGE_ENTRIES:
@@ -166,12 +165,12 @@ class ServedBlob:
     def delete_page(self, keys: Sequence[str]) -> Mapping[str, PersistError]:
         failed: dict[str, PersistError] = {}
         for start in range(0, len(keys), SERVED_DELETE_KEYS):
-            head = self._asked(
+            head = self._request(
                 "blob.delete", BlobDelete([*map(check_key, keys[start : start + SERVED_DELETE_KEYS])]), BlobHead
             )
             if head.failure is not None:
-                raise error_of(head.failure)
-            failed |= {key: error_of(failure) for key, failure in head.failed.items()}
+                raise read_error(head.failure)
+            failed |= {key: read_error(failure) for key, failure in head.failed.items()}
         return failed
 
     def close(self) -> None:
@@ -202,37 +201,37 @@ class ServedBlob:
         except (*wire.CALL_FAILED, StopIteration) as error:
             raise self._unanswered(Unavailable, error) from error
         if head.failure is not None:
-            raise error_of(head.failure)
+            raise read_error(head.failure)
         if not head.found:
             return None
         if len(value) != head.bytes:
             raise Unavailable(f"{self._url} gave {len(value):,} bytes of {wanted.key!r}, and said {head.bytes:,}")
         return value
 
-    def _put(self, key: str, value: bytes, *, is_new: bool) -> bool:
+    def _send(self, key: str, value: bytes, *, is_new: bool) -> bool:
         from persist.blob import wire
 
         if len(value) > SERVED_PUT_BYTES_MAX:
             raise InvalidUsage(f"{key!r} has {len(value):,} bytes, and a server takes {SERVED_PUT_BYTES_MAX:,} at most")
         command = msgspec.json.encode(BlobPut(check_key(key), len(value), is_new))
         try:
-            told = wire.answer_in_pieces(self._connected(), self._token, command, value, self._timeout_s)
-            head = msgspec.json.decode(told, type=BlobHead)
+            answer = wire.answer_in_pieces(self._connected(), self._token, command, value, self._timeout_s)
+            head = msgspec.json.decode(answer, type=BlobHead)
         except wire.CALL_FAILED as error:
             raise self._unanswered(Indeterminate, error) from error
         if head.failure is not None:
-            raise error_of(head.failure)
+            raise read_error(head.failure)
         return head.found
 
-    def _asked(self, what: str, message: msgspec.Struct, kind: type[Any]) -> Any:
+    def _request(self, what: str, message: msgspec.Struct, kind: type[Any]) -> Any:
         from persist.blob import wire
 
         is_read = what == "blob.list"
         try:
-            told = next(
+            answer = next(
                 wire.answers(self._connected(), self._token, what, msgspec.json.encode(message), self._timeout_s), b""
             )
-            return msgspec.json.decode(told, type=kind)
+            return msgspec.json.decode(answer, type=kind)
         except wire.CALL_FAILED as error:
             raise self._unanswered(Unavailable if is_read else Indeterminate, error) from error
 
@@ -245,7 +244,7 @@ class ServedBlob:
         return client
 
     def _unanswered(self, kind: type[PersistError], error: BaseException) -> PersistError:
-        """Return what an error of a call means: a refusal is certain, and says what is wrong."""
+        """Map an error of a call: a refusal is certain and keeps the server's reason."""
         import pyarrow as pa
         import pyarrow.flight as flight
 

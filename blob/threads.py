@@ -18,7 +18,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 
 class Clock(Protocol):
-    """Clocks in the units their names say, and a sleep that a test can skip."""
+    """Wall and monotonic clocks, and a sleep that a test can skip."""
 
     def monotonic_s(self) -> float: ...
 
@@ -86,10 +86,10 @@ Job = Callable[[], Callable[[], object]]
 class DaemonThreads:
     """Runs jobs in at most threads_max threads, each made when it is needed first.
 
-    A job does not raise, and returns what reports its result, which is called when the thread counts as free again:
-    so a caller who has the report does not find the thread that gave it still busy.
+    A job does not raise. It returns a function that reports its result, which is called once the thread counts as free:
+    a caller that has the report never finds that thread still busy.
 
-    A crew dropped without `close` ends its threads as soon as they have done what they were given.
+    A crew dropped without `close` ends its threads as soon as their jobs are done.
     """
 
     def __init__(self, threads_max: int, name: str) -> None:
@@ -131,7 +131,7 @@ class DaemonThreads:
 
 
 class _Crew:
-    """What the threads share; it does not refer to `DaemonThreads`, so that those can be dropped."""
+    """The state that the threads share; it does not refer to `DaemonThreads`, so that those can be dropped."""
 
     def __init__(self, threads_max: int) -> None:
         self.threads_max = threads_max
@@ -167,8 +167,8 @@ def _work(crew: _Crew) -> None:
 class Pool(Executor):
     """At most threads_max daemon threads, each made when it is needed first; they end when this is dropped.
 
-    Who waits for a result that no thread has begun to compute computes it. So work may wait for other work of the same
-    pool, or for a lock whose holder does, and a client needs only one pool.
+    A caller that waits for a result that no thread has begun computes it itself. So work may wait for other work of the
+    same pool, or for a lock whose holder does, and a client needs only one pool.
     """
 
     def __init__(self, threads_max: int, name: str) -> None:
@@ -182,19 +182,19 @@ class Pool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more work, and end the threads after what they have, which is not cancelled; idempotent."""
+        """Take no more work, and end the threads after their queued work, which is not cancelled; idempotent."""
         self._threads.close(None if wait else 0.0)
 
 
 class _Computation(Future[T]):
-    """The result of a call, which the first one computes who comes to it: a thread of the pool, or who waits."""
+    """The result of a call, which a thread of the pool computes, or a waiting caller if it comes first."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         super().__init__()
         self._calls = [call]  # Taking it is atomic.
 
     def compute(self) -> Callable[[], object]:
-        """Make the call, unless somebody else does; return what reports its result."""
+        """Make the call, unless another thread does; return a function that reports its result."""
         try:
             call = self._calls.pop()
         except IndexError:

@@ -11,13 +11,13 @@ from persist.blob.options import read_options
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.served import ServedBlob
 from persist.blob.stores.file import FileBlob
-from persist.blob.stores.fsspec import FsspecBlob, known_protocols
+from persist.blob.stores.fsspec import FsspecBlob, list_protocols
 from persist.blob.stores.objects import ATTEMPT_S, CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 from persist.blob.stores.s3 import S3Blob
 
 _FOLDER_OPTIONS = {"fsync": bool, "file_mode": int | str, "folder_mode": int | str}
 _SERVED_OPTIONS = {"token": str, "certificate": str | bytes, "timeout_s": float}
-TOKEN_VARIABLE = "PERSIST_TOKEN"  # What a server of a location asks for, if no option says it.
+TOKEN_VARIABLE = "PERSIST_TOKEN"  # The token for a server of a location, unless an option has one.
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*)://")
 _ONE_SLASH = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*):/(?!/)")
 
@@ -25,12 +25,12 @@ _ONE_SLASH = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*):/(?!/)")
 def open_blob(
     url: str | os.PathLike[str], options: Mapping[str, Any] | None = None, *, attempt_s: float = ATTEMPT_S
 ) -> Blob:
-    """Return the store at url; nothing is asked of it yet, and nothing is created.
+    """Return the store at url; sends no request and creates nothing.
 
     Args:
         url: a path (`~` is expanded), `file:///path`, `s3://bucket/prefix` (or s3a://), `memory://name`,
-            `grpc://host:port` of a server that serves a location, any other scheme that fsspec knows, or
-            `fsspec+<scheme>://…` to have fsspec open any of these.
+            `grpc://host:port` of a server of a location, any other scheme that fsspec knows, or `fsspec+<scheme>://…`
+            to use fsspec for any of these.
         options: for the store; names it does not know are refused.
         attempt_s: how long one request to S3 may take; for a connection it waits 3 s at most, for more bytes 20 s.
 
@@ -63,12 +63,12 @@ def open_blob(
         return _served(text, options)
     if scheme.startswith("fsspec+"):
         return FsspecBlob(text[len("fsspec+") :], options)
-    if scheme in known_protocols():
+    if scheme in list_protocols():
         return FsspecBlob(text, options)
     # The URL itself is not shown: what is unknown may hold a password.
     raise InvalidUsage(
         f"the location has the unknown scheme {scheme!r}. Known are: a path, file://, s3://, memory://, grpc://, and "
-        f"what fsspec has: {', '.join(sorted(known_protocols()))}."
+        f"what fsspec has: {', '.join(sorted(list_protocols()))}."
     )
 
 
@@ -76,8 +76,8 @@ def _check_slashes(text: str) -> None:
     """Refuse a URL with one slash, which would be a folder; pathlib makes such of a good one."""
     match = _ONE_SLASH.match(text)
     scheme = match.group(1).lower() if match else ""
-    known = {"file", "memory", "s3", "s3a", "grpc", "grpc+tls"} | known_protocols() if match else set()
-    if scheme in known or scheme.startswith("fsspec+"):
+    schemes = {"file", "memory", "s3", "s3a", "grpc", "grpc+tls"} | list_protocols() if match else set()
+    if scheme in schemes or scheme.startswith("fsspec+"):
         # The rest is not shown: people put secrets there.
         raise InvalidUsage(
             f"the location begins with '{scheme}:/', with one slash. Write {scheme}://… for a URL (as text: a Path "
@@ -100,9 +100,9 @@ def _served(url: str, options: Mapping[str, Any] | None) -> ServedBlob:
             "a location behind a server is grpc://host:port, or grpc+tls://host:port: the server knows which location "
             "it is. A token goes into storage_options, where no log shows it"
         )
-    given = read_options(options, _SERVED_OPTIONS, "a server")
-    given.setdefault("token", os.environ.get(TOKEN_VARIABLE))
-    return ServedBlob(url.rstrip("/"), **given)
+    values = read_options(options, _SERVED_OPTIONS, "a server")
+    values.setdefault("token", os.environ.get(TOKEN_VARIABLE))
+    return ServedBlob(url.rstrip("/"), **values)
 
 
 def _memory_name(url: str) -> str:

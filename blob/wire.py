@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.flight as flight
 
-# What a call may raise when the server is not there, not one of ours, or does not do what was asked.
+# The errors of a call if there is no server, if it is not one of ours, or if it refuses.
 CALL_FAILED = (pa.ArrowException, OSError, ValueError)
 PIECE_BYTES = 128 << 10  # A server takes no message of more than twice as much.
 
@@ -31,7 +31,7 @@ def answer_in_pieces(
     """Send body after a command; return the answer. Raises one of `CALL_FAILED`."""
     descriptor = flight.FlightDescriptor.for_command(command)
     writer, reader = client.do_exchange(descriptor, _options(token, timeout_s))
-    with contextlib.suppress(*CALL_FAILED):  # The reader says why a server takes no more.
+    with contextlib.suppress(*CALL_FAILED):  # The reader has the server's reason.
         for start in range(0, max(len(body), 1), PIECE_BYTES):
             writer.write_metadata(body[start : start + PIECE_BYTES])
         writer.done_writing()

@@ -86,8 +86,8 @@ class WrittenErrors:
 
     def _general(self, kind: type[PersistError]) -> type[PersistError]:
         """Return the nearest class that both sides know and that is built of a text."""
-        known = (self._kinds.get(base.__name__) for base in kind.__mro__)
-        return next((base for base in known if base is not None and not is_dataclass(base)), self._otherwise)
+        shared = (self._kinds.get(base.__name__) for base in kind.__mro__)
+        return next((base for base in shared if base is not None and not is_dataclass(base)), self._otherwise)
 
     def _written(self, value: Any, hide: Callable[[str], str]) -> Any:
         if isinstance(value, str):
@@ -98,7 +98,7 @@ class WrittenErrors:
         if isinstance(value, tuple | list):
             return [self._written(item, hide) for item in value]
         if isinstance(value, Mapping):
-            return {"items": [[self._written(key, hide), self._written(held, hide)] for key, held in value.items()]}
+            return {"items": [[self._written(key, hide), self._written(entry, hide)] for key, entry in value.items()]}
         if type(value) not in _SCALARS:
             raise TypeError(f"{type(value)} has no written form")
         return value
@@ -106,7 +106,7 @@ class WrittenErrors:
     def _value(self, value: Any) -> Any:
         match value:
             case {"items": list(items), **rest} if not rest:
-                return {self._value(key): self._value(held) for key, held in items}
+                return {self._value(key): self._value(item) for key, item in items}
             case list():
                 return tuple(map(self._value, value))
             case dict():

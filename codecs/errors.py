@@ -1,7 +1,7 @@
 """The errors that speak of columns, codecs and single updates; all are the caller's to fix, and nothing was written.
 
-Each is built with its full message: what was wrong with its value, what is allowed, and what to do. If a name does not
-exist, `did_you_mean` says what it was probably meant to be.
+Each has its full message: what was wrong with its value, what is allowed, and what to do. For a name that does not
+exist, `did_you_mean` suggests the most similar one.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 from persist.blob.errors import InvalidUsage
 
-_KNOWN_MAX = 1000  # Of more names, comparing with all of them would take longer than the reader of the message.
+_KNOWN_MAX = 1000  # Comparing more names would take longer than reading the message.
 
 
 class SchemaMismatch(InvalidUsage):
@@ -17,7 +17,7 @@ class SchemaMismatch(InvalidUsage):
 
 
 class CodecMismatch(InvalidUsage):
-    """The stored codec is not the one that was given, or one is needed and none was given."""
+    """The codec differs from the stored one, or a codec is required and missing."""
 
 
 class InvalidUpdate(InvalidUsage):
@@ -29,7 +29,7 @@ class DiffOverflow(InvalidUsage, OverflowError):
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return ", did you mean …?" with the known name that is most like the one given, or nothing if none is like it."""
+    """Return ", did you mean …?" with the most similar known name, or "" without one."""
     if not isinstance(name, str):
         return ""
     names = [*known][:_KNOWN_MAX]

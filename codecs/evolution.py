@@ -1,23 +1,24 @@
 """Schemas that change: columns with ids, numbered versions, and parts that are read as another version than theirs.
 
-A collection begins with version 1 of its schema. Each change makes the next version, and a part says which one it was
-written with. Parts are never rewritten for a change: whoever reads one under another version gets its columns by id,
-whatever they are called, wider where they were widened, and with the default of a column that is younger than the part.
+A collection begins with version 1 of its schema. Each change creates the next version, and each part names the version
+that it was written with. A change never rewrites parts. A reader of a part under another version gets its columns by
+id, under their present names, widened where the type was widened, and with the default for columns younger than the
+part.
 
 Invariants:
 - a column has its id for ever; a name that is used again is another column with another id, and no id comes back;
-- key columns are the same in all versions, in the same order: they may get other names, and become wider only as far
-  as their values are written in descriptors as before, so that samples and bounds of keys stay what they are;
+- key columns are the same in all versions, in the same order: they may be renamed, and widened only if descriptors
+  still write their values alike, so that samples and bounds of keys stay valid;
 - a value column keeps its id and its side, and its type becomes wider or stays;
 - a default belongs to a column from its first version on, as long as it exists. It only becomes wider with it;
 - lifting never makes a value up: what a part lost, because it was written or merged after a column was dropped, is an
   error and never NULL.
 
-A read with an older version works with the newest types, and makes narrower at the end what it gives out
-(`newest_types`, `narrowed`): a part holds updates of many times, and what is not wanted of these need not fit.
+A read with an older version works with the newest types, and narrows its results at the end (`newest_types`,
+`narrowed`): a part holds updates of many times, and values outside the result need not fit.
 
-Lifting does not change which records are equal, but where a column is left out: then records may become equal that the
-part tells apart (`Lift.is_exact` is False).
+Lifting preserves which records are equal, unless a column is left out: then records may become equal that differ in the
+part (`Lift.is_exact` is False).
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -38,7 +39,7 @@ from persist.codecs.types.casts import cast_column
 from persist.codecs.types.schema import TIME_UNITS, CollectionSchema, Side, check_field, check_width
 from persist.codecs.types.values import to_field
 
-DEFAULT_BYTES_MAX = 64 << 10  # Of all columns, as JSON. Checked when they are given, not when they are read.
+DEFAULT_BYTES_MAX = 64 << 10  # The limit for all columns, as JSON. Checked for new defaults, not for stored ones.
 _FLOAT_BITS = {16: 11, 32: 24, 64: 53}  # How wide an integer may be that a float of so many bits holds exactly.
 
 
@@ -48,8 +49,8 @@ class Lift:
 
     Attributes:
         stored: the schema of the parts.
-        wanted: the schema of whoever reads.
-        is_exact: whether records that the part tells apart stay apart.
+        wanted: the reader's schema.
+        is_exact: whether different records of the part stay different.
         sources: what the columns that the part has are called there.
     """
 
@@ -79,12 +80,12 @@ class Lift:
         return name_in_part
 
     def names(self, columns: Sequence[str]) -> list[str]:
-        """Return the columns of the part that some columns are made of; raises as `source`."""
+        """Return the part's columns that some result columns depend on; raises as `source`."""
         sources = (self.source(name) for name in columns)
         return list(dict.fromkeys(name for name in sources if name is not None))
 
     def table(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """Return columns, given those of the part that `names` tells. Cost: a pass over those whose types differ.
+        """Return columns, computed from the part's columns that `names` returns; cost: one pass if types differ.
 
         Raises:
             SchemaMismatch: a value does not fit the narrower type that a column had in an earlier version.
@@ -96,7 +97,7 @@ class Lift:
 
     def default(self, name: str) -> pa.Scalar:
         """Return what records of the part have in a column that is younger than the part."""
-        return default_of(self.wanted, name)
+        return read_default(self.wanted, name)
 
     def _column(self, table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
         source = self.source(field.name)
@@ -112,7 +113,7 @@ def lift(schema: CollectionSchema, version: int) -> Lift | None:
     """Return how parts of a version are read under a schema; None if they are of that very version.
 
     Raises:
-        ValueError: there is no such version.
+        ValueError: the version does not exist.
     """
     if version == schema.version and not schema.is_widened:
         return None
@@ -149,7 +150,7 @@ def _newest_types(schema: CollectionSchema) -> CollectionSchema:
     keys = len(schema.key_names)
     has_default = dict(schema.defaults)
     defaults = [
-        (column.id, scalar_to_json(_widened_default(column.name, default_of(schema, column.name), column.kind)))
+        (column.id, scalar_to_json(_widened_default(column.name, read_default(schema, column.name), column.kind)))
         for column in columns
         if column.id in has_default
     ]
@@ -169,9 +170,9 @@ def narrowed(table: pa.Table, columns: Sequence[str], schema: CollectionSchema) 
         SchemaMismatch: a value does not fit; the message names the column.
     """
     for name in columns:
-        at, wanted = table.schema.get_field_index(name), schema.arrow.field(name)
-        if table.schema.types[at] != wanted.type:
-            table = table.set_column(at, wanted, _in_type(table.column(at), wanted, schema.version))
+        at, target = table.schema.get_field_index(name), schema.arrow.field(name)
+        if table.schema.types[at] != target.type:
+            table = table.set_column(at, target, _in_type(table.column(at), target, schema.version))
     return table
 
 
@@ -185,7 +186,7 @@ def _in_type(column: pa.ChunkedArray, field: pa.Field, version: int) -> pa.Chunk
         ) from error
 
 
-def default_of(schema: CollectionSchema, name: str) -> pa.Scalar:
+def read_default(schema: CollectionSchema, name: str) -> pa.Scalar:
     """Return what records that are older than a column have in it."""
     kind = schema.arrow.field(name).type
     written = dict(schema.defaults).get(schema.ids[schema.names.index(name)])
@@ -209,7 +210,7 @@ def widened_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArra
 def is_wider(narrow: pa.DataType, wide: pa.DataType) -> bool:
     """Return whether a type holds every value of another one, so that a column of it can be widened.
 
-    Of times in finer units, it does as long as they are not centuries away: `may_overflow`.
+    Times in finer units must lie within some centuries of 1970: `may_overflow`.
     """
     if pt.is_integer(narrow) and pt.is_integer(wide):
         is_signed = pt.is_signed_integer(wide)
@@ -255,7 +256,7 @@ def check_next(before: CollectionSchema, after: CollectionSchema, used: Set[int]
     """Check that a schema may follow another one.
 
     Args:
-        used: the ids that columns of before and of the versions before it have; those of its `known` by default.
+        used: the ids of all columns of earlier versions; by default those of `known`.
 
     Raises:
         SchemaMismatch: an invariant of the module's docstring would break.
@@ -284,7 +285,7 @@ def check_next(before: CollectionSchema, after: CollectionSchema, used: Set[int]
             _check_default_kept(before, after, id_)
         elif id_ in used or id_ < 0:
             raise SchemaMismatch(f"column {name!r} has the id {id_}, which is that of another column")
-        default_of(after, name)
+        read_default(after, name)
     check_width([*after.key.fields, *after.value.fields])
 
 
@@ -294,8 +295,8 @@ def _check_default_kept(before: CollectionSchema, after: CollectionSchema, id_: 
     is_kept = has == (id_ in dict(after.defaults))
     name = after.names[after.ids.index(id_)]
     if has and is_kept:
-        now = default_of(after, name)
-        then = _widened_default(name, default_of(before, before.names[before.ids.index(id_)]), now.type)
+        now = read_default(after, name)
+        then = _widened_default(name, read_default(before, before.names[before.ids.index(id_)]), now.type)
         is_kept = scalar_to_json(then) == scalar_to_json(now)
     if not is_kept:
         raise SchemaMismatch(f"column {name!r} keeps the default that it has")
@@ -336,8 +337,8 @@ def _codecs(schema: CollectionSchema) -> list[tuple[Any, ...]]:
 
 def only_adds(before: CollectionSchema, after: CollectionSchema) -> bool:
     """Return whether all columns of a version are in a later one as they were, so that its updates mean the same."""
-    kept = dict(zip(after.ids, zip(after.names, after.types, strict=False), strict=True))
-    same = all(kept.get(i) == (n, t) for i, n, t in zip(before.ids, before.names, before.types, strict=False))
+    remaining = dict(zip(after.ids, zip(after.names, after.types, strict=False), strict=True))
+    same = all(remaining.get(i) == (n, t) for i, n, t in zip(before.ids, before.names, before.types, strict=False))
     return same and [i for i in after.ids if i in set(before.ids)] == list(before.ids)
 
 
@@ -347,9 +348,9 @@ def changes_between(before: CollectionSchema, after: CollectionSchema) -> list[s
     new = dict(zip(after.ids, zip(after.names, after.types, strict=False), strict=True))
     changes = [f"{n!r} ({t}) was added" for i, (n, t) in new.items() if i not in old]
     changes += [f"{n!r} ({t}) was dropped" for i, (n, t) in old.items() if i not in new]
-    both = [(old[i], new[i]) for i in new if i in old]
-    changes += [f"{a!r} was renamed to {b!r}" for (a, _), (b, _) in both if a != b]
-    changes += [f"{b!r} was widened from {s} to {t}" for (_, s), (b, t) in both if s != t]
+    shared = [(old[i], new[i]) for i in new if i in old]
+    changes += [f"{a!r} was renamed to {b!r}" for (a, _), (b, _) in shared if a != b]
+    changes += [f"{b!r} was widened from {s} to {t}" for (_, s), (b, t) in shared if s != t]
     if [i for i in before.ids if i in new] != [i for i in after.ids if i in old]:
         changes.append(f"the columns are in the order {list(after.names)}")
     return changes or ["nothing"]
@@ -387,8 +388,8 @@ def evolved(
             f"drop={list(drop)} names the key column {key[0]!r}, and records would become one that are none. Drop "
             "value columns, or write into another collection with another key."
         )
-    if both := set(drop) & {*rename, *widen}:
-        raise SchemaMismatch(f"column {sorted(both)[0]!r} is dropped, and renamed or widened besides: do one of these")
+    if twice := set(drop) & {*rename, *widen}:
+        raise SchemaMismatch(f"column {sorted(twice)[0]!r} is dropped, and renamed or widened besides: do one of these")
     columns = [
         Column(id_, rename.get(f.name, f.name), widen.get(f.name, f.type), f.nullable)
         for id_, f in zip(schema.ids, schema.declared, strict=True)
@@ -432,14 +433,14 @@ def _check_names(names: list[str]) -> None:
 
 def _reordered(values: list[Column], reorder: Sequence[str]) -> list[Column]:
     named = {column.name: column for column in values}
-    given = None if isinstance(reorder, str) or not isinstance(reorder, Iterable) else [*reorder]
-    if given is None or not all(isinstance(name, str) for name in given) or sorted(given) != sorted(named):
-        hint = "".join(did_you_mean(name, named) for name in given or () if name not in [*named])
+    new_order = None if isinstance(reorder, str) or not isinstance(reorder, Iterable) else [*reorder]
+    if new_order is None or not all(isinstance(name, str) for name in new_order) or sorted(new_order) != sorted(named):
+        hint = "".join(did_you_mean(name, named) for name in new_order or () if name not in [*named])
         raise SchemaMismatch(
             f"reorder={reorder!r} is not the value columns in another order{hint}: name each of {list(named)} once, "
             "after renames. The order of key columns stays."
         )
-    return [named[name] for name in given]
+    return [named[name] for name in new_order]
 
 
 def _side(before: Side, columns: list[Column]) -> Side:
@@ -457,10 +458,10 @@ def _defaults(
             "than a column"
         )
     defaults: dict[int, pa.Scalar] = {}
-    before = dict(schema.defaults)
+    old_defaults = dict(schema.defaults)
     for id_, name, kind, _ in columns:
-        if id_ in before:
-            defaults[id_] = _widened_default(name, default_of(schema, schema.names[schema.ids.index(id_)]), kind)
+        if id_ in old_defaults:
+            defaults[id_] = _widened_default(name, read_default(schema, schema.names[schema.ids.index(id_)]), kind)
         elif id_ in added and given.get(name) is not None:
             defaults[id_] = _default(name, given[name], kind)
     written = tuple(
@@ -495,9 +496,9 @@ def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
         return scalar_from_json(scalar_to_json(scalar), kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         # Python cannot show every value that Arrow holds.
-        shown = f"of type {value.type}" if isinstance(value, pa.Scalar) else f"{value!r:.100}"
+        text = f"of type {value.type}" if isinstance(value, pa.Scalar) else f"{value!r:.100}"
         reason = str(error).rpartition(": ")[2] if isinstance(error, InvalidUpdate) else str(error)
-        raise SchemaMismatch(f"the default {shown} does not fit column {name!r} of type {kind}: {reason}") from error
+        raise SchemaMismatch(f"the default {text} does not fit column {name!r} of type {kind}: {reason}") from error
 
 
 def _widened_default(name: str, old: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
@@ -519,11 +520,11 @@ def versions(written: Sequence[bytes]) -> CollectionSchema:
     A version that is in use is read once, in whatever list it comes: each state lists all, and a state follows each
     change.
     """
-    known = [_version(one_version) for one_version in written]
-    return replace(known[-1], known=tuple(known)) if len(known) > 1 else known[-1]
+    versions = [_version(one_version) for one_version in written]
+    return replace(versions[-1], known=tuple(versions)) if len(versions) > 1 else versions[-1]
 
 
-_read: WeakValueDictionary[bytes, CollectionSchema] = WeakValueDictionary()  # Which is safe to use from many threads.
+_read: WeakValueDictionary[bytes, CollectionSchema] = WeakValueDictionary()  # Safe to use from many threads.
 
 
 def _version(written: bytes) -> CollectionSchema:

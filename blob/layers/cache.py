@@ -1,7 +1,7 @@
 """Keeps values that never change near the reader: in memory, and in a folder that several processes may share.
 
-Only keys that a predicate names are kept, and only values, never the absence of one: what is not there now may come to
-be there. Which keys those are is the caller's to say: a store knows nothing of what its keys mean.
+Only values whose keys pass a predicate are cached. The absence of a value is never cached, because it may be created
+later. The caller provides the predicate: a store does not know the meaning of its keys.
 
 Every entry carries a checksum, in memory too, and is verified before each use: an entry that is not what it should
 be is dropped, and the value is fetched. Threads that want the same key at the same time share one fetch.
@@ -22,7 +22,7 @@ import xxhash
 
 from persist.blob.errors import CorruptBlob, InvalidUsage, PersistError
 from persist.blob.layers.cache_folder import FILE_SHARE_MAX, CacheFolder
-from persist.blob.lru import ByteBoundedLru
+from persist.blob.lru import Cache, Kind
 from persist.blob.protocol import (
     Blob,
     BlobEntry,
@@ -36,18 +36,19 @@ from persist.blob.protocol import (
 from persist.blob.threads import Clock, SystemClock
 
 T = TypeVar("T")
-SMALL_BYTES = 16 << 20  # So much is read though less belongs there, so that the error can say what it is.
+MEMORY_BYTES = 64 << 20
+SMALL_BYTES = 16 << 20  # Such a blob is read even if it should be smaller, so that the error can describe it.
 ENTRY_OVERHEAD_BYTES = 512  # Roughly, of a key, a checksum and what Python adds; so that small values count.
 
 
 @dataclass(frozen=True, slots=True)
 class CacheCount:
-    """What a cache did so far.
+    """Counts of a cache since it was made.
 
     Attributes:
         hits: reads answered from memory or the folder; folder_hits: those from the folder.
         shared: reads that waited for the fetch of another thread.
-        misses: reads of keys that may be cached which asked the store.
+        misses: reads of cacheable keys that went to the store.
         evictions: entries dropped to make room, by this object.
         corrupt: entries that were not what they should be.
         disk_errors: reads and writes of the folder that failed, which costs the caching only.
@@ -73,9 +74,8 @@ class CachedBlob(BlobLayer):
     kept, and otherwise fetched alone and not kept.
 
     Args:
-        is_immutable: whether the value of a key never changes, and no other ever comes to be there: only such values
-            are kept.
-        memory_bytes: room for values in memory; 0 for none.
+        is_immutable: whether the value of a key never changes once it exists; only such values are cached.
+        memory: keeps values in memory, beside what else its owner keeps there; None for a cache of its own.
         folder: where to keep values on disk, for several clients, processes and runs; made if it is not there.
         folder_bytes: room in the folder; see `persist.blob.layers.cache_folder` for how exactly it is kept.
         clock: replaces the machine's, for tests.
@@ -86,21 +86,18 @@ class CachedBlob(BlobLayer):
         inner: Blob,
         *,
         is_immutable: Callable[[str], bool],
-        memory_bytes: int = 64 << 20,
+        memory: Cache | None = None,
         folder: str | PathLike[str] | None = None,
         folder_bytes: int = 1 << 30,
         clock: Clock | None = None,
     ) -> None:
-        if memory_bytes < 0 or folder_bytes <= 0:
-            raise InvalidUsage(
-                f"memory_bytes={memory_bytes}, folder_bytes={folder_bytes} is not allowed: give at least 0 and 1"
-            )
+        if folder_bytes <= 0:
+            raise InvalidUsage(f"folder_bytes={folder_bytes} is not allowed: give at least 1")
         super().__init__(inner)
         self._is_cached = is_immutable
         self._lock = threading.Lock()
-        self._memory: ByteBoundedLru[str, _CachedValue] = ByteBoundedLru(
-            memory_bytes, _CachedValue.memory, value_bytes_max=memory_bytes // FILE_SHARE_MAX
-        )
+        memory = memory or Cache(MEMORY_BYTES)
+        self._memory: Kind[str, _CachedValue] = memory.kind(_CachedValue.memory, share=FILE_SHARE_MAX)
         self._folder: CacheFolder | None = None
         if folder is not None:
             self._folder = CacheFolder(folder, folder_bytes, inner.url, clock or SystemClock())
@@ -142,7 +139,7 @@ class CachedBlob(BlobLayer):
                 return entry.value if range is None else entry.value[slice(*check_range(range))]
             self._forget_corrupt(key, entry)
         check_key(key)
-        return self._fetched(key, bytes_max) if range is None else self._cut(key, check_range(range))
+        return self._fetch(key, bytes_max) if range is None else self._read_range(key, check_range(range))
 
     def set(self, key: str, value: bytes) -> None:
         with self._changing(key):
@@ -166,9 +163,9 @@ class CachedBlob(BlobLayer):
             return delete(keys)
 
     def forget(self, key: str) -> None:
-        """Drop what is kept of key: for a caller who found the value itself, intact as it came, to be wrong."""
+        """Drop the cached value of key; for callers that find an intact copy to be wrong."""
         with self._lock:
-            self._fetches.pop(key, None)  # Its result will not be kept, and nobody else waits for it.
+            self._fetches.pop(key, None)  # Its result is not cached, and no other thread waits for it.
             self._memory.take(key)
             if self._folder is not None:
                 self._folder.drop(key)
@@ -181,7 +178,7 @@ class CachedBlob(BlobLayer):
 
     @contextmanager
     def _changing(self, key: str) -> Iterator[None]:
-        """Drop what is kept of key before a write, and what a read found meanwhile after it."""
+        """Drop the cached value of key before a write, and any value read meanwhile after it."""
         if not self._is_cached(key):
             yield
             return
@@ -191,38 +188,38 @@ class CachedBlob(BlobLayer):
         finally:
             self.forget(key)
 
-    def _cut(self, key: str, range: tuple[int, int]) -> bytes | None:
+    def _read_range(self, key: str, range: tuple[int, int]) -> bytes | None:
         value = self._folder.get(key) if self._folder is not None else None
         with self._lock:
             self._folder_hits += value is not None
             self._misses += value is None
         return self._inner.get(key, range) if value is None else value[slice(*range)]
 
-    def _fetched(self, key: str, bytes_max: int | None) -> bytes | None:
+    def _fetch(self, key: str, bytes_max: int | None) -> bytes | None:
         """Return the value from the folder or the store, by one read for all threads that ask at the time."""
         with self._lock:
-            other = self._fetches.get(key)
-            if other is None:
-                mine: Future[bytes | None] = Future()
-                self._fetches[key] = mine
-        if other is not None:
-            value = other.result()
-            if value is None:  # It may have come to be there after the other thread had asked.
+            running = self._fetches.get(key)
+            if running is None:
+                fetch: Future[bytes | None] = Future()
+                self._fetches[key] = fetch
+        if running is not None:
+            value = running.result()
+            if value is None:  # It may have been created after the other thread's request.
                 return self._from_store(key, bytes_max)
             with self._lock:
                 self._shared += 1
             return value
         try:
-            value = self._read(key, mine, bytes_max)
+            value = self._read(key, fetch, bytes_max)
         except BaseException as error:
-            self._end(key, mine)
+            self._end(key, fetch)
             if isinstance(error, Exception):
-                mine.set_exception(error)
+                fetch.set_exception(error)
             else:
-                mine.set_result(None)  # An interrupt is for this thread only; the others ask for themselves.
+                fetch.set_result(None)  # An interrupt is for this thread only; the others ask for themselves.
             raise
-        self._end(key, mine)
-        mine.set_result(value)
+        self._end(key, fetch)
+        fetch.set_result(value)
         return value
 
     def _from_store(self, key: str, bytes_max: int | None) -> bytes | None:
@@ -246,7 +243,7 @@ class CachedBlob(BlobLayer):
         def is_current() -> bool:
             return self._fetches.get(key) is mine
 
-        if self._memory.has_room_for(len(value) + ENTRY_OVERHEAD_BYTES):
+        if self._memory.fits(len(value) + ENTRY_OVERHEAD_BYTES):
             entry = _CachedValue.of(key, value)
             with self._lock:
                 if is_current():
@@ -289,21 +286,20 @@ def _checksum(key: str, value: bytes) -> bytes:
 def get_checked(blob: Blob, key: str, bytes_expected: int, check: Callable[[bytes], T]) -> T | None:
     """Return check of the value at key, or None when there is none.
 
-    A value that is much larger than bytes_expected is CorruptBlob, and not read where its store can tell.
+    A value much larger than bytes_expected raises CorruptBlob, and is not read if its store knows the size first.
 
-    What check refuses as CorruptBlob may be wrong only where it is cached, or on its one way from the store to the
-    cache: then it is fetched once more.
+    If check raises CorruptBlob, the cached copy or its one transfer may be at fault: the value is fetched once more.
     """
     bytes_max = max(bytes_expected, SMALL_BYTES)
-    return _believed(blob, key, lambda: get_at_most(blob, key, bytes_max), check)
+    return _check_or_refetch(blob, key, lambda: get_at_most(blob, key, bytes_max), check)
 
 
 def get_range_checked(blob: Blob, key: str, range: tuple[int, int], check: Callable[[bytes], T]) -> T | None:
     """Return check of some bytes of the value at key, or None when there is none; otherwise as `get_checked`."""
-    return _believed(blob, key, lambda: blob.get(key, range), check)
+    return _check_or_refetch(blob, key, lambda: blob.get(key, range), check)
 
 
-def _believed(blob: Blob, key: str, get: Callable[[], bytes | None], check: Callable[[bytes], T]) -> T | None:
+def _check_or_refetch(blob: Blob, key: str, get: Callable[[], bytes | None], check: Callable[[bytes], T]) -> T | None:
     data = get()
     if data is None:
         return None

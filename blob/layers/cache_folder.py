@@ -1,11 +1,11 @@
 """Files of one folder that several processes and locations share, within a number of bytes; and cached values in them.
 
 `BoundedFolder` writes a file as a temporary one and renames it, without fsync, so each reader checks what it finds. The
-modification time is that of the last use. When the folder is too large, the files used longest ago are removed, whoever
-wrote them, down to 90% of the room; a file that another process removed first is no error, and one that is open or
-mapped stays readable for who has it. Each writer looks at the whole folder at its first write, and again when it has
-written a sixteenth of the room. With n writers, the folder can therefore exceed its room by n sixteenths. Only files
-with names of this form are counted and removed:
+modification time of a file is the time of its last use. When the folder is too large, the least recently used files are
+removed, by any writer, down to 90% of the room. It is no error if another process removed a file first; readers that
+have a file open or mapped can still read it. Each writer looks at the whole folder at its first write, and again when
+it has written a sixteenth of the room. With n writers, the folder can therefore exceed its room by n sixteenths. Only
+files with names of this form are counted and removed:
 
     <32 hex>.<suffix>           suffix is "cached" or "rows"
     .tmp-<32 hex>.<suffix>      while it is written
@@ -21,8 +21,8 @@ When the disk refuses a write, none is tried for ten seconds, and what would hav
         name      the location's URL, a line feed and the key, UTF-8
         value     to the end of the file
 
-The checksum finds what a crash, a bad disk or another program made of an entry, and the name finds what belongs to
-another key or location. Either is dropped and counts as not there.
+The checksum detects damage by a crash, a bad disk or another program; the name detects an entry of another key or
+location. Either is dropped and counts as not there.
 """
 
 import io
@@ -71,7 +71,7 @@ class BoundedFolder:
 
     @property
     def file_bytes_max(self) -> int:
-        """Of what one file should hold."""
+        """The maximum size of one file, in bytes."""
         return self.bytes_max // FILE_SHARE_MAX
 
     def path(self, digest: str, suffix: str) -> str:
@@ -91,7 +91,7 @@ class BoundedFolder:
         lock: AbstractContextManager[object] | None = None,
         may_keep: Callable[[], bool] = lambda: True,
     ) -> bool:
-        """Put a file there, made of pieces, unless may_keep says no; that is asked under the lock, as the last step.
+        """Write the pieces to a file, unless may_keep returns False; it is called last, under the lock.
 
         Return whether it is there.
         """
@@ -141,7 +141,7 @@ class BoundedFolder:
         with self._lock:
             self.bytes += size
             self._until_scan -= size
-        # Whoever has scanned looks again for what others wrote meanwhile: these did not wait for it.
+        # A thread that has scanned checks again: other threads may have written meanwhile without waiting.
         while self._is_scan_due() and self._scanning.acquire(blocking=False):
             try:
                 self._make_room()
@@ -153,9 +153,9 @@ class BoundedFolder:
             return self._until_scan <= 0 or self.bytes > self.bytes_max
 
     def _make_room(self) -> None:
-        """Count what is there, whoever wrote it, and remove what was used longest ago if it is too much."""
+        """Count the files of all writers, and remove the least recently used if they take too much."""
         with self._lock:
-            before = self.bytes
+            bytes_before = self.bytes
             self._until_scan = self.bytes_max // 16
         entries = self._entries()
         total, evictions = sum(size for _, size, _ in entries), 0
@@ -168,7 +168,7 @@ class BoundedFolder:
                     os.unlink(path)
                     evictions += 1
         with self._lock:
-            self.bytes += total - before  # What was written since may not be among the entries.
+            self.bytes += total - bytes_before  # Files written since the scan may be missing from the entries.
             self.evictions += evictions
 
     def _entries(self) -> list[tuple[int, int, str]]:
@@ -232,7 +232,7 @@ class CacheFolder:
     def put(
         self, key: str, value: bytes, *, lock: AbstractContextManager[object], may_keep: Callable[[], bool]
     ) -> None:
-        """Keep value, unless it is too large or may_keep says no; that is asked under the lock, as the last step."""
+        """Store value, unless it is too large or may_keep returns False; it is called last, under the lock."""
         if len(value) > self.room.file_bytes_max or self._is_off:
             return
         name, path = self._place(key)

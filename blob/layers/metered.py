@@ -1,9 +1,9 @@
-"""Counts what a store is asked for: requests, errors, bytes, and how long they take, for each operation.
+"""Counts the requests to a store: number, errors, bytes and latency of each operation.
 
-Latencies are counted in buckets whose widths grow with the latency, which gives quantiles in bounded memory and O(1)
-per call. Each power of two of seconds is cut into `BUCKETS_PER_OCTAVE` equal buckets (as HdrHistogram does), so a
-quantile has a relative error of at most 1 / (2 * BUCKETS_PER_OCTAVE), about 3%, from 1 µs to about an hour; a latency
-beyond either end counts as if it were at it. The largest value is kept exactly.
+Latencies are counted in buckets whose widths grow with the latency: quantiles need bounded memory and O(1) per call.
+Each power of two of seconds has `BUCKETS_PER_OCTAVE` equal buckets (as HdrHistogram does). From 1 µs to about an hour,
+a quantile has a relative error of at most 1 / (2 * BUCKETS_PER_OCTAVE), about 3%. A latency beyond either end counts as
+that end. The largest value is kept exactly.
 """
 
 import math
@@ -25,7 +25,7 @@ BUCKETS = _OCTAVES * BUCKETS_PER_OCTAVE
 
 
 class LatencyHistogram:
-    """Counts of seconds by size, 512 integers. Not locked: whoever shares one guards it.
+    """Counts of seconds by size, 512 integers. Not locked: callers that share one must lock it.
 
     Attributes:
         total: how many values were recorded.
@@ -48,7 +48,7 @@ class LatencyHistogram:
 
     def merge(self, other: "LatencyHistogram") -> None:
         """Add what other has counted, for example in another process."""
-        self._buckets = [mine + theirs for mine, theirs in zip(self._buckets, other._buckets, strict=True)]
+        self._buckets = [ours + added for ours, added in zip(self._buckets, other._buckets, strict=True)]
         self.total += other.total
         self.max_s = max(self.max_s, other.max_s)
 
@@ -63,10 +63,10 @@ class LatencyHistogram:
         if not self.total:
             return 0.0
         rank = max(1, math.ceil(share * self.total))
-        seen = 0
+        passed = 0
         for bucket, count in enumerate(self._buckets):
-            seen += count
-            if seen >= rank:
+            passed += count
+            if passed >= rank:
                 return min(_middle_s(bucket), self.max_s)
         raise AssertionError("the buckets hold fewer values than were recorded")
 
@@ -84,7 +84,7 @@ def _middle_s(bucket: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What one operation amounts to so far.
+    """Totals of one operation.
 
     Attributes:
         requests: calls; for `list`, pages of up to 1,000 entries that were begun; for `delete`, a page of keys is one.
@@ -106,7 +106,7 @@ class Count:
 
 
 class MeteredBlob(BlobLayer):
-    """Passes everything on to another store and counts it. The clock gives seconds, from anywhere.
+    """Passes everything on to another store and counts it. The clock returns seconds from any start.
 
     Costs about 3 µs per call and 5 kB per operation.
     """
@@ -121,35 +121,35 @@ class MeteredBlob(BlobLayer):
         return {name: tally.count() for name, tally in self._tallies.items()}
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        return self._counted("get", lambda: self._inner.get(key, range), lambda value: len(value or b""))
+        return self._measure("get", lambda: self._inner.get(key, range), lambda value: len(value or b""))
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
-        return self._counted("get", lambda: get_at_most(self._inner, key, bytes_max), lambda value: len(value or b""))
+        return self._measure("get", lambda: get_at_most(self._inner, key, bytes_max), lambda value: len(value or b""))
 
     def set(self, key: str, value: bytes) -> None:
-        self._counted("set", lambda: self._inner.set(key, value), lambda _: len(value))
+        self._measure("set", lambda: self._inner.set(key, value), lambda _: len(value))
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._counted("create", lambda: self._inner.create(key, value), lambda _: len(value))
+        return self._measure("create", lambda: self._inner.create(key, value), lambda _: len(value))
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         entries = self._entries(prefix, start_after)
-        while page := self._counted("list", lambda: [*islice(entries, LIST_PAGE_ENTRIES)], _no_bytes):
+        while page := self._measure("list", lambda: [*islice(entries, LIST_PAGE_ENTRIES)], _no_bytes):
             yield from page
             if len(page) < LIST_PAGE_ENTRIES:
                 return
 
     def delete(self, key: str) -> None:
-        self._counted("delete", lambda: self._inner.delete(key), _no_bytes)
+        self._measure("delete", lambda: self._inner.delete(key), _no_bytes)
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
-        return self._counted("delete", lambda: delete(keys), _no_bytes)
+        return self._measure("delete", lambda: delete(keys), _no_bytes)
 
     def _entries(self, prefix: str, start_after: str | None) -> Iterator[BlobEntry]:
         """List as a generator, so that a store which fails at the call itself does so where it is counted."""
         yield from self._inner.list(prefix, start_after)
 
-    def _counted(self, name: str, call: Callable[[], T], size: Callable[[T], int]) -> T:
+    def _measure(self, name: str, call: Callable[[], T], size: Callable[[T], int]) -> T:
         began_s = self._clock()
         try:
             result = call()
@@ -180,9 +180,11 @@ class _Tally:
 
     def count(self) -> Count:
         with self._lock:
-            seen = self._histogram
-            p50_s, p90_s, p99_s = map(seen.quantile_s, (0.5, 0.9, 0.99))
-            return Count(seen.total, self._errors, self._bytes, self._seconds, p50_s, p90_s, p99_s, seen.max_s)
+            histogram = self._histogram
+            p50_s, p90_s, p99_s = map(histogram.quantile_s, (0.5, 0.9, 0.99))
+            return Count(
+                histogram.total, self._errors, self._bytes, self._seconds, p50_s, p90_s, p99_s, histogram.max_s
+            )
 
 
 def _no_bytes(result: object) -> int:

@@ -1,9 +1,9 @@
 """One rate for all threads of a client, at which it may send requests to a store that throttles.
 
-The rate has no limit until the store first refuses a request because there are too many. Then the rate becomes half of
-what was sent, halves again when a request that was sent at the new rate is refused, and grows steadily while requests
-succeed ("additive increase, multiplicative decrease": Chiu and Jain, Computer Networks and ISDN Systems 17, 1989). It
-is lifted at twice the rate at which throttling began.
+The rate has no limit until the store first refuses a request because there are too many. Then it becomes half of the
+measured rate, and halves again if a request sent at the new rate is refused. It grows steadily while requests succeed
+("additive increase, multiplicative decrease": Chiu and Jain, Computer Networks and ISDN Systems 17, 1989). It is lifted
+at twice the rate at which throttling began.
 """
 
 import threading
@@ -26,7 +26,7 @@ class AdaptiveRate:
         self._peak = 0.0
         self._next_turn_s = 0.0
         self._lowered_s = self._raised_s = 0.0
-        # Of what is sent without a limit, to know where to begin. Threads may miscount; it need not be exact.
+        # Counts requests while there is no limit, to choose the first one. Threads may miscount; it need not be exact.
         self._window_began_s = clock.monotonic_s()
         self._sent = 0
         self._sent_before = 0.0

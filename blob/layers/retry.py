@@ -1,6 +1,6 @@
 """Repeats what a store failed to do, as long as that is safe and worth the time: the one place that retries.
 
-What is repeated, with full jitter (`persist.blob.threads.Backoff`) until a deadline:
+These calls are repeated, with full jitter (`persist.blob.threads.Backoff`) until a deadline:
 
     Unavailable    nothing happened: any operation; not a full store, which waiting does not help
     Throttled      nothing happened, and this client asks too fast: any operation, slower; counts against the longer of
@@ -8,8 +8,8 @@ What is repeated, with full jitter (`persist.blob.threads.Backoff`) until a dead
     Indeterminate  it may have happened: `set` and `delete`, which may happen twice; never `create`, whose second
                    attempt could lose to its own first. `persist.core.log.records` tells by the commit id.
 
-Once an attempt of a `set` or `delete` was doubtful, so is the whole: whatever the last attempt says, a call that is
-given up raises Indeterminate. A listing is repeated page by page, from the last key that was yielded.
+If one attempt of a `set` or `delete` was doubtful, the whole call is: when it gives up, it raises Indeterminate,
+whatever the last attempt raised. A listing is repeated page by page, from the last key that was yielded.
 
 One attempt ends by the store's own timeouts (for S3, `connect_timeout_s` and `read_timeout_s`): then a read is
 repeated, and a write is Indeterminate, because it may still arrive. Requests are paced when the store throttles
@@ -17,7 +17,8 @@ repeated, and a write is Indeterminate, because it may still arrive. Requests ar
 and again every half a minute.
 
 Rejected: a second request for a slow read ("hedged reads"). On a store whose slowest percent takes 20 times the median,
-p99 of a snapshot of 450 parts fell from 1.9 to 1.6 s only: in one snapshot of 22 the second request is slow as well.
+the p99 of a snapshot of 450 parts only fell from 1.9 to 1.6 s: in one snapshot of 22 the second request was slow as
+well.
 """
 
 import logging
@@ -41,8 +42,8 @@ from persist.blob.protocol import (
 )
 from persist.blob.threads import Backoff, Clock, SystemClock
 
-RETRY_S, THROTTLED_S = 60.0, 300.0  # How long a call is repeated; the same for one that is throttled, all in all.
-ATTEMPTS_MAX = 20  # Of one call, the first included, throttled ones not counted.
+RETRY_S, THROTTLED_S = 60.0, 300.0  # How long a call is repeated; the second is the total for a throttled call.
+ATTEMPTS_MAX = 20  # For one call, including the first; throttled ones do not count.
 FIRST_S, BOUND_MAX_S = 0.05, 5.0  # The bound of the random waits doubles from the first to the second.
 WARN_AFTER_S = 1.5
 WARN_EVERY_S = 30.0
@@ -55,7 +56,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RetryCount:
-    """What one operation needed besides its first attempts.
+    """Retries of one operation.
 
     Attributes:
         retries: further attempts.
@@ -131,14 +132,14 @@ class RetryBlob(BlobLayer):
         self._call("delete", key, lambda: self._inner.delete(key))
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
-        """Delete keys; those that could not be deleted are tried again, and returned when they are given up."""
+        """Delete keys, and retry those that failed; return the keys that failed in the end."""
         failed: dict[str, PersistError] = {}
-        left = keys
+        pending = keys
 
         def attempt() -> None:
-            nonlocal failed, left
-            failed = dict(delete(left))
-            left = [*failed]
+            nonlocal failed, pending
+            failed = dict(delete(pending))
+            pending = [*failed]
             again = [error for error in failed.values() if isinstance(error, (Unavailable, Indeterminate))]
             if again:  # One that was throttled is the reason to slow down.
                 raise next((error for error in again if isinstance(error, Throttled)), again[0])
@@ -157,15 +158,15 @@ class RetryBlob(BlobLayer):
         while True:
             sent_s = self._rate.take_turn(ready_s, last_s)
             if sent_s is None:
-                failures = failures or self._no_turn(operation, key, began_s)
-                raise self._gave_up(failures) from failures.last
+                failures = failures or self._describe_no_turn(operation, key, began_s)
+                raise self._final_error(failures) from failures.last
             try:
                 result = attempt()
             except PersistError as error:
                 failures = failures or _Failures(operation, key, began_s, self._backoff(began_s))
                 failures.throttled_s += sent_s - ready_s
                 if not self._wait(failures, error, sent_s):
-                    raise self._gave_up(failures) from error
+                    raise self._final_error(failures) from error
                 ready_s = self._clock.monotonic_s()
             else:
                 self._rate.succeeded()
@@ -177,7 +178,7 @@ class RetryBlob(BlobLayer):
         failures.last = error
         if not isinstance(error, (Unavailable, Indeterminate)) or isinstance(error, StoreFull):
             if failures.is_doubtful:
-                raise self._gave_up(failures) from error
+                raise self._final_error(failures) from error
             raise error
         if error.timed_out:
             self._counts.add(operation, "timeouts")
@@ -200,7 +201,7 @@ class RetryBlob(BlobLayer):
         self._counts.add(operation, "retries")
         return True
 
-    def _gave_up(self, failures: "_Failures") -> PersistError:
+    def _final_error(self, failures: "_Failures") -> PersistError:
         """Return the error that a call fails with in the end, and count it."""
         last = failures.last
         self._counts.add(failures.operation, "gave_up")
@@ -224,7 +225,7 @@ class RetryBlob(BlobLayer):
             # The text alone: a handler that keeps records must not keep what the error refers to.
             logger.warning("%s is tried for up to %g s: %s", what, self._retry_s, str(last))
 
-    def _no_turn(self, operation: str, key: str, began_s: float) -> "_Failures":
+    def _describe_no_turn(self, operation: str, key: str, began_s: float) -> "_Failures":
         text = (
             f"the store refuses more than {self._rate.limit or 0:.1f} requests of this client per second, and more "
             "wait than can be sent until the deadline. Ask for less at a time."
@@ -238,7 +239,7 @@ class RetryBlob(BlobLayer):
 
 @dataclass(slots=True)
 class _Failures:
-    """What happened so far to a call that has failed."""
+    """The failures of one call so far."""
 
     operation: str
     key: str
@@ -251,7 +252,7 @@ class _Failures:
 
 
 class _Pages:
-    """A listing in pages, each of which can be asked for again."""
+    """A listing in pages; each page can be repeated."""
 
     def __init__(self, inner: Blob, prefix: str, start_after: str | None) -> None:
         self._inner = inner

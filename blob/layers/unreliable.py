@@ -1,4 +1,4 @@
-"""A store that fails on purpose, for tests: by chance from a seed, or as a script says."""
+"""A store that fails on purpose, for tests: at random from a seed, or by a script."""
 
 import random
 import threading
@@ -16,7 +16,7 @@ READS = ("get", "list")
 
 
 class Fault(Enum):
-    """What may go wrong with one call."""
+    """The kinds of failure of one call."""
 
     NONE = "it works"
     UNAVAILABLE = "it does not happen, and the caller is told so"
@@ -28,7 +28,7 @@ class Fault(Enum):
 class UnreliableBlob(BlobLayer):
     """Passes calls on to another store, except when it does not.
 
-    Faults that a script asked for (`next_faults`) come first; then each call fails with the given chances. Reads
+    Scripted faults (`next_faults`) are used first; after them, each call fails with the configured probabilities. Reads
     are never doubtful: for them, such a fault is `UNAVAILABLE`.
 
     Args:
@@ -71,7 +71,7 @@ class UnreliableBlob(BlobLayer):
             self._scripted.setdefault(operation, deque()).extend(faults)
 
     def clear_faults(self) -> None:
-        """Forget what `next_faults` asked for, and come up again."""
+        """Drop all scripted faults, and end `go_down`."""
         with self._lock:
             self._scripted.clear()
             self._is_down = False

@@ -1,14 +1,13 @@
-"""Turns at a folder: whoever creates a file there goes one at a time, so that losers of a race lose before they work.
+"""Turns at a folder: writers create files one at a time, so that losers of a race lose before they work.
 
-Sixteen processes that race for the next key would write and fsync sixteen temporary files for one that is linked; on
-ext4 the fifteen removed ones also slow down every later creation, because it steps over inodes that were freed in
-the last seconds. A turn is a `flock` of the folder itself, so there is no lock file, and a process that dies gives
-its turn back.
+Sixteen processes that race for the next key would write and fsync sixteen temporary files, and only one is linked. On
+ext4, the fifteen removed ones also slow down every later creation, which steps over recently freed inodes. A turn is a
+`flock` of the folder itself: there is no lock file, and the turn of a dead process is free again.
 
-It is only a courtesy. What decides is still the link, which fails if the name is taken. So a turn may be missing: the
-file system may have no such locks, and the one who has the turn may be stopped or stuck. Waiting for it ends when
-nothing was created in the folder for `WAIT_MAX_S`, or after `ADVANCING_WAIT_MAX_S`, because in a long line there is
-progress. While the one who has the turn does not come back, nobody here waits for it again.
+It is only a courtesy. The link decides, and fails if the name exists. So a turn may be missing: the file system may
+lack such locks, and the process that holds the turn may be stopped or stuck. Waiting for it ends when nothing was
+created in the folder for `WAIT_MAX_S`, or after `ADVANCING_WAIT_MAX_S`, because in a long line there is progress. While
+that process does not return, no thread here waits for it again.
 """
 
 import errno
@@ -29,13 +28,13 @@ class Turns:
 
     def __init__(self) -> None:
         self._mine = threading.local()  # Its `folders` are those at which a thread has the turn.
-        self._given_up: list[threading.Thread] = []  # Those still waiting for one who does not come back.
+        self._given_up: list[threading.Thread] = []  # Threads that still wait for a stuck process.
 
     @contextmanager
-    def taken(self, folder: str) -> Iterator[bool]:
+    def acquire(self, folder: str) -> Iterator[bool]:
         """Have the turn at folder for the block, which gets whether it had to wait; do without if none is to be had.
 
-        A thread that has it already has it within, too.
+        A thread that already holds the turn gets it again inside the block.
         """
         folders: set[str] = self._mine.__dict__.setdefault("folders", set())
         if folder in folders:
@@ -51,11 +50,11 @@ class Turns:
                 _give_back(descriptor)
 
     def _wait(self, folder: str) -> tuple[int | None, bool]:
-        """Return an open folder with the turn, None if there is none to be had, and whether somebody else had it."""
+        """Return (descriptor of the folder with the turn, or None; whether another process held the turn)."""
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
-            return None, False  # What is wrong with it is for the one who writes there to say.
+            return None, False  # The writer will report the error.
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return descriptor, False
@@ -68,7 +67,7 @@ class Turns:
 
     def _wait_in_thread(self, descriptor: int) -> int | None:
         """Return descriptor with the turn, or None after WAIT_MAX_S; `flock` itself knows no such limit."""
-        taken: Future[int] = Future()
+        acquired: Future[int] = Future()
 
         def take() -> None:
             error = None
@@ -76,12 +75,12 @@ class Turns:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             except OSError as failed:
                 error = failed
-            if not taken.set_running_or_notify_cancel():
+            if not acquired.set_running_or_notify_cancel():
                 _give_back(descriptor)
             elif error is not None:
-                taken.set_exception(error)
+                acquired.set_exception(error)
             else:
-                taken.set_result(descriptor)
+                acquired.set_result(descriptor)
 
         thread = threading.Thread(target=take, name="persist-turn", daemon=True)
         thread.start()
@@ -89,9 +88,9 @@ class Turns:
         try:
             while time.monotonic() < ends_s and changed_ns != (changed_ns := os.stat(descriptor).st_mtime_ns):
                 with suppress(TimeoutError):
-                    return taken.result(WAIT_MAX_S)
-            if not taken.cancel():
-                return taken.result()
+                    return acquired.result(WAIT_MAX_S)
+            if not acquired.cancel():
+                return acquired.result()
             self._given_up.append(thread)
             return None
         except OSError:
@@ -100,6 +99,6 @@ class Turns:
 
 
 def _give_back(descriptor: int) -> None:
-    with suppress(OSError):  # Closing it gives it back, too, unless a fork has copied the descriptor meanwhile.
+    with suppress(OSError):  # Closing releases it as well, unless a fork has copied the descriptor meanwhile.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

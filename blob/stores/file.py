@@ -12,23 +12,21 @@ not be exclusive, and `O_EXCL` in place would leave torn files behind a killed p
 synced in its parent. Those that `create` in one folder take turns (`persist.blob.stores.creation_queue`), as a
 courtesy.
 
-A value can be seen a moment before its folder is synced, and its writer may die in that moment. Whoever finds a
-value, by `get` or by a `create` that comes too late, therefore syncs the folder first, unless this object has done
-so since the file was last changed, or the file has no second name: that goes only after the folder was synced.
-(A file system that miscounts names would hide such a moment.) So a seal that somebody has read is never taken back
-by a power cut, and readers of a busy log need not sync its folder for every record.
+A value can be seen a moment before its folder is synced, and its writer may die in that moment. Therefore every reader
+of a value, by `get` or by a `create` that comes too late, syncs the folder first. It skips this if this object has done
+so since the file was last changed, or if the file has no second name: the second name is removed only after the sync.
+(A file system that miscounts names would hide such a moment.) A power cut therefore never takes back a seal that was
+read, and readers of a busy log need not sync its folder for every record.
 
-A temporary file is called `.tmp-<uuid>` and is never listed. It stands in the root folder, so that the first
-write of a later client finds those that a killed process left by reading one folder, and removes them once
-they are an hour old.
+A temporary file is called `.tmp-<uuid>` and is never listed. It is in the root folder, so that the first write of a
+later client finds those of killed processes by reading one folder. It removes them once they are an hour old.
 
-Folders are made with mode 0700 and files with 0600, unless told otherwise: a location may hold what only its
-owner should read. What exists keeps its mode.
-Symbolic links below the root are not followed. Folders that become empty stay.
+By default, folders have mode 0700 and files 0600: only the owner may be allowed to read a location. Existing files and
+folders keep their modes. Symbolic links below the root are not followed. Folders that become empty stay.
 
-Only plain files are values. What else has come to lie at a key's path, such as a FIFO, a device, a symbolic link or a
-folder, is opened without waiting and never read: to a reader it is damage, because no value can be created there. A
-file larger than `VALUE_BYTES_MAX` is refused before any of it is read.
+Only plain files are values. Anything else at a key's path, such as a FIFO, a device, a symbolic link or a folder, is
+opened without waiting and never read. Readers treat it as damage, because no value can be created there. A file larger
+than `VALUE_BYTES_MAX` is refused before any of it is read.
 """
 
 import bisect
@@ -67,7 +65,7 @@ from persist.blob.stores.creation_queue import Turns
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 VALUE_BYTES_MAX = 16 << 30  # Far more than a part ever has. Readers who know better ask for less.
-READ_BYTES_MAX = 1 << 30  # Of one system call, which returns at most 2 GiB on Linux.
+READ_BYTES_MAX = 1 << 30  # The limit of one system call, which returns at most 2 GiB on Linux.
 CLOCK_TICK_NS = 50_000_000  # Times of files come from a clock that moves in ticks, of 10 ms at most on Linux.
 
 
@@ -78,7 +76,7 @@ class FileBlob:
 
     Args:
         path: the folder.
-        fsync: False gives up durability for speed; only for tests.
+        fsync: False trades durability for speed; only for tests.
         file_mode, folder_mode: rights of new files and folders, whatever the umask; the owner's must be complete.
             With 0o660 and 0o2770, a group shares a location. Text has octal digits: "0640".
     """
@@ -113,13 +111,13 @@ class FileBlob:
     def get(self, key: str, range: tuple[int, int] | None = None, *, bytes_max: int = VALUE_BYTES_MAX) -> bytes | None:
         """Return the value at key or its bytes `[start, end)`; None when there is none.
 
-        Of a value with more than bytes_max bytes, a range may be read; otherwise it is CorruptBlob.
+        A larger value than bytes_max raises CorruptBlob, unless only a range is read.
         """
         path = self._path(key)
         if range is not None:
             check_range(range)
         try:
-            # Without waiting: opening a FIFO that nobody writes to would never return.
+            # Do not wait: opening a FIFO without a writer would never return.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             try:
                 stat = os.fstat(descriptor)
@@ -156,23 +154,23 @@ class FileBlob:
         """Store value at key if there is none; return whether this call stored it."""
         path = self._path(key)
         if not os.path.isfile(path):
-            with self._turns.taken(os.path.dirname(path)):
-                # Looking again spares the losers of a race the writing; whatever comes of it, the link decides.
+            with self._turns.acquire(os.path.dirname(path)):
+                # Checking again saves the losers of a race the work; the link decides anyway.
                 if not os.path.isfile(path) and self._write(key, value, _link):
                     return True
         self._make_winner_durable(path)
         return False
 
     def turn(self, key: str) -> AbstractContextManager[bool]:
-        """Have the turn to create files in the folder of key for the block; see `protocol.turn_at`."""
-        return self._turns.taken(os.path.dirname(self._path(key)))
+        """Have the turn to create files in the folder of key for the block; see `protocol.acquire_turn`."""
+        return self._turns.acquire(os.path.dirname(self._path(key)))
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         """Yield entries whose key starts with prefix, in key order; a folder is read when reached."""
         base = prefix.rpartition("/")[0]
         if base and not is_key(base):
             return  # No key can start so, and '..' must not be followed.
-        top = self._folder_of(f"{base}/") if base else self._root
+        top = self._folder_path(f"{base}/") if base else self._root
         try:
             yield from self._walk(f"{base}/" if base else "", prefix, start_after or "")
         except NotADirectoryError:
@@ -181,7 +179,7 @@ class FileBlob:
             raise self._failed("list", top, error) from error
 
     def delete(self, key: str) -> None:
-        """Remove key; a key that does not exist is no error."""
+        """Remove key; a missing key is not an error."""
         path = self._path(key)
         try:
             os.unlink(path)
@@ -195,7 +193,7 @@ class FileBlob:
         self._sync_after(path)
 
     def delete_page(self, keys: Sequence[str]) -> Mapping[str, PersistError]:
-        """Remove keys with one fsync for each folder they are in; return those that may still be there, and why."""
+        """Remove keys with one fsync for each of their folders; return the keys that may remain, and why."""
         failed: dict[str, PersistError] = {}
         removed: dict[str, list[str]] = {}
         for key in keys:
@@ -261,7 +259,7 @@ class FileBlob:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb", buffering=0) as file:
             if S_IMODE(os.fstat(descriptor).st_mode) != self._file_mode:
-                os.fchmod(descriptor, self._file_mode)  # The umask may have taken the owner's rights, too.
+                os.fchmod(descriptor, self._file_mode)  # The umask may have removed the owner's rights.
             view = memoryview(value)
             while view:
                 view = view[file.write(view) :]  # A raw write may take less than all.
@@ -319,7 +317,7 @@ class FileBlob:
             raise self._failed("read", path, error) from error
 
     def _make_durable(self, path: str, stat: os.stat_result) -> None:
-        """Sync the folder of a file that somebody has made, who may have died before doing so.
+        """Sync the folder of a file: its writer may have died before doing so.
 
         The times of files and ours are of one clock. Setting it back by more than a tick, in the moment in which a
         process dies before a power cut, is the one case that this does not notice.
@@ -332,7 +330,8 @@ class FileBlob:
         try:
             self._sync(folder)
         except OSError as error:
-            # Where this process may not sync, or nobody can, nobody writes either, or nothing is durable anyway.
+            # These mean that this process may not sync, or that the file system cannot; then it cannot write here
+            # either, or nothing is durable anyway.
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.EOPNOTSUPP):
                 raise
 
@@ -361,7 +360,7 @@ class FileBlob:
                 yield entry
 
     def _children(self, folder: str) -> Sequence[str]:
-        """Return the names in a folder as keys, in order, those that are none too."""
+        """Return the names in a folder as keys, in order, including invalid keys."""
         try:
             with os.scandir(os.path.join(self._root, folder)) as entries:
                 keys = [
@@ -383,12 +382,12 @@ class FileBlob:
     # Paths and errors.
 
     def _path(self, key: str) -> str:
-        path = os.path.join(self._folder_of(check_key(key)), key.rpartition("/")[2])
+        path = os.path.join(self._folder_path(check_key(key)), key.rpartition("/")[2])
         if os.path.islink(path):
             raise _special(key, path, S_IFLNK)
         return path
 
-    def _folder_of(self, key: str) -> str:
+    def _folder_path(self, key: str) -> str:
         """Return the path of the folder that key is in."""
         path = self._root
         for segment in key.split("/")[:-1]:
@@ -401,7 +400,7 @@ class FileBlob:
         return path
 
     def _check_root(self) -> None:
-        """Raise StoreMisconfigured when a file stands where the root or a folder above it should be."""
+        """Raise StoreMisconfigured if the root, or a folder above it, is a file."""
         if obstacle := _first_non_folder(self._root):
             raise StoreMisconfigured(
                 f"{self._root} cannot be a location: {obstacle} is a file. Name a folder, or one to be made."
@@ -437,9 +436,9 @@ class FileBlob:
 def _make_folders(root: str, folder: str, *, mode: int, sync: bool, above: bool) -> None:
     """Make the folders down to folder, and see to it that each is durable in its parent.
 
-    A folder that exists may have been made by a process that was killed before its fsync, or has not come to it yet, so
-    all are synced whoever made them; those above the root only if asked for. We may have no right to sync those, and
-    then did not make them either.
+    An existing folder may come from a process that was killed before its fsync, or has not reached it yet. So all are
+    synced, whoever created them; those above the root only if requested. We may have no right to sync those, and then
+    did not make them either.
     """
     chain = _with_parents(folder)[1:]
     missing = [path for path in chain if not os.path.isdir(path)]
@@ -447,7 +446,7 @@ def _make_folders(root: str, folder: str, *, mode: int, sync: bool, above: bool)
         try:
             os.mkdir(path, FOLDER_MODE)
             if S_IMODE(os.stat(path).st_mode) != mode:
-                os.chmod(path, mode)  # The umask may have taken the owner's rights, too.
+                os.chmod(path, mode)  # The umask may have removed the owner's rights.
         except FileExistsError:
             if not os.path.isdir(path):
                 raise  # Otherwise another process was faster.
@@ -472,7 +471,7 @@ def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except OSError as error:
-        # EPERM is what Linux says where there are none; missing rights are EACCES.
+        # Linux returns EPERM if links are not supported; missing rights are EACCES.
         if error.errno in (
             errno.ENOSYS,
             errno.EMLINK,
@@ -486,7 +485,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _replace(temporary: str, path: str) -> None:
-    """Let path name the file temporary, which keeps that name, too."""
+    """Make path name the temporary file, which also keeps its old name."""
     second = f"{temporary}-2"
     _link(temporary, second)
     try:
@@ -502,11 +501,11 @@ def _remove_old_temporaries(root: str) -> None:
     with os.scandir(root) as entries:
         for entry in entries:
             if entry.name.startswith(TEMPORARY_PREFIX):
-                with suppress(FileNotFoundError):  # Another process sweeps, too.
+                with suppress(FileNotFoundError):  # Another process may sweep at the same time.
                     stat = entry.stat(follow_symlinks=False)
                     if stat.st_mtime < oldest_s:
                         if stat.st_nlink > 1:
-                            os.sync()  # Its second name says that the folder of the first may not be durable.
+                            os.sync()  # Its second name shows that the folder of the first may not be durable.
                         os.unlink(entry.path)
 
 

@@ -4,10 +4,9 @@ Only s3fs, gcsfs and adlfs offer an atomic create (`pipe_file(mode="create")`, o
 PUT by the server), and only they can be written to. fsspec's other file systems test for existence first and write
 then, which two writers pass together: those open read-only, and a write raises ReadOnlyStore.
 
-The libraries behind retry by themselves, so that a `create` that landed may come back as False after a lost
-answer (which the protocol allows: False says only that the key exists), and a write that fails leaves its
-outcome open. A listing holds all keys of the folder that the prefix names: the cost is theirs, whatever
-`start_after` is.
+These libraries retry by themselves. A `create` that landed may therefore return False after a lost answer (the protocol
+allows it: False only means that the key exists), and a failed write leaves its outcome open. A listing holds all keys
+of the folder that the prefix names: the cost is theirs, whatever `start_after` is.
 """
 
 import importlib
@@ -38,7 +37,7 @@ ATOMIC: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "gcsfs": (("gs", "gcs"), {"mode": "create"}),
     "adlfs": (AZURE_SCHEMES, {"overwrite": False}),
 }
-# What `persist.blob.url` opens without fsspec, unless asked to by fsspec+s3:// and so on.
+# The schemes that `persist.blob.url` opens without fsspec, unless the URL begins with fsspec+s3:// and so on.
 _OURS = {"file", "local", "memory", "s3", "s3a"}
 S3_PUT_BYTES_MAX = 5 << 30
 SECRET_LENGTH_MIN = 4  # Shorter ones stand in too many words.
@@ -46,8 +45,8 @@ _SOUNDS_SECRET = re.compile(r"key|secret|token|pass|credential|connection|sas|au
 _CONTAINER_BEFORE_AT = ("abfs", "abfss")
 
 
-def known_protocols() -> set[str]:
-    """Return the schemes that go to fsspec without being asked to."""
+def list_protocols() -> set[str]:
+    """Return the schemes that always go to fsspec."""
     from fsspec.registry import available_protocols
 
     return set(available_protocols()) - _OURS
@@ -67,8 +66,8 @@ class FsspecBlob:
     is_remote = True
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        scheme, _, rest = url.partition("://")
-        if "@" in rest.partition("/")[0] and scheme not in _CONTAINER_BEFORE_AT:
+        scheme, _, path = url.partition("://")
+        if "@" in path.partition("/")[0] and scheme not in _CONTAINER_BEFORE_AT:
             raise InvalidUsage(
                 f"the {scheme} URL has a user name or password in it. Pass them as storage options, so that "
                 "they are not logged with the URL."
@@ -86,7 +85,7 @@ class FsspecBlob:
         self._secrets = tuple(_secrets(options or {}))
         self._fs = _open_file_system(url, scheme, dict(options or {}), self._secrets)
         self._root = str(self._fs._strip_protocol(url)).rstrip("/")
-        self._if_absent = _atomic_create_of(self._fs)
+        self._if_absent = _find_atomic_create(self._fs)
         package = type(self._fs).__module__.partition(".")[0]
         self._is_s3fs, self._is_adlfs = package == "s3fs", package == "adlfs"
 
@@ -157,7 +156,7 @@ class FsspecBlob:
                 yield BlobEntry(key, entries[key].get("size") or 0, _modified_s(entries[key]))
 
     def delete(self, key: str) -> None:
-        """Remove key; a key that does not exist is no error."""
+        """Remove key; a missing key is not an error."""
         path = self._path(key)
         self._check_writable()
         try:
@@ -167,7 +166,7 @@ class FsspecBlob:
                 raise self._failed_write("delete", key, error) from _cause(error, self._secrets)
 
     def close(self) -> None:
-        """Do nothing: fsspec closes the connections when the file system is no longer used."""
+        """Do nothing: fsspec closes its connections when the file system is released."""
 
     def _get_from_start(self, path: str) -> bytes:
         try:
@@ -201,7 +200,7 @@ class FsspecBlob:
         return {"chunksize": len(value) + 1}
 
     def _is_there(self, key: str) -> bool:
-        """Return whether there is a value, as far as the store says."""
+        """Return whether the store reports a value."""
         try:
             return self.get(key, (0, 1)) is not None
         except PersistError:
@@ -214,7 +213,7 @@ class FsspecBlob:
         return f"{self._root}/{quote(key, safe='/~') if self._is_http else key}"
 
     def _key(self, path: str) -> str:
-        """Return the key of a path in a listing; '' if it is outside the root, whatever the server says."""
+        """Return the key of a path in a listing; '' if the path is outside the root."""
         if self._root and not path.startswith(f"{self._root}/"):
             return ""
         key = path.removeprefix(self._root).lstrip("/")
@@ -241,7 +240,7 @@ class FsspecBlob:
             return StoreMisconfigured(
                 f"{what}: {_text(error, self._secrets)}. The store must support conditional writes: use one that does."
             )
-        # It may have asked before the time that met a limit, so that does not say that nothing was done.
+        # An earlier attempt may have landed before one met the limit, so the outcome stays open.
         limit = f"{limit}. " if (limit := limit_behind(error)) else ""
         return _misconfigured(what, error, self._secrets) or Indeterminate(
             f"{action} of {key!r} at {self.url} got no clear answer: {_text(error, self._secrets)}. {limit}It may or "
@@ -287,15 +286,15 @@ def _whole_values_only(kind: Any) -> Any:
     return kind
 
 
-def _atomic_create_of(fs: Any) -> dict[str, Any] | None:
+def _find_atomic_create(fs: Any) -> dict[str, Any] | None:
     """Return the argument that makes `pipe_file` of fs a create which the server decides, None if it has none.
 
     An old release would swallow the argument and overwrite, so its signature must name it.
     """
     protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
-    known, argument = ATOMIC.get(type(fs).__module__.partition(".")[0], ((), {}))
+    supported, argument = ATOMIC.get(type(fs).__module__.partition(".")[0], ((), {}))
     write = getattr(fs, "_pipe_file", None)
-    if write is None or set(protocols).isdisjoint(known):
+    if write is None or set(protocols).isdisjoint(supported):
         return None
     return argument if argument.keys() <= inspect.signature(write).parameters.keys() else None
 
@@ -307,7 +306,7 @@ def _code(error: BaseException) -> str:
 
 
 def _status(error: BaseException) -> int:
-    """Return the HTTP status of the answer behind error, by whatever name its library gives it; 0 if there is none."""
+    """Return the HTTP status of the answer behind error, whatever attribute its library uses; 0 if none."""
     cause = error.__cause__ or error
     response = getattr(cause, "response", None)
     if isinstance(response, dict):
@@ -344,7 +343,7 @@ def _cause(error: Exception, secrets: tuple[str, ...]) -> Exception | None:
 
 
 def _secrets(options: object, *, is_secret: bool = False) -> Iterator[str]:
-    """Yield the texts in options whose name, or that of what they are in, sounds like a secret."""
+    """Yield the option values whose name, or that of an enclosing option, sounds like a secret."""
     if isinstance(options, Mapping):
         for name, value in options.items():
             yield from _secrets(value, is_secret=is_secret or _SOUNDS_SECRET.search(str(name)) is not None)
@@ -353,7 +352,7 @@ def _secrets(options: object, *, is_secret: bool = False) -> Iterator[str]:
 
 
 def _modified_s(info: Mapping[str, Any]) -> float:
-    """Return the time of the last change, by whatever name the file system gives it; 0 without one."""
+    """Return the time of the last change, whatever the file system calls it; 0 without one."""
     for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
         when = info.get(name)
         if isinstance(when, datetime):

@@ -1,13 +1,14 @@
-"""What an error of obstore or boto3 means: the caller's mistake, nothing happened, or the outcome is unknown.
+"""Maps errors of obstore and boto3: the caller's mistake, nothing happened, or the outcome is unknown.
 
-A write is Unavailable only if the store said itself that it stored nothing (an answer with an error code of the store
-that means so) or if no connection came about. A 5xx, a dropped connection, a timeout, or an answer by something in
-between (which has no such code) leaves the outcome open: Indeterminate.
+A write is Unavailable only if no connection was made, or if the store itself answered with an error code that means
+that it stored nothing. A 5xx, a dropped connection, a timeout, or an answer by something in between (which has no such
+code) leaves the outcome open: Indeterminate.
 
 obstore gives no status code and no code of the store: its classes of errors are the same for a 409 and a 412, and one
 class has most. Its text has both: a message with the status and body of the answer, then what Rust prints of its
 structures. This is the one place that reads it. A text that is not understood means the least that is certain: that a
-write may have happened. boto3 gives credentials; its errors are known by their classes, which obstore's text names.
+write may have happened. boto3 provides credentials; its errors are recognised by their classes, which obstore's text
+names.
 """
 
 import os
@@ -37,7 +38,7 @@ _NO_CONNECTION = re.compile(r"legacy::Error\(\s*Connect\b")
 _OS_CODE = re.compile(r"Os \{\s*code: (\d+)")
 _DELETION_CODE = re.compile(r"\(code: ([^()]*)\)\s*$")
 _ENTRY = re.compile(r"<Error>.*?</Error>", re.DOTALL)
-_NO_TOKEN = re.compile(r"External AWS credential provider: ((\w+): [^\n]*)")  # Of a request that was not sent.
+_NO_TOKEN = re.compile(r"External AWS credential provider: ((\w+): [^\n]*)")  # The request was not sent.
 _REASON = re.compile(r'message: "([^"]*)"|(TimedOut|IncompleteMessage|dns error|InvalidCertificate\([^)]*\))')
 
 # S3 refused before doing anything because requests come too fast.
@@ -97,11 +98,11 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server answered.
+    """The answer of a server.
 
     Attributes:
-        status: of HTTP; 0 if there was no answer.
-        code: of the store, such as "SlowDown"; '' if none was given.
+        status: HTTP status; 0 if there was no answer.
+        code: the store's error code, such as "SlowDown"; '' without one.
         text: what is shown of it.
     """
 
@@ -132,36 +133,36 @@ class ObjectErrorMap:
 
     def answer(self, error: Exception) -> Answer:
         """Return what the server answered."""
-        shown, _, _ = str(error).partition("\n\nDebug source")
-        status = _STATUS.search(shown)
+        printed, _, _ = str(error).partition("\n\nDebug source")
+        status = _STATUS.search(printed)
         if status is None:
             return Answer(0, "", "")
-        code, message = _CODE.search(shown), _MESSAGE.search(shown)
-        body = shown[status.end() :].strip(" :")[:BODY_SHOWN_CHARACTERS]
+        code, message = _CODE.search(printed), _MESSAGE.search(printed)
+        body = printed[status.end() :].strip(" :")[:BODY_SHOWN_CHARACTERS]
         text = f"{code[1]}: {message[1] if message else ''}" if code else f"HTTP {status[1]} {body}"
         return Answer(int(status[1]), code[1] if code else "", text)
 
     def is_absent(self, error: Exception) -> bool:
-        """Tell whether the server said that there is no such object, though there is the bucket."""
+        """Return whether the server reported that the object is missing but the bucket exists."""
         answer = self.answer(error)
         return answer.status == 404 and answer.code != "NoSuchBucket"
 
     def is_success(self, error: Exception) -> bool:
-        """Tell whether the server said that it has done it, though obstore misses something in the answer."""
+        """Return whether the server reported success, although obstore misses something in the answer."""
         return "MissingEtag" in (text := str(error)) or ("InvalidDeleteObjectsResponse" in text and "`$value`" in text)
 
-    def of_setup(self, error: Exception) -> PersistError:
+    def setup_error(self, error: Exception) -> PersistError:
         """Return the error to raise when no client can be made."""
         return StoreMisconfigured(f"cannot use {self.url}: {self._text(error)}. Correct the storage options.")
 
-    def of_read(self, action: str, key: str, error: Exception) -> PersistError:
+    def read_error(self, action: str, key: str, error: Exception) -> PersistError:
         """Return the error to raise for a get or list that failed."""
         what = f"cannot {action} {key!r} at {self.url}"
         return self._misconfigured(what, error) or self._unavailable(
             what, error, "Check that the store is up and reachable, then try again."
         )
 
-    def of_write(self, action: str, key: str, error: Exception) -> PersistError:
+    def write_error(self, action: str, key: str, error: Exception) -> PersistError:
         """Return the error to raise for a set, create or delete that failed, and was sent once."""
         what = f"cannot {action} {key!r} at {self.url}"
         if self._did_nothing(error):
@@ -176,23 +177,25 @@ class ObjectErrorMap:
         return doubt
 
     def refusals(self, error: Exception, names: Mapping[str, str]) -> tuple[Mapping[str, PersistError], bool]:
-        """Return which of many objects the server did not delete, though it did as asked with others, and why.
+        """Return the objects that the server did not delete, and why, although it deleted others.
 
         obstore shows the whole answer if the server had an error of its own with one of them, and otherwise one refusal
-        alone. The second result tells whether these are all.
+        alone. The second result is whether the list is complete.
 
         Args:
             names: the objects' names, and what a message calls each.
         """
-        shown = str(error).partition("\n\nDebug source")[0]
-        _, is_whole, answer = shown.partition("Server returned error response: ")
+        printed = str(error).partition("\n\nDebug source")[0]
+        _, is_whole, answer = printed.partition("Server returned error response: ")
         if is_whole:
-            entries = [[_text_of(tag, entry) for tag in ("Key", "Code", "Message")] for entry in _ENTRY.findall(answer)]
+            entries = [
+                [_element_text(tag, entry) for tag in ("Key", "Code", "Message")] for entry in _ENTRY.findall(answer)
+            ]
         else:
-            rest = shown.partition("DeleteObjects request failed for key ")[2]
-            code = _DELETION_CODE.search(rest)
-            named = [name for name in names if code and rest.startswith(f"{name}: ")]
-            entries = [[name, code[1], rest[len(name) + 2 : code.start()]] for name in named if code]
+            details = printed.partition("DeleteObjects request failed for key ")[2]
+            code = _DELETION_CODE.search(details)
+            named = [name for name in names if code and details.startswith(f"{name}: ")]
+            entries = [[name, code[1], details[len(name) + 2 : code.start()]] for name in named if code]
         refused = {
             name: self._of_deletion(names[name], code, message)
             for name, code, message in entries
@@ -221,14 +224,14 @@ class ObjectErrorMap:
         return failure
 
     def _did_nothing(self, error: Exception) -> bool:
-        is_unsigned = type(error).__module__.partition(".")[0] == "botocore"  # Which sends nothing to the store.
+        is_unsigned = type(error).__module__.partition(".")[0] == "botocore"  # It sends nothing to the store.
         if is_unsigned or isinstance(error, ForkedProcess) or _NO_CONNECTION.search(str(error)):
             return True
         if _NO_TOKEN.search(str(error)):
             return True
         answer = self.answer(error)
         if answer.status == 501:
-            return True  # Whoever says so, the store or a proxy, does not know how to do it.
+            return True  # The store or a proxy cannot do this.
         return bool(answer.code) and (answer.code in _REFUSED_FOR_NOW or 300 <= answer.status < 500)
 
     def _misconfigured(self, what: str, error: Exception) -> InvalidUsage | None:
@@ -270,9 +273,9 @@ class ObjectErrorMap:
             return self._redacted(answer).rstrip(".")
         if no_token := _NO_TOKEN.search(str(error)):
             return self._redacted(no_token[1]).rstrip(".")
-        shown, _, structure = str(error).partition("\n\nDebug source")
+        message, _, structure = str(error).partition("\n\nDebug source")
         reasons = [named or plain for named, plain in _REASON.findall(structure)]
-        text = f"{shown.strip()} ({'; '.join(reasons)})" if reasons else f"{type(error).__name__}: {shown.strip()}"
+        text = f"{message.strip()} ({'; '.join(reasons)})" if reasons else f"{type(error).__name__}: {message.strip()}"
         return self._redacted(text).rstrip(".")
 
     def _redacted(self, text: str) -> str:
@@ -285,7 +288,7 @@ def _has_timed_out(error: Exception) -> bool:
     return "TimedOut" in str(error)
 
 
-def _text_of(tag: str, entry: str) -> str:
+def _element_text(tag: str, entry: str) -> str:
     match = re.search(f"<{tag}>([^<]*)</{tag}>", entry)
     return unescape(match[1]) if match else ""
 

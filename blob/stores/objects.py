@@ -1,12 +1,11 @@
-"""A blob store in an object store, by obstore; `persist.blob.stores.s3` says how S3 is reached.
+"""A blob store in an object store, by obstore; `persist.blob.stores.s3` connects to S3.
 
-Google Cloud Storage and Azure are reached through fsspec: `docs/run/stores.md` says what their emulators do not show
-yet.
+Google Cloud Storage and Azure are reached through fsspec: `docs/run/stores.md` has the reason.
 
 `create` is a PUT that the server makes only if the key is absent. obstore never retries here: it would repeat a PUT
-whose answer was lost, and then take the refusal that its own first attempt caused for somebody else's win. Retries of
-all requests, and what to do when a store throttles, are in one place: `persist.blob.layers.retry`. What an error
-means for the caller is told by `persist.blob.stores.object_errors`.
+whose answer was lost, and would then report the refusal that its own first attempt caused as another client's win.
+Retries of all requests, and what to do when a store throttles, are in one place: `persist.blob.layers.retry`.
+`persist.blob.stores.object_errors` maps errors to the caller's classes.
 
 obstore's paths are segments joined by slashes, so three things are done here and not there:
 
@@ -18,11 +17,11 @@ obstore's paths are segments joined by slashes, so three things are done here an
 The time for an answer begins when a request is sent, and a large value takes long to send. So there is one obstore
 client for each size of values, in powers of eight; each has connections of its own.
 
-A value arrives with the length that the server said, or the read fails. Its bytes are verified by what persist keeps
-about every blob, not here. S3 verifies the SHA-256 of what it is sent.
+A read fails unless the value has the length that the server announced. Its bytes are verified by what persist keeps
+about every blob, not here. S3 verifies the SHA-256 of each upload.
 
-Use one object from any number of threads, but not across `fork`: obstore's threads do not come along, so the child of
-a process that used it cannot use it at all, and is told so. Start such processes by `spawn` or `forkserver`.
+Use one object from any number of threads, but not across `fork`: obstore's threads do not exist in the child process,
+so a child of a process that used it gets an error. Start such processes by `spawn` or `forkserver`.
 """
 
 import os
@@ -35,22 +34,22 @@ from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, Store
 from persist.blob.protocol import KEY_BYTES_MAX, LIST_PAGE_ENTRIES, BlobEntry, check_key, check_range, is_key
 from persist.blob.stores.object_errors import ForkedProcess, ObjectErrorMap
 
-UPLOAD_BYTES_AT_ONCE = 1 << 20  # What is sent in no time worth counting.
+UPLOAD_BYTES_AT_ONCE = 1 << 20  # An upload of this size takes negligible time.
 SLOWER = 8  # Eight times the bytes have eight times the time.
 CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 20.0
 ATTEMPT_S = 60.0
 NAME_BYTES_MAX = 1024
-NO_KEY = "log/" + "0" * 20  # Whoever may list a location may also read this key; there need not be one.
+NO_KEY = "log/" + "0" * 20  # Anyone who may list a location may also read this key; it need not exist.
 
 
 class ObjectBlob:
     """The keys below a prefix of a bucket or container. A value costs one request per call, a listing one per page.
 
-    Where obstore cannot see that something else answered in place of the store, one more request finds out: after a
-    delete, and after a listing that ends with a full page or has no entry.
+    obstore sometimes cannot see that something else answered in place of the store. Then one more request finds out:
+    after a delete, and after a listing that ends with a full page or has no entry.
 
-    A value is one PUT, so at most 5 GB. A store says in `_connect` how its server is reached.
+    A value is one PUT, so at most 5 GB. A subclass connects to its server in `_connect`.
 
     Args:
         url: where it is, for messages.
@@ -91,7 +90,7 @@ class ObjectBlob:
 
     @property
     def url(self) -> str:
-        """Where this is, such as `s3://bucket/prefix`."""
+        """The store's address, such as `s3://bucket/prefix`."""
         return self._url
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
@@ -108,9 +107,9 @@ class ObjectBlob:
         """Store value at key, replacing what was there."""
         check_key(key)
         try:
-            has_tag = self._put(key, value, "overwrite")
+            has_tag = self._upload(key, value, "overwrite")
         except Exception as error:
-            raise self._errors.of_write("set", key, error) from self._errors.cause(error)
+            raise self._errors.write_error("set", key, error) from self._errors.cause(error)
         if not has_tag:
             self._confirm("set", key, value)
 
@@ -118,15 +117,15 @@ class ObjectBlob:
         """Store value at key if there is none; return whether this call stored it."""
         check_key(key)
         try:
-            has_tag = self._put(key, value, "create")
+            has_tag = self._upload(key, value, "create")
         except Exception as error:
-            # Some servers have a 304 for it, or codes of their own; and a 409 may be said of what is there for long.
+            # Some servers answer 304 or with a code of their own, and 409 even for an old object.
             answer = self._errors.answer(error)
             if answer.status in (304, 412):
                 return False
             if answer.status == 409 and self._is_there(key):
                 return False
-            raise self._errors.of_write("create", key, error) from self._errors.cause(error)
+            raise self._errors.write_error("create", key, error) from self._errors.cause(error)
         if not has_tag:
             self._confirm("create", key, value)
         return True
@@ -137,7 +136,7 @@ class ObjectBlob:
         folder = first.rpartition("/")[0]
         if folder and not is_key(folder):
             return
-        offset = _before(first)
+        offset = _predecessor(first)
         if start_after is not None:
             offset = max(offset, self._base + start_after)
         try:
@@ -145,7 +144,7 @@ class ObjectBlob:
             pages = self._obstore.list(client, folder or None, offset=offset or None, chunk_size=size)
             page = next(pages, None)
         except Exception as error:
-            raise self._errors.of_read("list", prefix, error) from self._errors.cause(error)
+            raise self._errors.read_error("list", prefix, error) from self._errors.cause(error)
         count = 0
         while page is not None:
             count += len(page)
@@ -157,7 +156,7 @@ class ObjectBlob:
                         return
                     continue
                 if not entry["size"] and self.get(key) is None:
-                    continue  # It stands for a folder.
+                    continue  # It represents a folder.
                 if start_after is not None and key <= start_after:
                     raise _out_of_order(self.url, key, start_after)
                 start_after = key
@@ -165,18 +164,18 @@ class ObjectBlob:
             try:
                 page = next(pages, None)
             except Exception as error:
-                raise self._errors.of_read("list", prefix, error) from self._errors.cause(error)
+                raise self._errors.read_error("list", prefix, error) from self._errors.cause(error)
         if count % LIST_PAGE_ENTRIES == 0:
             self._get(NO_KEY, None)  # obstore takes a page of HTML for the end of a listing, and a get sees it.
 
     def delete(self, key: str) -> None:
-        """Remove key; a key that does not exist is no error."""
+        """Remove key; a missing key is not an error."""
         check_key(key)
         try:
             self._obstore.delete(self._client(), self._base + key)
         except Exception as error:
             if not self._errors.is_absent(error):
-                raise self._errors.of_write("delete", key, error) from self._errors.cause(error)
+                raise self._errors.write_error("delete", key, error) from self._errors.cause(error)
         self._confirm_deletion(key)
 
     def close(self) -> None:
@@ -199,8 +198,8 @@ class ObjectBlob:
             if self._errors.answer(error).status == 416:
                 return b""  # The range begins at or beyond the end.
             if options is not None and "NotPartial" in str(error):
-                self._get(key, None)  # A page is no part either, and raises here.
-            raise self._errors.of_read("get", key, error) from self._errors.cause(error)
+                self._get(key, None)  # An error page is not a range either, and raises here.
+            raise self._errors.read_error("get", key, error) from self._errors.cause(error)
         if kind.startswith("text/html"):
             raise StoreMisconfigured(
                 f"the answer to get {key!r} at {self.url} is no object but a page of type {kind}, which begins "
@@ -210,10 +209,10 @@ class ObjectBlob:
         return value
 
     def _confirm(self, action: str, key: str, value: bytes) -> None:
-        """Read back what was written where the answer had no ETag: a proxy may have given it, and not the store.
+        """Read back a value whose PUT had no ETag: a proxy may have answered in place of the store.
 
         Raises:
-            Indeterminate: something else is there, or nothing is told.
+            Indeterminate: another value is there, or the read fails.
         """
         why = "something else is there"
         try:
@@ -234,10 +233,10 @@ class ObjectBlob:
         except StoreMisconfigured as error:
             raise Indeterminate(f"delete of {key!r} at {self.url} got an answer, and {error}") from None
         except PersistError:
-            pass  # It tells nothing of the deletion, which had its answer.
+            pass  # This does not concern the deletion, which had its answer.
 
-    def _put(self, key: str, value: bytes, mode: str) -> bool:
-        """Send a value; return whether the answer has an ETag, as that of a store has."""
+    def _upload(self, key: str, value: bytes, mode: str) -> bool:
+        """Send a value; return whether the answer has an ETag, as a store's answer does."""
         client = self._client(len(value))
         try:
             self._obstore.put(client, self._base + key, value, mode=mode, use_multipart=False)
@@ -248,14 +247,14 @@ class ObjectBlob:
         return True
 
     def _is_there(self, key: str) -> bool:
-        """Return whether there is a value, as far as the store says."""
+        """Return whether the store reports a value."""
         try:
             return self._get(key, {"range": (0, 1)}) is not None
         except PersistError:
             return False
 
     def _client(self, sent_bytes: int = 0, *, is_for_pages: bool = False) -> Any:
-        """Return obstore's store for requests with so many bytes, or for those that delete many objects."""
+        """Return obstore's store for requests of this size, or for deletions of many objects."""
         ObjectBlob._used_by = ObjectBlob._used_by or os.getpid()
         if ObjectBlob._used_by != os.getpid():
             raise ForkedProcess  # obstore would wait for its threads for ever.
@@ -276,17 +275,17 @@ class ObjectBlob:
         return client
 
 
-def _before(name: str) -> str:
+def _predecessor(name: str) -> str:
     """Return a name that sorts just before all that start with this one."""
     if not name or name.endswith("/"):
         return name  # No object has this name, as persist has it.
     last = ord(name[-1]) - 1
-    last = 0xD7FF if last == 0xDFFF else last  # Between them are no characters.
+    last = 0xD7FF if last == 0xDFFF else last  # These code points are surrogates, not characters.
     return f"{name[:-1]}{chr(last)}{chr(sys.maxunicode)}" if last > 0x20 else name[:-1]
 
 
 def packages_missing(url: str) -> InvalidUsage:
-    """Return the error that says how to install what object stores need, all of it at once."""
+    """Return the error that names all packages that object stores need."""
     packages = "pip install 'obstore>=0.12,<0.13' 'boto3>=1.43.115'"
     return InvalidUsage(f"{url} needs obstore and boto3, which are not both installed: {packages}")
 

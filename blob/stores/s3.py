@@ -1,8 +1,8 @@
 """A blob store in an S3 bucket: obstore moves the bytes, boto3 finds the bucket's address and the credentials.
 
 boto3 makes no request to S3. It reads the environment, ~/.aws and the roles of the machine as the `aws` command does,
-and asks a role for new credentials before the old ones expire. obstore takes them from it (`obstore.auth.boto3`), uses
-them for five minutes, and then asks boto3 again, which gives none with less than ten minutes to live.
+and renews a role's credentials before they expire. obstore uses them for five minutes (`obstore.auth.boto3`), then
+fetches them from boto3 again, which only returns credentials that live for another ten minutes.
 """
 
 import base64
@@ -21,7 +21,7 @@ from persist.blob.protocol import check_key
 from persist.blob.stores.object_errors import ObjectErrorMap
 from persist.blob.stores.objects import ATTEMPT_S, CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectBlob, packages_missing
 
-CREDENTIALS_TTL = timedelta(minutes=10)  # obstore asks again when five minutes of it are left.
+CREDENTIALS_TTL = timedelta(minutes=10)  # obstore fetches them again when five minutes of it remain.
 RIGHTS = (
     "Grant these credentials s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket (without the "
     "last, S3 answers so for a key that does not exist, too)."
@@ -33,9 +33,9 @@ _Text = Annotated[str, Meta(min_length=1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Options:
-    """How to reach and use a bucket. What is None is left to boto3: environment, ~/.aws, instance role.
+    """How to reach and use a bucket. boto3 chooses every option that is None: environment, ~/.aws, instance role.
 
-    Buckets of AWS are reached as hosts, and those of an `endpoint_url` by path, unless ~/.aws/config has another
+    Buckets of AWS have host names, and those of an `endpoint_url` have paths, unless ~/.aws/config sets another
     `addressing_style`.
 
     Attributes:
@@ -67,8 +67,8 @@ class S3Options:
             _check_customer_key(self.sse_customer_key, self.server_side_encryption)
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise InvalidUsage("access_key_id and secret_access_key belong together. Give both or none.")
-        scheme, separator, rest = (self.endpoint_url or "http://host").partition("://")
-        if scheme not in ("http", "https") or not separator or not rest or "@" in rest:
+        scheme, separator, host = (self.endpoint_url or "http://host").partition("://")
+        if scheme not in ("http", "https") or not separator or not host or "@" in host:
             raise InvalidUsage(
                 "storage option endpoint_url is not allowed: give http://host:port or https://host:port, "
                 "without a user name or password"
@@ -118,20 +118,20 @@ class S3Blob(ObjectBlob):
         except ImportError as error:
             raise packages_missing(self.url) from error
         except Exception as error:
-            raise self._errors.of_setup(error) from self._errors.cause(error)
+            raise self._errors.setup_error(error) from self._errors.cause(error)
 
     def __repr__(self) -> str:
         return f"S3Blob({self.url!r}, {self._options!r})"
 
     def delete_page(self, keys: Sequence[str]) -> Mapping[str, PersistError]:
-        """Remove up to 1,000 keys with one request; return those that may still be there, and why.
+        """Remove up to 1,000 keys with one request; return the keys that may remain, and why.
 
-        obstore tells of one key that was refused, and not of the others. So it is asked again without that key, a few
-        times; then the others count as refused, too.
+        obstore reports only one of the refused keys. So the request is repeated without that key, a few times; then the
+        others count as refused, with the same reason.
         """
         names = {self._base + check_key(key): key for key in keys}
         failed: dict[str, PersistError] = {}
-        # XML cannot say these two characters, which would spoil the request for all keys.
+        # XML cannot express these two characters, which would spoil the request for all keys.
         for name in [name for name in names if not _NOT_IN_XML.isdisjoint(name)]:
             self.delete(names.pop(name))
         for _ in range(REFUSALS_MAX):
@@ -146,7 +146,7 @@ class S3Blob(ObjectBlob):
                     return failed
                 refused, is_all = self._errors.refusals(error, names)
                 if not refused and not is_all:
-                    raise self._errors.of_write("delete", keys[0], error) from self._errors.cause(error)
+                    raise self._errors.write_error("delete", keys[0], error) from self._errors.cause(error)
                 failed |= {names.pop(name): refusal for name, refusal in refused.items()}
                 if is_all:
                     return failed
@@ -167,7 +167,7 @@ class S3Blob(ObjectBlob):
                 "checksum_algorithm": "SHA256",
                 "conditional_put": "etag",
                 "disable_bulk_delete": not is_for_pages,
-                "skip_signature": False,  # Nor what else the environment says to obstore, and not to boto3.
+                "skip_signature": False,  # The environment must not configure obstore past boto3.
                 "unsigned_payload": False,
                 "s3_express": False,
             },
@@ -179,14 +179,14 @@ class S3Blob(ObjectBlob):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a bucket is: what obstore is told of the server and of HTTP, and boto3's session, which has credentials."""
+    """The address of a bucket: obstore's settings for the server and HTTP, and boto3's session with the credentials."""
 
     config: Mapping[str, Any]
     client_options: Mapping[str, Any]
     session: Any
 
     def credential_provider(self) -> Any:
-        """Return what gives obstore credentials; raise NoCredentialsError if boto3 finds none."""
+        """Return obstore's source of credentials; raise NoCredentialsError if boto3 finds none."""
         from botocore.exceptions import NoCredentialsError
         from obstore.auth.boto3 import Boto3CredentialProvider
 
@@ -197,7 +197,7 @@ class _Place:
 
 
 def _find_bucket(bucket: str, options: S3Options) -> _Place:
-    """Ask boto3, which knows the regions of all partitions and what ~/.aws says of addresses. Nothing is sent."""
+    """Find the address with boto3, which knows the regions of all partitions and the settings in ~/.aws."""
     import boto3
     import botocore.session
     from botocore import UNSIGNED
@@ -254,6 +254,6 @@ def _check_customer_key(key: str, encryption: str | None) -> None:
 
 
 def _secrets(options: S3Options) -> tuple[str, ...]:
-    """Return what no text may show, as it is and as it stands in a URL."""
-    given = (options.access_key_id, options.secret_access_key, options.session_token, options.sse_customer_key)
-    return tuple(sorted({form for secret in given if secret for form in (secret, quote(secret, safe=""))}))
+    """Return the texts that must not appear in messages, plain and quoted for URLs."""
+    secrets = (options.access_key_id, options.secret_access_key, options.session_token, options.sse_customer_key)
+    return tuple(sorted({form for secret in secrets if secret for form in (secret, quote(secret, safe=""))}))

@@ -59,7 +59,7 @@ def int_ends(values: npt.NDArray[np.int64]) -> tuple[int, int]:
 
 
 def copied(table: pa.Table) -> pa.Table:
-    """Return a table with the same rows in buffers that nobody else has, each column in one piece if its type can.
+    """Return a copy of the table in buffers of its own, one chunk for each column if its type allows.
 
     Cost: 3 to 10 ms for a million rows of four columns of 8 bytes.
     """
@@ -68,7 +68,7 @@ def copied(table: pa.Table) -> pa.Table:
 
 
 def stored_values(array: pa.Array, dtype: str | None = None) -> npt.NDArray[Any]:
-    """Return what Arrow stores of fixed-width values, as numbers; what stands there for NULL may be anything.
+    """Return the stored numbers of fixed-width values; those of NULLs are arbitrary.
 
     Args:
         dtype: of numbers that are narrower than the values, several for each; None for one number of the value's width.
@@ -91,10 +91,10 @@ def byte_ranges(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
     else:
         offset = np.dtype("i8" if pat.is_large_string(kind) or pat.is_large_binary(kind) else "i4")
         bounds = np.zeros(1, np.int64)
-        if len(array):  # Of none, there may be no buffer either.
+        if len(array):  # An empty array may have no buffer.
             stored = np.frombuffer(buffers[1], offset, len(array) + 1, array.offset * offset.itemsize)
             bounds = stored.astype(np.int64, copy=False)
         starts, lengths = bounds[:-1], np.diff(bounds)
-    if array.null_count:  # What lies behind a NULL is nobody's.
+    if array.null_count:  # The value behind a NULL is undefined.
         lengths = lengths * boolean_values(array.is_valid())
     return starts, lengths, np.frombuffer(buffers[-1] or b"", np.uint8)

@@ -1,4 +1,4 @@
-"""A digest of updates or contents: by what they say alone, not by order, batches, parts, widths or sums.
+"""A digest of updates or contents that ignores order, batches, parts, widths and unconsolidated diffs.
 
     digest          for each lane, sum over updates of diff * mix(record), as 16 hexadecimal digits; lane 1 first
     record          mix(K + sum over columns of mix(seed(column) ^ word(value)))
@@ -16,14 +16,14 @@
     mix(x)          the finalizer of SplitMix64: x ^= x >> 30, x *= A; x ^= x >> 27, x *= B; x ^= x >> 31
     K               mix(lane), for the lanes 1 and 2
 
-All of it is modulo 2**64; G, A, B and N are the constants below. Because diffs multiply, updates and what they
-consolidate to have one digest, and the digests of batches add up: nothing is sorted, and memory is that of 64 Ki rows.
-Of contents both lanes are taken, 128 bits; with a token, lane 1 is remembered. It tells what differs by mistake, and is
-no defence against somebody who makes up contents to have a certain digest.
+All of it is modulo 2**64; G, A, B and N are the constants below. Because diffs multiply, consolidation does not change
+the digest, and the digests of batches add up. Nothing is sorted, and memory is that of 64 Ki rows. Contents use both
+lanes, 128 bits; a write with a token stores lane 1. The digest detects accidental differences; it does not protect
+against contents made to match a digest.
 
-Cost: 10 to 20 ns for each value of up to 64 bits and lane, 70 ns for a short text.
-Rejected: checksums of parts, which depend on how rows came to be in parts; a cryptographic hash of the sorted records,
-which needs all of the contents at once; xxh3 of each row, which would be a Python loop.
+Cost: 10 to 20 ns for each value of up to 64 bits and lane, 70 ns for a short text. Rejected: checksums of parts, which
+depend on how rows were split into parts; a cryptographic hash of the sorted records, which needs all of the contents at
+once; xxh3 of each row, which would be a Python loop.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 DIGEST_MODULUS = 1 << 64
 _LANES = (1, 2)
-_ROWS_AT_ONCE = 64 * 1024  # What is worked on stays in the processor's caches.
+_ROWS_AT_ONCE = 64 * 1024  # This many rows stay in the processor's caches.
 _DAY_MS = 86_400_000
 _G = np.uint64(0x9E3779B97F4A7C15)
 _A = np.uint64(0xBF58476D1CE4E5B9)
@@ -54,14 +54,14 @@ _NULL = np.uint64(0xD6E8FEB86659FD93)
 
 
 class Digest:
-    """Gathers the digest of contents from tables of them; columns are told apart by name, so their order is free."""
+    """Adds up the digest of contents from tables; columns are identified by name, so their order is free."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = list(columns)
         self._lanes = [0 for _ in _LANES]
 
     def add(self, table: pa.Table) -> None:
-        """Add the rows of a table with these columns; with a column `_diff`, each as often as it says."""
+        """Add the rows of a table with these columns; `_diff`, if present, is their multiplicity."""
         sums = _sums(table, self._columns, _LANES)
         self._lanes = [(lane + more) % DIGEST_MODULUS for lane, more in zip(self._lanes, sums, strict=True)]
 
@@ -70,7 +70,7 @@ class Digest:
         return "".join(f"{lane:016x}" for lane in self._lanes)
 
 
-def digest_of(table: pa.Table, columns: Sequence[str]) -> int:
+def compute_digest(table: pa.Table, columns: Sequence[str]) -> int:
     """Return the first lane of the digest of updates by some of their columns, and `_diff`."""
     return _sums(table, columns, _LANES[:1])[0]
 
@@ -87,8 +87,8 @@ def row_hashes(table: pa.Table, columns: Sequence[str]) -> Words:
     return hashes
 
 
-def digest_of_text(text: str) -> int:
-    """Return the digest of what else is asked for: xxh3_64 of its UTF-8."""
+def digest_text(text: str) -> int:
+    """Return the digest of another request than data: xxh3_64 of its UTF-8."""
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
 
 
@@ -181,9 +181,9 @@ def _eights(data: npt.NDArray[np.uint8], starts: Ints, lengths: Ints, counts: In
     padded = np.zeros(high - low + 8, np.uint8)
     padded[: high - low] = data[low:high]
     every = np.ndarray((high - low + 1,), np.dtype("<u8"), padded.data, strides=(1,))
-    left = np.minimum(np.repeat(lengths, counts) - at, np.int64(8)).astype(np.uint64)
-    kept = ~np.uint64(0) >> (np.uint64(64) - left * np.uint64(8))
-    words: Words = every[np.repeat(starts - low, counts) + at] & kept
+    remaining = np.minimum(np.repeat(lengths, counts) - at, np.int64(8)).astype(np.uint64)
+    mask = ~np.uint64(0) >> (np.uint64(64) - remaining * np.uint64(8))
+    words: Words = every[np.repeat(starts - low, counts) + at] & mask
     return words
 
 

@@ -1,25 +1,24 @@
 """Sorting rows through 64-bit digits: the fast way to one order over columns of every flat type.
 
-A digit is a function from row numbers to uint64 values whose order never contradicts the order of the rows.
-The digits of all columns, left to right, most significant first, are together the whole order. Sorting packs
-as many leading digits as fit into 64 bits beside the row number (less their smallest value, so that a common prefix
-costs nothing), sorts these integers, and looks again only at rows that tied. Rows that tie because they are equal are
-found by one comparison with their neighbour, so duplicates, which are what a history of updates is full of,
-end the work rather than prolong it.
+A digit is a function from row numbers to uint64 values whose order never contradicts the order of the rows. The digits
+of all columns, left to right, most significant first, are together the whole order. Sorting packs as many leading
+digits as fit into 64 bits beside the row number. Each digit is reduced by its minimum, so that a common prefix is free.
+It sorts these integers, and then continues only with tied rows. Equal rows are found by one comparison with their
+neighbour. A history of updates is full of duplicates, and these end the work early.
 
 If the first column holds texts that come often each, all such columns are replaced by the ranks of their texts before.
-Ranks take few bits, so the digits of all columns may fit into one word. 120,000 flights with four texts and two
-numbers take 21 ms, and 66 with the texts' own digits. Where a number comes first, it tells most rows apart, and ranks
-are not worth a look at each text.
+Ranks take few bits, so the digits of all columns may fit into one word. 120,000 flights with four texts and two numbers
+take 21 ms, and 66 with the texts' own digits. If a number comes first, it already separates most rows, and computing
+ranks of texts does not pay.
 
-Values are sorted, and never indices by them: numpy sorts 64-bit integers with the vector units of the processor. Of
-250,000 rows with integer keys, that takes 6 ms in any order, where a stable argsort of all 64 bits takes 33. In ten
+Values are sorted, never indices by value: numpy sorts 64-bit integers with the vector units of the processor. For
+250,000 rows with integer keys, that takes 6 ms in any order, and a stable argsort of all 64 bits takes 33. In ten
 sorted runs, which suit that timsort, it is 6 for 8; without any vector units 13 for 10. Fewer bits of the digits fit
 in, so more rows tie on the first of them, and that costs less than it saves.
 
-Where a column has no cheap digits, or more than `WORDS_MAX` of them, Acero sorts the rows that are still
-tied. So it does if only a few tie on the first word: what a step of a view writes is a few rows, each twice, in many
-columns. Acero orders 20 such rows of 7 columns in 0.23 ms, and further digits in 0.51.
+If a column has no cheap digits, or more than `WORDS_MAX`, Acero sorts the rows that are still tied. So it does if only
+a few tie on the first word: what a step of a view writes is a few rows, each twice, in many columns. Acero orders 20
+such rows of 7 columns in 0.23 ms, and further digits in 0.51.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,8 +52,8 @@ _KEEP = np.array([((1 << 64) - 1) ^ ((1 << (64 - 8 * kept)) - 1) for kept in ran
 class Digit:
     """One digit of the column of that number.
 
-    `values(rows)` is uint64[len(rows)], None standing for all rows. Without values it stands for the rest of
-    a column, which only Acero can tell apart. A costly one begins a column that is worth avoiding.
+    `values(rows)` is uint64[len(rows)], None standing for all rows. A digit without values represents the rest of a
+    column, which only Acero can sort. A costly one begins a column that is worth avoiding.
     """
 
     values: Callable[[Rows | None], Bits] | None
@@ -81,27 +80,27 @@ class RowSorter:
     def packed(self) -> Bits:
         """uint64[n]: the leading 64 bits of the order; of two rows the lesser one never has the larger value.
 
-        Made when it is asked for first, which is no work for several threads at once.
+        Made at the first use, by one thread.
         """
         if self._packed is None:
             packed = np.zeros(self._rows, dtype=np.uint64)
             if self._rows > 1:
                 if self._rows >= RANKED_ROWS_MIN and repeats(self._columns[0]):
                     self._columns = [ranked(column) if repeats(column) else column for column in self._columns]
-                self._digits = _digits_of(self._columns)
+                self._digits = _make_digits(self._columns)
                 packed = _pack(self._digits, None, packed)
             self._packed = packed
         return self._packed
 
     def halves(self) -> list[Rows]:
-        """All rows as two subsets of similar size: those of the first sort before those of the second."""
+        """Split all rows into two subsets of similar size; the first sorts before the second."""
         packed = self.packed
         sample = np.sort(packed[:: max(len(packed) // _SAMPLE_ROWS, 1)])
         below = packed < sample[len(sample) // 2]
         return [np.flatnonzero(below), np.flatnonzero(~below)]
 
     def sort(self, rows: Rows | None = None) -> tuple[Rows, Flags]:
-        """Sort rows, or all, stably: rows that are equal keep the order in which they are given.
+        """Sort rows, or all, stably: equal rows keep their input order.
 
         Returns:
             int64[m], the row numbers in order, and bool[m], true where a row (in that order) differs from the
@@ -126,8 +125,8 @@ class RowSorter:
             return
         while digits:
             # A column without a digit left is equal in all rows that tie.
-            left = sorted({digit.column for digit in digits})
-            positions, varying = _unequal_runs(self._columns, left, order, starts, positions)
+            columns = sorted({digit.column for digit in digits})
+            positions, varying = _unequal_runs(self._columns, columns, order, starts, positions)
             if positions.size == 0:
                 return
             digits = [digit for digit in digits if digit.column in varying]
@@ -156,12 +155,12 @@ def dense_ranks(columns: Sequence[pa.Array]) -> Rows:
 
 
 def repeats(column: pa.Array) -> bool:
-    """Whether a column holds texts of which each comes often, as far as a sample tells."""
+    """Return whether a sample suggests that a column holds texts that each occur often."""
     if not is_text(column.type):
         return False
     sample = column.take(pa.array(np.arange(_SAMPLE_ROWS) * (len(column) - 1) // (_SAMPLE_ROWS - 1)))
     again = _SAMPLE_ROWS - int(pc.count_distinct(sample, mode="all").as_py())
-    # Of n drawn from d values, about n² / 2d repeat an earlier one. Those of a few are taken for chance.
+    # Of n drawn from d values, about n² / 2d repeat an earlier one. A few repeats count as chance.
     return again * 2 * len(column) > _SAMPLE_ROWS * _SAMPLE_ROWS * RANKED_TIMES and again > _SAMPLE_ROWS // 32
 
 
@@ -186,7 +185,7 @@ def _stable_order(packed: Bits) -> Rows:
 
 
 def _tied(starts: Flags) -> Flags:
-    """Which rows, in order, are in a run of more than one."""
+    """Return which rows, in order, are in a run of several."""
     tied = ~starts
     tied[:-1] |= tied[1:]
     return tied
@@ -200,7 +199,7 @@ def _run_numbers(starts: Flags) -> Bits:
 def _unequal_runs(
     columns: Sequence[pa.Array], left: Sequence[int], order: Rows, starts: Flags, positions: Rows
 ) -> tuple[Rows, list[int]]:
-    """Which of positions (whole runs of tied rows) are in runs of rows that are not all equal.
+    """Return which positions (whole runs of tied rows) are in runs of unequal rows.
 
     Also returns the numbers of the columns that vary within a run: no other matters to the order any more.
 
@@ -221,8 +220,8 @@ def _unequal_runs(
     unequal = np.zeros(int(runs[-1]) + 1, dtype=np.bool_)
     for inside_runs in differs.values():
         unequal[runs[1:][inside_runs]] = True
-    kept: Rows = positions[unequal[runs]]
-    return kept, [*differs]
+    tied: Rows = positions[unequal[runs]]
+    return tied, [*differs]
 
 
 def _differs(columns: Sequence[pa.Array], rows: Rows) -> list[Flags]:
@@ -256,17 +255,17 @@ def _acero_order(columns: Sequence[pa.Array], rows: Rows, runs: Bits) -> Rows:
 def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
     """Append to packed as many bits of digits as fit in 64, and drop those bits from digits.
 
-    A costly digit is only ever the first: what comes before it may tell the rows apart, or all that tie may
-    be equal. Sound on a subset of the rows too: only the order of rows within one run of equal `packed`
-    matters then, and these are equal in everything dropped before.
+    A costly digit is only ever the first: the digits before it may separate the rows, or all tied rows may be equal.
+    Sound on a subset of the rows too: only the order of rows within one run of equal `packed` matters then, and these
+    are equal in everything dropped before.
     """
     used, bits = int(packed.max()).bit_length(), _DIGIT_BITS - len(packed).bit_length()
     packs_any = False
     while digits and used < bits and not (packs_any and digits[0].costly):
-        if (values_of := digits[0].values) is None:
+        if (compute := digits[0].values) is None:
             break
         digit = digits.pop(0)
-        values = values_of(rows)
+        values = compute(rows)
         packs_any = True
         least = values.min()
         values = values - least
@@ -274,7 +273,7 @@ def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
         room = bits - used
         if width > room:
             mask = np.uint64((1 << (width - room)) - 1)
-            digits.insert(0, replace(digit, values=_low_bits(values_of, least, mask), costly=False))
+            digits.insert(0, replace(digit, values=_low_bits(compute, least, mask), costly=False))
             values >>= np.uint64(width - room)
             width = room
         packed = values if used == 0 else (packed << np.uint64(width)) | values
@@ -283,12 +282,12 @@ def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
 
 
 def _low_bits(
-    values_of: Callable[[Rows | None], Bits], base: np.uint64, mask: np.uint64
+    compute: Callable[[Rows | None], Bits], base: np.uint64, mask: np.uint64
 ) -> Callable[[Rows | None], Bits]:
-    return lambda rows: (values_of(rows) - base) & mask
+    return lambda rows: (compute(rows) - base) & mask
 
 
-def _digits_of(columns: Sequence[pa.Array]) -> list[Digit]:
+def _make_digits(columns: Sequence[pa.Array]) -> list[Digit]:
     """The digits of all columns: rows that tie on all of them are equal."""
     digits: list[Digit] = []
     for i, column in enumerate(columns):
@@ -301,7 +300,7 @@ def _digits_of(columns: Sequence[pa.Array]) -> list[Digit]:
 
 
 def _column_digits(column: pa.Array) -> list[Digit]:
-    """The digits of one column; those of NULL rows, which a digit before has set apart, are all the same."""
+    """Return the digits of one column; NULL rows, which an earlier digit separates, all get the same."""
     kind = column.type
     if pt.is_decimal(kind):
         return _decimal_digits(column)
@@ -319,26 +318,26 @@ def _of_values(values: Bits) -> Digit:
 
 
 def _fixed_width_digit(column: pa.Array) -> Digit:
-    """The digit of an integer, temporal or floating column, computed when it is asked for."""
+    """Return the digit of an integer, temporal or floating column, computed at the first use."""
     kind = column.type
     dtype = "u" if pt.is_unsigned_integer(kind) else "i"
     raw = _without_nulls(column, stored_values(column, f"{dtype}{kind.bit_width // 8}"))
 
-    def values_of(rows: Rows | None) -> Bits:
+    def compute(rows: Rows | None) -> Bits:
         chosen = raw if rows is None else raw[rows]
         if pt.is_unsigned_integer(kind):
             return chosen.astype(np.uint64, copy=False)
         values = chosen.astype(np.int64, copy=False)
-        if pt.is_floating(kind):  # Of two negative numbers the one with the larger bits is smaller.
+        if pt.is_floating(kind):  # The smaller of two negative numbers has the larger bits.
             values = np.where(values < 0, values ^ np.int64((1 << 63) - 1), values)
         digit: Bits = values.view(np.uint64) ^ _SIGN
         return digit
 
-    return Digit(values_of)
+    return Digit(compute)
 
 
 def _without_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Values with those of NULL rows, which are arbitrary, replaced by one value that widens no range."""
+    """Return the values, with the arbitrary ones of NULL rows replaced by one that does not widen the range."""
     if column.null_count == 0:
         return values
     valid = boolean_values(column.is_valid())
@@ -372,16 +371,16 @@ def _word_digit(begin: Rows, length: Rows, data: npt.NDArray[np.uint8], word: in
     windows: npt.NDArray[Any] = np.ndarray((data.size - 7,), dtype=">u8", buffer=data, strides=(1,))
     skipped = 8 * word
 
-    def values_of(rows: Rows | None) -> Bits:
-        start, left = (begin, length) if rows is None else (begin[rows], length[rows])
-        start, left = start + skipped, left - skipped
-        if left.min() >= 8:  # Every value has all eight bytes: twice as fast.
+    def compute(rows: Rows | None) -> Bits:
+        start, remaining = (begin, length) if rows is None else (begin[rows], length[rows])
+        start, remaining = start + skipped, remaining - skipped
+        if remaining.min() >= 8:  # Every value has all eight bytes: twice as fast.
             return windows[start].astype(np.uint64)
         # The last window may begin before the word; shift the bytes that precede it out.
         window = np.minimum(start, np.int64(data.size - 8))
         shift = np.minimum(start - window, np.int64(7)).astype(np.uint64) * np.uint64(8)
-        kept = _KEEP[np.clip(left, np.int64(0), np.int64(8))]
-        values: Bits = (windows[window].astype(np.uint64) << shift) & kept
+        mask = _KEEP[np.clip(remaining, np.int64(0), np.int64(8))]
+        values: Bits = (windows[window].astype(np.uint64) << shift) & mask
         return values
 
-    return Digit(values_of)
+    return Digit(compute)

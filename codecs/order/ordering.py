@@ -10,9 +10,8 @@ Rows are ordered column by column. Within a column values ascend and NULL comes 
     list (any kind)     element by element, then the shorter first; a NULL element after every other
     map                 as the list of its (key, value) structs, in the order stored
 
-Two rows are equal when neither sorts before the other, so NULL equals NULL and NaN equals NaN. Arrow's own
-kernels tell -0.0 from 0.0 and one NaN from another, so everything that is stored or compared is first made
-`canonical`.
+Two rows are equal when neither sorts before the other, so NULL equals NULL and NaN equals NaN. Arrow's own kernels
+distinguish -0.0 from 0.0 and NaNs by their bits, so everything is made `canonical` before it is stored or compared.
 
 This is the order of the rows in a part and of the ranges that parts cover: it is part of the storage format.
 """

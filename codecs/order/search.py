@@ -11,7 +11,7 @@ Bytes of one layout compare as the keys do. A string that is longer than the wid
 belongs, beside others that are cut like it, and equals none that is not. Keys of at most 8 bytes are read as one
 integer.
 
-Nested keys, and those of more than `WIDTH_MAX` bytes, have no layout. A few long ones are searched for one by one, in
+Nested keys, and keys of more than `WIDTH_MAX` bytes, have no layout. A few long ones are searched for one by one, in
 their written form; otherwise one pass over all rows finds them.
 """
 
@@ -57,8 +57,8 @@ class Layout(NamedTuple):
         return self.widths[0] if self.is_number else sum(self.widths) + 2 * len(self.widths)
 
 
-def layout_of(columns: Sequence[pa.Array]) -> Layout | None:
-    """Return the layout in which all keys of those columns are told apart, or None if there is none."""
+def choose_layout(columns: Sequence[pa.Array]) -> Layout | None:
+    """Return the layout that distinguishes all keys of these columns, or None if none does."""
     if not columns or not all(is_flat(column.type) for column in columns):
         return None
     if len(columns) == 1 and columns[0].null_count == 0 and _is_number_or_time(columns[0].type):
@@ -70,7 +70,7 @@ def layout_of(columns: Sequence[pa.Array]) -> Layout | None:
 def packed(columns: Sequence[pa.Array], layout: Layout) -> Packed:
     """Return the keys packed: ascending if they are sorted. Floats are canonical.
 
-    Where the layout knows no NULL, keys that are NULL are left out: they are the last ones.
+    A layout without NULL leaves out NULL keys, which sort last.
     """
     if layout.is_number:
         (column,) = columns
@@ -92,7 +92,7 @@ class SortedKeys:
 
     Attributes:
         batch: the key columns, floats canonical.
-        packs: whether a search may take memory besides that of the batch.
+        packs: whether a search may use extra memory beyond the batch.
     """
 
     def __init__(self, keys: pa.Table | pa.RecordBatch) -> None:
@@ -102,7 +102,7 @@ class SortedKeys:
             batches = keys.combine_chunks().to_batches()
         self.batch: pa.RecordBatch = batches[0] if batches else empty_batch(keys.schema)
         self._arrays = self.batch.columns
-        self._layout = layout_of(self._arrays)
+        self._layout = choose_layout(self._arrays)
         self._packed: dict[Layout, Packed] = {}
         self._first: SortedKeys | None = None
         # Integers and times are packed as they are stored.
@@ -120,7 +120,7 @@ class SortedKeys:
         """Return the rows of a table that have one of these keys, which are distinct, and the others.
 
         Args:
-            table: sorted by the columns of these keys, floats canonical; it may have other columns besides.
+            table: sorted by the columns of these keys, floats canonical; may have more columns.
         """
         rows = self._places(table)
         if not len(rows):
@@ -130,7 +130,7 @@ class SortedKeys:
         return table.take(int64_array(rows)), table.filter(boolean_array(is_other))
 
     def inside(self, table: pa.Table) -> pa.Table:
-        """Return the first of what `split` does. Cost: where there are few, less than that of the others."""
+        """Return the first of what `split` does. Cost: for few keys, less than `split`."""
         return table.take(int64_array(self._places(table)))
 
     def _places(self, table: pa.Table) -> Rows:
@@ -138,7 +138,7 @@ class SortedKeys:
 
     @property
     def nbytes(self) -> int:
-        """What the keys take, packed ones included."""
+        """Bytes of the keys, including packed ones."""
         room = self._layout.row_bytes if self._layout is not None and self.packs else 0
         return int(self.batch.nbytes) + room * len(self)
 
@@ -165,13 +165,13 @@ class SortedKeys:
             self._first = SortedKeys(pa.Table.from_batches([self.batch.select([0])]))
         return self._first
 
-    def bounds_of(self, others: "SortedKeys") -> tuple[Rows, Rows] | None:
+    def find_bounds(self, others: "SortedKeys") -> tuple[Rows, Rows] | None:
         """Return, for each of some keys, how many of these are less, and how many are not greater; None if unknown."""
         layout = others._layout
         if layout is None:
             return None
-        here, there = self.packed(layout), others.packed(layout)
-        return here.searchsorted(there), here.searchsorted(there, "right")
+        ours, theirs_packed = self.packed(layout), others.packed(layout)
+        return ours.searchsorted(theirs_packed), ours.searchsorted(theirs_packed, "right")
 
     def less_than(self, others: "SortedKeys") -> Rows | None:
         """Return, for each of some keys in whatever order, how many of these are less; None if unknown."""
@@ -183,7 +183,7 @@ class SortedKeys:
         if not len(self) or not len(wanted):
             return NO_ROWS
         if self._layout is not None:
-            return _rows_of(self.packed(self._layout), wanted.packed(self._layout))
+            return _find_rows(self.packed(self._layout), wanted.packed(self._layout))
         is_flat_key = all(is_flat(column.type) for column in self._arrays)
         return self._find_few(wanted) if is_flat_key and len(wanted) <= FEW_KEYS else self._find_many(wanted)
 
@@ -205,9 +205,9 @@ class SortedKeys:
     def _find_many(self, wanted: "SortedKeys") -> Rows:
         """Rank all keys of both in one order: one pass over all rows."""
         names = self.batch.schema.names
-        both = pa.concat_tables([pa.Table.from_batches([keys.batch]) for keys in (self, wanted)]).combine_chunks()
-        ranks = dense_ranks(order_keys(both, names))
-        is_wanted = np.zeros(len(both), np.bool_)
+        joined = pa.concat_tables([pa.Table.from_batches([keys.batch]) for keys in (self, wanted)]).combine_chunks()
+        ranks = dense_ranks(order_keys(joined, names))
+        is_wanted = np.zeros(len(joined), np.bool_)
         is_wanted[ranks[len(self) :]] = True
         rows: Rows = np.flatnonzero(is_wanted[ranks[: len(self)]])
         return rows
@@ -220,8 +220,8 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _rows_of(keys: Packed, wanted: Packed) -> Rows:
-    """Return, ascending, the positions in keys, which ascend, of all that are in wanted, which ascends, too."""
+def _find_rows(keys: Packed, wanted: Packed) -> Rows:
+    """Return the ascending positions in sorted `keys` of all that are in sorted `wanted`."""
     if len(wanted) == 1:
         start = keys.searchsorted(wanted)[0]
         if start == len(keys) or keys[start] != wanted[0]:

@@ -1,7 +1,7 @@
 """Sums that never wrap: of the diffs of equal rows, which become one row or none, and of whole numbers in columns.
 
-Promise: the result of `consolidate` depends only on the multiset of the rows given; a sum of diffs that leaves int64
-raises `DiffOverflow`.
+Promise: the result of `consolidate` depends only on the multiset of its rows; a sum of diffs beyond int64 raises
+`DiffOverflow`.
 
 Rows are sorted (see `ordering`), so equal rows are neighbours and one pass of segmented sums remains.
 Measured on 1M updates of 4 columns in 40 sorted runs, this takes half of the time of Acero's hash aggregation;
@@ -30,7 +30,7 @@ from persist.codecs.errors import DiffOverflow
 from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values, stored_values
 from persist.codecs.order.digits import Rows, RowSorter
 from persist.codecs.order.ordering import canonical, combined, row_sorter
-from persist.codecs.order.search import Layout, layout_of, packed
+from persist.codecs.order.search import Layout, choose_layout, packed
 from persist.codecs.types.arrow_types import is_flat
 from persist.codecs.types.schema import DIFF
 
@@ -39,7 +39,7 @@ _INT64_MAX = 2**63 - 1
 ROWS_MAX = 2**31 - 1  # That may be added up at a time.
 LIMB_BITS = 32
 LIMB_MASK = (1 << LIMB_BITS) - 1
-TOP_BITS = 62  # Of what is added up in the last limb; the carries from below take less than one more.
+TOP_BITS = 62  # The bits of the top limb; the carries from below take less than one more.
 
 Ints: TypeAlias = npt.NDArray[Any]  # int64, or Python's integers as objects.
 Diffs: TypeAlias = npt.NDArray[np.int64]
@@ -51,7 +51,7 @@ def consolidate(table: pa.Table, by: Sequence[str]) -> pa.Table:
     Args:
         table: holds the columns by and `_diff` (int64 without NULL); other columns are left out of the
             result.
-        by: names of columns of any supported type; may be empty, which gives one row at most.
+        by: names of columns of any supported type; may be empty, which leaves at most one row.
 
     Returns:
         The columns by, in that order, then `_diff`, never zero, sorted by `by`. Floats are canonical. Equal input
@@ -60,7 +60,7 @@ def consolidate(table: pa.Table, by: Sequence[str]) -> pa.Table:
     Raises:
         DiffOverflow: when a sum is outside int64.
     """
-    # Whoever has no other use for the rows given has their memory back from here on.
+    # From here on, the memory of the input can be freed if its caller does not use it.
     table = canonical(table.select([*by, DIFF]).combine_chunks())
     if table.num_rows == 0:
         return table
@@ -84,8 +84,8 @@ def _consolidate_rows(table: pa.Table, diffs: Diffs, sorter: RowSorter, rows: Ro
         firsts = np.flatnonzero(starts)
         order, diffs = order[firsts], sum_runs(diffs, firsts)
     if not diffs.all():
-        kept = np.flatnonzero(diffs)
-        order, diffs = order[kept], diffs[kept]
+        nonzero = np.flatnonzero(diffs)
+        order, diffs = order[nonzero], diffs[nonzero]
     return _take(table, order).set_column(table.num_columns - 1, table.field(DIFF), int64_array(diffs))
 
 
@@ -114,7 +114,7 @@ def sum_runs(diffs: Diffs, firsts: Rows) -> Diffs:
 
 
 def exact_sum(diffs: Diffs, least: int | None = None, greatest: int | None = None) -> int:
-    """The sum of all diffs, 0 for none, whatever its size; least and greatest are those of diffs if they are known."""
+    """Return the exact sum of all diffs, of any size, 0 for none; least and greatest are their bounds if available."""
     if not len(diffs):
         return 0
     least, greatest = int(diffs.min()) if least is None else least, int(diffs.max()) if greatest is None else greatest
@@ -135,7 +135,7 @@ def _take(table: Any, order: Rows) -> Any:
     return table.take(int64_array(order))
 
 
-def limbs_for(bound: int) -> int:
+def count_limbs(bound: int) -> int:
     """Return how many limbs a sum may need of which the terms' absolute values sum to bound at most."""
     return 1 + max(0, -((TOP_BITS - bound.bit_length()) // LIMB_BITS))
 
@@ -162,22 +162,22 @@ def split(values: Ints, count: int) -> list[Ints]:
 
 def joined(limbs: Sequence[Ints]) -> Ints:
     """Return the numbers that normalized limbs stand for: int64 if all of them fit."""
-    *rest, values = limbs
-    for limb in reversed(rest):
-        if values.dtype != object and len(values) and largest_of(values) >= 2**31:
+    *lower, values = limbs
+    for limb in reversed(lower):
+        if values.dtype != object and len(values) and largest_magnitude(values) >= 2**31:
             values = values.astype(object)
         values = (values << LIMB_BITS) | (limb if values.dtype != object else limb.astype(object))
     return values
 
 
-def largest_of(values: Ints) -> int:
+def largest_magnitude(values: Ints) -> int:
     """Return the largest absolute value; 0 for none."""
     return max(-int(values.min()), int(values.max()), 0) if len(values) else 0
 
 
 def products(values: Ints, diffs: Ints) -> tuple[Ints, int]:
     """Return values * diffs, and what the absolute value of none of them exceeds."""
-    largest = largest_of(values) * largest_of(diffs)
+    largest = largest_magnitude(values) * largest_magnitude(diffs)
     if largest >= 2**63 or values.dtype == object:
         return values.astype(object) * diffs.astype(object), largest
     return values * diffs, largest
@@ -224,7 +224,7 @@ def from_whole_numbers(values: Ints, type_: pa.DataType) -> pa.Array:
 
 
 def limits(type_: pa.DataType) -> tuple[int, int]:
-    """Return the least and the greatest whole number of a type; of durations and small integers those of int64."""
+    """Return the least and greatest integer of a type; int64 for durations and small integers."""
     if pat.is_decimal(type_):
         largest: int = 10**type_.precision - 1
         return -largest, largest
@@ -245,10 +245,10 @@ def _decimals(unscaled: Ints, type_: pa.DataType) -> pa.Array:
 def without_pairs(left: pa.Table, right: pa.Table, keys: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:
     """Return the rows of two tables but for pairs of one row of each that are equal and have opposite diffs.
 
-    What is left consolidates to the same: a pair is the same record with opposite diffs. Rows are brought together by
-    their keys alone, and their other columns are compared; only pairs of one row for each key are found. It stays
-    because a whole `overwrite` of 300,000 rows of five columns, of which 1% differ, takes 95 ms of CPU time with it,
-    and 203 ms if all columns are sorted.
+    The remaining rows consolidate to the same result: a pair is one record with opposite diffs. Rows are brought
+    together by their keys alone, and their other columns are compared; only pairs of one row for each key are found.
+    Reason to keep it: an `overwrite` of 300,000 rows of five columns, of which 1% differ, takes 95 ms of CPU time with
+    it, and 203 ms if all columns are sorted.
 
     Args:
         left, right: of the same flat columns and `_diff`, in any order of rows; floats are canonical. With other
@@ -258,34 +258,34 @@ def without_pairs(left: pa.Table, right: pa.Table, keys: tuple[str, ...]) -> tup
     if not keys or not len(left) or not len(right) or not all(is_flat(field.type) for field in left.schema):
         return left, right
     here, there = _single(left), _single(right)
-    same_keys = _one_for_each_key([here[name] for name in keys], [there[name] for name in keys])
+    same_keys = _match_unique_keys([here[name] for name in keys], [there[name] for name in keys])
     if same_keys is None:
         return left, right
-    at, other = same_keys
+    at, match = same_keys
     diffs = int64_values(_take(here[DIFF], at))
-    is_pair = (diffs == -int64_values(_take(there[DIFF], other))) & (diffs != -(2**63))  # Which is its own negative.
+    is_pair = (diffs == -int64_values(_take(there[DIFF], match))) & (diffs != -(2**63))  # -(2**63) is its own negative.
     for name in left.column_names:
         if name not in (*keys, DIFF):
-            is_pair &= _equal(_take(here[name], at), _take(there[name], other))
-    return _without(left, at[is_pair]), _without(right, other[is_pair])
+            is_pair &= _equal(_take(here[name], at), _take(there[name], match))
+    return _without(left, at[is_pair]), _without(right, match[is_pair])
 
 
 def _single(table: pa.Table) -> dict[str, pa.Array]:
     return {name: combined(table[name]) for name in table.column_names}
 
 
-def _one_for_each_key(here: list[pa.Array], there: list[pa.Array]) -> tuple[Rows, Rows] | None:
+def _match_unique_keys(here: list[pa.Array], there: list[pa.Array]) -> tuple[Rows, Rows] | None:
     """Return row numbers of both sides with equal keys, each at most once; None if keys cannot be compared."""
-    layout = _common_layout(layout_of(here), layout_of(there))
+    layout = _common_layout(choose_layout(here), choose_layout(there))
     if layout is None:
         return None
     a, b = packed(here, layout), packed(there, layout)
     if len(a) == len(b) and bool((a == b).all()) and bool((a[1:] > a[:-1]).all()):
         rows = np.arange(len(a))
         return rows, rows
-    both = np.concatenate([a, b])
-    order = both.argsort(kind="stable")  # Which finds that both are sorted, if they are.
-    ordered, is_here = both[order], order < len(a)
+    joined = np.concatenate([a, b])
+    order = joined.argsort(kind="stable")  # A stable sort detects that both are already sorted.
+    ordered, is_here = joined[order], order < len(a)
     # Rows of one key are neighbours, those from here first: at most one pair of neighbours is from both sides.
     first = np.flatnonzero((ordered[1:] == ordered[:-1]) & is_here[:-1] & ~is_here[1:])
     return order[first], order[first + 1] - len(a)
@@ -310,6 +310,6 @@ def _equal(a: pa.Array, b: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _without(table: pa.Table, rows: Rows) -> pa.Table:
-    kept = np.ones(len(table), np.bool_)
-    kept[rows] = False
-    return table.filter(boolean_array(kept))
+    is_kept = np.ones(len(table), np.bool_)
+    is_kept[rows] = False
+    return table.filter(boolean_array(is_kept))

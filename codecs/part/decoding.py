@@ -1,6 +1,6 @@
-"""The bytes of a part, read: checked against its descriptor, decoded, and lifted to the schema of whoever reads.
+"""Reads the bytes of a part: checks them against the descriptor, decodes, and lifts rows to the reader's schema.
 
-What must be checked before a row is believed is in `persist.codecs.part.part`.
+`persist.codecs.part.part` lists the checks before a row is returned.
 """
 
 from collections import Counter
@@ -17,13 +17,13 @@ from persist.codecs.evolution import Lift
 from persist.codecs.order.arrays import int64_array, int_ends, stored_values
 from persist.codecs.order.sums import exact_sum
 from persist.codecs.part.file_reader import CheckedFooters, from_parquet, scan_parquet
-from persist.codecs.part.filters import columns_of
+from persist.codecs.part.filters import referenced_columns
 from persist.codecs.part.lending import lent_buffer
-from persist.codecs.part.part import Part, checksum_of, from_batch
+from persist.codecs.part.part import Part, compute_checksum, from_batch
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 
 T = TypeVar("T")
-# What pyarrow raises on bad bytes. RuntimeError is any C++ exception that it does not know.
+# The exceptions of pyarrow for bad bytes. RuntimeError is any C++ exception that it does not know.
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, RuntimeError)
 
 
@@ -55,7 +55,7 @@ def decode_part(
         coded: columns of strings or bytes that may come as dictionaries; a hint, they may also come as they are.
 
     Raises:
-        CorruptBlob: data is not what the descriptor says, or not a part of this collection.
+        CorruptBlob: data disagrees with the descriptor, or is not a part of this collection.
         InvalidUsage: an unknown column, or a filter that does not fit the schema.
     """
     columns = schema.arrow.names if columns is None else list(columns)
@@ -91,9 +91,9 @@ def decode_part(
     buffer = lent_buffer(data) if use_threads else pa.py_buffer(data)
 
     def read(names: Sequence[str], within: tuple[int, int] | None = None, coded: Sequence[str] = ()) -> pa.Table:
-        kept = None
+        footer = None
         if footers is not None:
-            kept = footers.read(buffer, part.checksum, schema.arrow, part.rows, part.memory)
+            footer = footers.read(buffer, part.checksum, schema.arrow, part.rows, part.memory)
         return from_parquet(
             buffer,
             schema.arrow,
@@ -102,7 +102,7 @@ def decode_part(
             memory=part.memory,
             use_threads=use_threads,
             within=within,
-            footer=kept,
+            footer=footer,
             coded=coded,
         )
 
@@ -135,11 +135,11 @@ def read_lifted(
 
     Args:
         read: reads columns of the part, as they are called there.
-        columns, filter: in the schema of whoever reads.
+        columns, filter: in the reader's schema.
     """
     arrow = lifted.wanted.arrow
-    names = [*columns, *(columns_of(filter, arrow, columns) if filter is not None else ())]
-    # Where all of them are younger than the part, its times say how many rows it has.
+    names = [*columns, *(referenced_columns(filter, arrow, columns) if filter is not None else ())]
+    # If all of them are younger than the part, its times still provide the number of rows.
     return filtered(lifted.table(read(lifted.names(names) or [TIME]), names), filter, columns, arrow)
 
 
@@ -155,7 +155,7 @@ def read_stamped(
     Args:
         read: reads columns of the rows that pass a filter, as the file holds them.
     """
-    of_filter = columns_of(filter, arrow, ()) if filter is not None else ()
+    of_filter = referenced_columns(filter, arrow, ()) if filter is not None else ()
     by_time = TIME in of_filter
     names = [name for name in dict.fromkeys([*columns, *(of_filter if by_time else ())]) if name != TIME]
     table = read(names or [DIFF], None if by_time else filter)
@@ -176,7 +176,7 @@ def filtered(table: pa.Table, filter: pc.Expression | None, columns: Sequence[st
 
 
 def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> pa.Table:
-    """Read all of a part whose bytes are those of its descriptor, however little they agree in what they say.
+    """Read all of a part whose bytes match its descriptor, even if their contents contradict each other.
 
     Raises:
         CorruptBlob: it does not hold the columns of this collection, or not as many rows.
@@ -206,7 +206,7 @@ def _decoded_batch(
 def _verify(data: bytes | memoryview, part: Part) -> None:
     if len(data) != part.bytes:
         raise CorruptBlob(part.name, f"it has {len(data)} bytes, and its descriptor says {part.bytes}")
-    if (checksum := checksum_of(data)) != part.checksum:
+    if (checksum := compute_checksum(data)) != part.checksum:
         raise CorruptBlob(part.name, f"its checksum is {checksum}, and its descriptor says {part.checksum}")
 
 
@@ -220,7 +220,7 @@ def decoded(part: Part, read: Callable[[], T]) -> T:
 
 
 def check_updates(table: pa.Table, part: Part) -> None:
-    """Check times and diffs, as far as they were read, against what the descriptor says of all of them."""
+    """Check the times and diffs that were read against the bounds in the descriptor."""
     if not table.num_rows:
         return
     if TIME in table.column_names:
@@ -257,10 +257,10 @@ def _int64_chunks(table: pa.Table, name: str, part: Part) -> list[npt.NDArray[np
 
 
 def check_request(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expression | None) -> None:
-    known = frozenset(arrow.names)
+    names = frozenset(arrow.names)
     for name, times in Counter(columns).items():
-        if name not in known or times > 1:
-            problem = "is asked for twice" if name in known else "does not exist"
+        if name not in names or times > 1:
+            problem = "is asked for twice" if name in names else "does not exist"
             raise InvalidUsage(f"column {name!r} {problem}: choose from {arrow.names}, each once")
     if filter is None:
         return

@@ -1,8 +1,8 @@
-"""The descriptor of a part, made from its rows: what a writer says of what it has written, and whether it keeps that.
+"""The descriptor of a part, computed from its rows, and its verification.
 
-What a descriptor holds is in `persist.codecs.part.part`. `check_part` is for the examination of a location, not for
-reading: it takes bytes whose length and checksum are those of the descriptor, and says what else is wrong. The
-descriptor is computed again by the function that the writer uses, and compared member by member.
+`persist.codecs.part.part` defines descriptors. `check_part` serves the examination of a location, not reads: it takes
+bytes whose length and checksum match the descriptor, and yields whatever else is wrong. The descriptor is computed
+again by the function that the writer uses, and compared member by member.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ from persist.codecs.part.part import (
     Footer,
     Part,
     body_bytes,
-    checksum_of,
+    compute_checksum,
     sample_rows,
 )
 from persist.codecs.types.arrow_types import Json, is_flat, leaf_arrays, scalar_from_json, scalar_to_json
@@ -44,17 +44,17 @@ BATCH_SAMPLES = (2,)
 KEY_SAMPLE_BYTES_MAX = 256
 STATS_VALUE_BYTES_MAX = 64
 _COUNTED = ("bytes", "rows", "checksum", "footer", "time_min", "time_max", "negatives", "diff_sum")
-_TAKE_MIN = 1024  # Of fewer values the least and the greatest are found sooner than the first and the last are taken.
+_TAKE_MIN = 1024  # For fewer values, computing minimum and maximum is faster than taking both ends.
 
 
 class Summary:
-    """What a descriptor says of rows, gathered from one row group after the other.
+    """Statistics of rows, gathered one row group at a time.
 
     Memory: the key columns of all rows, for samples are taken at evenly spaced rows of a number known only at the end.
     """
 
     def __init__(self, schema: CollectionSchema, *, is_sorted: bool = True) -> None:
-        """Begin; is_sorted says that the rows come in order, so that the ends of the first column are known."""
+        """Begin; is_sorted: the rows arrive in order, so the first column's bounds are its ends."""
         self._schema = schema
         self._sorted = schema.key_names[:1] if is_sorted else []
         self._keys: list[pa.Table] = []
@@ -94,8 +94,8 @@ class Summary:
             bytes=len(data),
             rows=self.rows,
             memory=self.memory + level_bytes(data, self._schema.arrow),
-            checksum=checksum_of(data),
-            footer=footer_of(data),
+            checksum=compute_checksum(data),
+            footer=describe_footer(data),
             time_min=self._time_min,
             time_max=self._time_max,
             negatives=self._negatives,
@@ -107,7 +107,7 @@ class Summary:
 
     def _stats(self) -> msgspec.Raw:
         stats_by_name: dict[str, list[Json]] = {}
-        left = STATS_BYTES_MAX - 2
+        room = STATS_BYTES_MAX - 2
         for name, extremes in self._extremes.items():
             least, greatest = extremes[0]
             if len(extremes) > 1:
@@ -116,8 +116,8 @@ class Summary:
             if max(_value_bytes(least), _value_bytes(greatest)) > STATS_VALUE_BYTES_MAX:
                 continue
             stats = [scalar_to_json(least), scalar_to_json(greatest), self._nulls[name]]
-            left -= len(msgspec.json.encode({name: stats})) - 1
-            if left < 0:
+            room -= len(msgspec.json.encode({name: stats})) - 1
+            if room < 0:
                 break
             stats_by_name[name] = stats
         return msgspec.Raw(msgspec.json.encode(stats_by_name)) if stats_by_name else NO_STATS
@@ -145,7 +145,7 @@ def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Pa
         bytes=len(data),
         rows=len(table),
         memory=body_bytes(data),
-        checksum=checksum_of(data),
+        checksum=compute_checksum(data),
         time_min=int(times.min()),
         time_max=int(times.max()),
         negatives=int(np.count_nonzero(diffs < 0)),
@@ -156,7 +156,7 @@ def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Pa
 
 
 def describe_held(keys: pa.Table, memory: int, schema: CollectionSchema) -> Part:
-    """The descriptor of rows that are in memory, at least one, by which slices are cut; it stands for no bytes.
+    """Return a descriptor of at least one row in memory, for planning slices; it has no bytes.
 
     Args:
         keys: the key columns, in order.
@@ -176,10 +176,10 @@ def describe_held(keys: pa.Table, memory: int, schema: CollectionSchema) -> Part
     )
 
 
-def footer_of(data: bytes | memoryview) -> Footer:
-    """What a descriptor says of the footer of a Parquet file."""
+def describe_footer(data: bytes | memoryview) -> Footer:
+    """Return the descriptor's entries for the footer of a Parquet file."""
     size = footer_bytes(data)
-    return Footer(size, checksum_of(memoryview(data)[-size:]))
+    return Footer(size, compute_checksum(memoryview(data)[-size:]))
 
 
 def _key_samples(
@@ -214,8 +214,8 @@ def _extremes(column: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
         values = stored_values(array)
         ends = np.array([values.min(), values.max()])
         if ends[0] == ends[0]:  # Or else one is NaN.
-            both = pa.array(ends).view(kind)
-            return both[0], both[1]
+            bounds = pa.array(ends).view(kind)
+            return bounds[0], bounds[1]
     array = widened(array)
     if pt.is_duration(kind):  # Arrow has no minimum of durations.
         array = array.view(pa.int64())
@@ -251,7 +251,7 @@ def check_part(
 ) -> tuple[tuple[Finding, ...], pa.Table | None]:
     """Return what is wrong with a part, and its least and greatest key: a table of two rows, None if unknown.
 
-    Of a stamped part, the file must hold the time 0.
+    The file of a stamped part must contain the time 0.
 
     Cost: all of the part is decoded and sorted. Memory: the decoded part, and 24 bytes a row.
     """
@@ -291,7 +291,7 @@ def check_part(
 
 
 def described_bounds(part: Part, schema: CollectionSchema) -> pa.Table | None:
-    """Return the least and greatest key as the descriptor has them: two rows; None if it does not say, or nonsense."""
+    """Return the descriptor's least and greatest key as two rows; None if missing or invalid."""
     try:
         if not (keys := part.keys):
             return None
@@ -313,7 +313,7 @@ def overlaps(bounds: Sequence[pa.Table], schema: CollectionSchema) -> Iterator[t
     if len(bounds) < 2:
         return
     if not schema.key_names:  # All rows have the same key.
-        yield from ((0, other) for other in range(1, len(bounds)))
+        yield from ((0, later) for later in range(1, len(bounds)))
         return
     table = canonical(pa.concat_tables(bounds).combine_chunks())
     ranks = dense_ranks(order_keys(table, schema.key_names)).reshape(-1, 2).tolist()
@@ -369,8 +369,8 @@ def _descriptor_findings(said: Part, is_: Part) -> Iterator[Finding]:
 
 
 def _index_findings(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> Iterator[Finding]:
-    if part.footer != footer_of(data):
-        return  # Which is a finding already.
+    if part.footer != describe_footer(data):
+        return  # This is already a finding.
     try:
         check_index(data, part, schema)
     except CorruptBlob as error:

@@ -1,8 +1,8 @@
 """Reads the Parquet file of a part: the footer is held against the descriptor first, then values are decoded.
 
-The checksum in the log vouches for the bytes, so nothing here defends against a file that was made to do harm: whoever
-may write the log may do anything. What is checked guards against accidents, such as a file of another collection under
-the key: the columns, the rows, how many row groups there are, and that they unpack to what the descriptor says.
+The checksum in the log covers the bytes, so this module does not defend against malicious files: whoever may write the
+log may do anything. Its checks detect accidents, such as a file of another collection under the key: columns, rows,
+number of row groups, and unpacked size must match the descriptor.
 """
 
 from collections.abc import Hashable, Sequence
@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from persist.blob.lru import ByteBoundedLru
-from persist.blob.threads import Clock
+from persist.blob.lru import Cache, Kind
+from persist.codecs.order.arrays import int64_array
 from persist.codecs.part.file_writer import MAGIC, storage_type
-from persist.codecs.part.filters import columns_of, may_compare_with_nan
+from persist.codecs.part.filters import may_compare_with_nan, referenced_columns
 from persist.codecs.part.part import groups_max
 from persist.codecs.types.arrow_types import children
 
-# Of fewer, Arrow's threads take longer to begin than one does to decode them. With more decoded by our own threads, the
-# allocator keeps 90 MiB more of what they freed.
+# For fewer values, starting Arrow's threads takes longer than decoding in one. With more decoded by our own threads,
+# the allocator keeps 90 MiB more of what they freed.
 THREADED_VALUES = 1 << 14
-FOOTER_BYTES_MAX = 16 << 20
-# What Arrow's and our own form of a footer take at most, for each byte of it: 4 to 10.2 were measured.
+# The most that Arrow's and our own form of a footer take, for each byte of it: 4 to 10.2 were measured.
 PARSED_BYTES = 11
 # Bytes beyond `memory` that levels, headers and padding of pages may unpack to, per part and per column chunk.
 _SLACK, _CHUNK_SLACK = 64 << 10, 4 << 10
@@ -67,11 +67,11 @@ class CheckedFooter:
 
 
 class CheckedFooters:
-    """Footers that were checked lately, for whoever reads the same files again; for any number of threads."""
+    """Recently checked footers, for repeated reads of a file; thread-safe."""
 
-    def __init__(self, bytes_max: int = FOOTER_BYTES_MAX, clock: Clock | None = None) -> None:
-        self._kept: ByteBoundedLru[Hashable, CheckedFooter] = ByteBoundedLru(
-            bytes_max, lambda footer: PARSED_BYTES * int(footer.metadata.serialized_size), clock=clock
+    def __init__(self, cache: Cache) -> None:
+        self._kept: Kind[Hashable, CheckedFooter] = cache.kind(
+            lambda footer: PARSED_BYTES * int(footer.metadata.serialized_size)
         )
 
     @property
@@ -90,14 +90,14 @@ class CheckedFooters:
 
 
 def read_footer(tail: pa.Buffer, schema: pa.Schema, *, rows: int, memory: int) -> CheckedFooter:
-    """Read the end of a file that must hold exactly schema and that many rows, and unpack to what memory says.
+    """Read and check the footer of a file: exactly this schema, row count and unpacked size.
 
     Raises:
-        ValueError: it says otherwise about itself.
+        ValueError: the footer disagrees.
         pa.ArrowException, OSError: it cannot be decoded.
     """
     stored, _ = _stored(schema)
-    # Arrow looks for a footer at the end of what it is given, wherever that begins.
+    # Arrow finds the footer from the end of its input, wherever that begins.
     with _open(pa.BufferReader(tail)) as file:
         schema_found, metadata = file.schema_arrow, file.metadata
     if schema_found.names != stored.names or schema_found.types != stored.types:
@@ -117,7 +117,8 @@ class GroupFile:
     """A file, or what has some of its row groups where the file has them, open to decode these piece by piece.
 
     Args:
-        coded: columns that come as dictionaries, if they are of strings or bytes. All others come as the schema says.
+        coded: columns that come as dictionaries, if they are of strings or bytes. All others have their types in the
+            schema.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class GroupFile:
         """Read columns of some row groups, ascending.
 
         Args:
-            chosen: rows of these, ascending, the only ones that are returned and checked; None for all of them.
+            chosen: the rows to return and check, ascending; None for all.
 
         Raises:
             ValueError, pa.ArrowException, OSError: as `read_footer`.
@@ -149,7 +150,7 @@ class GroupFile:
 
 
 def _has_codes(field: pa.Field) -> bool:
-    # Arrow gives a dictionary of short texts for long ones, and takes "a.b" for a field of a struct, too.
+    # Arrow returns dictionaries of short texts for long ones, and also matches "a.b" with a field of a struct.
     return (pt.is_string(field.type) or pt.is_binary(field.type)) and "." not in field.name
 
 
@@ -170,10 +171,10 @@ def from_parquet(
     Args:
         coded: as for `GroupFile`.
         within: an interval `[start, end)` of rows; the row groups that hold some of them are read whole, others not.
-        footer: that of this file, from `CheckedFooters`; None to read it.
+        footer: this file's footer, from `CheckedFooters`; None to read it.
 
     Raises:
-        ValueError: the file says otherwise about itself.
+        ValueError: the file disagrees with its footer or schema.
         pa.ArrowException, OSError: it cannot be decoded.
     """
     footer = _whole_footer(data, schema, rows, memory) if footer is None else footer
@@ -195,24 +196,42 @@ def scan_parquet(
 ) -> pa.Table:
     """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it.
 
-    A filter that may compare with NaN is not held against statistics: Arrow takes such comparisons for more than they
-    say. Raises what `from_parquet` raises, or what the filter does.
+    Columns of the filter are decoded first, and other columns only of row groups where it keeps some row. A filter that
+    may compare with NaN ignores statistics: Arrow would conclude too much from them. Raises the errors of
+    `from_parquet` and of the filter.
     """
     footer = _whole_footer(data, schema, rows, memory)
-    if may_compare_with_nan(filter):
-        read = [*columns, *columns_of(filter, schema, columns)]
-        file = GroupFile(pa.BufferReader(data), footer, schema)
-        whole = file.read(range(len(footer.group_rows)), read, use_threads=use_threads)
-        return whole.filter(filter).select(list(columns))
-    # Here, because importing it imports pandas where there is one, which every worker process would wait for.
-    from pyarrow.dataset import ParquetFileFormat
+    file, groups = GroupFile(pa.BufferReader(data), footer, schema), [*range(len(footer.group_rows))]
+    if not may_compare_with_nan(filter):
+        # Here, because importing it imports pandas where there is one, which every worker process would wait for.
+        from pyarrow.dataset import ParquetFileFormat
 
-    fragment = ParquetFileFormat().make_fragment(data)
-    projection = {name: pc.field(name) for name in columns}
-    table = fragment.to_table(
-        schema=fragment.physical_schema, columns=projection, filter=filter, use_threads=use_threads
-    )
-    return from_storage(table, schema, _stored(schema)[1], columns)
+        fragment = ParquetFileFormat().make_fragment(data)
+        groups = [group.id for group in fragment.subset(filter, schema=fragment.physical_schema).row_groups]
+    tested = referenced_columns(filter, schema)
+    others = [name for name in columns if name not in tested]
+    table = file.read(groups, tested or columns, use_threads=use_threads)
+    kept = _rows_that_pass(table, filter)
+    if len(kept) < len(table):
+        table = table.take(int64_array(kept))
+    if tested and others:
+        counts = np.array([footer.group_rows[group] for group in groups], np.int64)
+        at = counts.cumsum().searchsorted(kept, "right")  # The row group of each row.
+        counts[at] = 0
+        # Row numbers within the row groups that were hit.
+        chosen = None if len(kept) == rows else int64_array(kept - counts.cumsum()[at])
+        hit = [groups[number] for number in np.unique(at)]
+        rest = file.read(hit, others, use_threads=use_threads, chosen=chosen)
+        table = pa.Table.from_arrays([*table.columns, *rest.columns], schema=pa.schema([*table.schema, *rest.schema]))
+    return table.select([*columns])
+
+
+def _rows_that_pass(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
+    """Return, ascending, the rows for which a filter is true."""
+    name = "row" + "_" * max(map(len, table.column_names), default=0)
+    numbered = table.append_column(name, int64_array(np.arange(len(table))))
+    rows: npt.NDArray[np.int64] = numbered.filter(filter)[name].to_numpy()
+    return rows
 
 
 @lru_cache(maxsize=256)
@@ -253,22 +272,22 @@ def _listed(schema: pa.Schema) -> str:
 def from_storage(
     table: pa.Table, schema: pa.Schema, checked: frozenset[str], columns: Sequence[str], coded: Sequence[str] = ()
 ) -> pa.Table:
-    wanted = pa.schema([schema.field(name) for name in columns])
-    for at, field in enumerate(wanted):
+    selected = pa.schema([schema.field(name) for name in columns])
+    for at, field in enumerate(selected):
         if field.name in coded:
-            wanted = wanted.set(at, field.with_type(pa.dictionary(pa.int32(), field.type)))
+            selected = selected.set(at, field.with_type(pa.dictionary(pa.int32(), field.type)))
     table = table.select(list(columns))
     if not columns:
         return table  # A cast would lose the number of rows.
     for name in checked.intersection(columns):
         for chunk in table.column(name).chunks:
             _check_values(chunk.dictionary if pt.is_dictionary(chunk.type) else chunk)
-    if any(pt.is_nested(kind) for kind in wanted.types) or table.schema.types != wanted.types:
-        return table if table.schema.equals(wanted, check_metadata=True) else table.cast(wanted)
-    for field, column in zip(wanted, table.columns, strict=True):
+    if any(pt.is_nested(kind) for kind in selected.types) or table.schema.types != selected.types:
+        return table if table.schema.equals(selected, check_metadata=True) else table.cast(selected)
+    for field, column in zip(selected, table.columns, strict=True):
         if not field.nullable and column.null_count:
             raise ValueError(f"its column {field.name!r} is not null by the schema, and has {column.null_count} NULLs")
-    return pa.Table.from_arrays(table.columns, schema=wanted)  # A cast takes several times as long.
+    return pa.Table.from_arrays(table.columns, schema=selected)  # A cast takes several times as long.
 
 
 def _check_values(array: pa.Array) -> None:
@@ -282,8 +301,8 @@ def _check_values(array: pa.Array) -> None:
 
 def _is_ascii(text: pa.Buffer) -> bool:
     whole = text.size // 8
-    words, rest = np.frombuffer(text, np.uint64, whole), np.frombuffer(text, np.uint8, offset=8 * whole)
-    return not (int(np.bitwise_or.reduce(words)) & 0x8080808080808080 or int(np.bitwise_or.reduce(rest)) & 0x80)
+    words, tail = np.frombuffer(text, np.uint64, whole), np.frombuffer(text, np.uint8, offset=8 * whole)
+    return not (int(np.bitwise_or.reduce(words)) & 0x8080808080808080 or int(np.bitwise_or.reduce(tail)) & 0x80)
 
 
 def has_checked(kind: pa.DataType) -> bool:

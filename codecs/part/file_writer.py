@@ -1,6 +1,6 @@
 """Writes the Parquet file of a part: encodings and statistics chosen per column, row group by row group.
 
-What is written per column, by measurement (1M rows, CPU milliseconds of one thread, row groups of 64k rows):
+Encodings for each column, chosen by measurement (1M rows, CPU milliseconds of one thread, row groups of 64k rows):
 
     column                           encoding, compression         MB     write   read
     random timestamps                DELTA_BINARY_PACKED, none     6.06     19     2.6
@@ -30,25 +30,23 @@ So:
 - integers and temporal types: DELTA_BINARY_PACKED, but a dictionary where a sample has very few values; float32 and
   float64: BYTE_STREAM_SPLIT;
 - decimals of up to 18 digits: as integers, which Arrow reads in a sixth of the time that bytes of fixed length take;
-- other flat types, and these: a dictionary only if a sample shows values repeat, because on unique strings it doubles
-  the time of writing and reading and makes the file larger. Of a thousand texts that come often, a small sample has
-  most only once or twice, so a large one decides; as a dictionary, 1M of 20 letters take 4 ms to read as numbers, 17
-  as texts, and 25 without one; nested columns: a dictionary for each leaf but
-  strings and binary;
+- other flat types, and these: a dictionary only if a sample has repeated values; on unique strings it doubles the time
+  of writing and reading and enlarges the file. A small sample holds most of a thousand common texts only once or twice,
+  so a large one decides. 1M texts of 20 letters in a dictionary take 4 ms to read as numbers and 17 as texts; without
+  one, 25. Nested columns: a dictionary for each leaf but strings and binary;
 - zstd level 1 on columns of which a sample becomes at least a twentieth smaller, none on others;
-- one page a column chunk, up to 1 MiB: the default of 20,000 rows a page is no faster, and each page costs a check;
-- statistics for all leaves except floating ones that hold NaN or lie inside a nested column: Parquet leaves
-  NaN out of minimum and maximum, so a reader that prunes by them would lose rows for a filter such as `~(x >
-  5)`.
+- one page for each column chunk, up to 1 MiB: the default of 20,000 rows is not faster, and each page costs a check;
+- statistics for all leaves, except floating ones that hold NaN or lie inside a nested column: Parquet leaves NaN out of
+  minimum and maximum, so a reader that prunes by these would lose rows for a filter such as `~(x > 5)`.
 
-Each column has a field id, by which readers that follow table formats tell columns apart whatever these are called:
-`file_schema` says which. Such a reader finds no column at all in a file without ids, and gives NULL for each.
+Each column has a field id (`file_schema`), by which readers of table formats identify columns independently of names.
+In a file without ids, such a reader finds no column at all, and returns NULL for each.
 
-Parquet has no seconds and no date64: `storage_type` says what they are written as, and `file_reader` casts them back. A
-value that would not come back the same is refused.
+Parquet has no seconds and no date64: `storage_type` maps them to stored types, and `file_reader` casts back. A value
+that would not come back the same is refused.
 
-A page index is written for other readers: pyarrow uses neither it nor bloom filters, and finds one value of 1M unsorted
-ones no faster with a bloom filter for each row group than without.
+A page index is written for other readers. pyarrow uses neither it nor bloom filters: it finds one of 1M unsorted values
+no faster with a bloom filter in each row group.
 """
 
 import io
@@ -72,13 +70,14 @@ from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 
 MAGIC = b"PAR1"
 _MILLISECONDS = {pa.date64(): pa.date32(), pa.time32("s"): pa.time32("ms")}
-# Below those that Iceberg keeps for itself, and beyond those of columns.
+# Below the ids that Iceberg reserves, and beyond those of columns.
 _RESERVED_IDS = {TIME: 2_147_000_001, DIFF: 2_147_000_002}
 _INNER_IDS, _INNER_MAX = 1_000_000_000, 1 << 15
 _TAIL = 8  # The length of the footer, and the magic.
 GROUPS_KEY, GROUPS_VERSION = "persist.groups", 1
 _SAMPLE_ROWS = 1024
-_LARGE_SAMPLE_ROWS, _MAY_REPEAT = 8 << 10, 0.97  # More than that share distinct: a large sample would tell the same.
+# If a larger share is distinct, a large sample would not change the answer.
+_LARGE_SAMPLE_ROWS, _MAY_REPEAT = 8 << 10, 0.97
 _FEW = 16
 _LONG_DIGITS = 18  # Decimals of so many digits at most are integers in Parquet.
 _PROBED_MIN, _PROBE_ROWS = 16 << 10, 8 << 10
@@ -132,7 +131,7 @@ class FileWriter:
         self._end = len(MAGIC)
 
     def _probed(self, stored: pa.Table) -> dict[str, Any]:
-        """Return the compression of each leaf: none for those that it hardly makes smaller, judged by some rows."""
+        """Return the compression of each leaf: none for leaves whose sampled rows hardly shrink."""
         sink = io.BytesIO()
         options = _column_options(self._schema, self._dictionaries, ())
         options |= {"write_statistics": False, "store_decimal_as_integer": True}
@@ -158,8 +157,8 @@ class FileWriter:
         and once more for all.
 
         Raises:
-            InvalidUpdate: a value is outside what its type can be stored as (a timestamp[s] beyond the range of
-                milliseconds, a date64 that is not a whole day, a time32[s] of more than a day).
+            InvalidUpdate: a value does not fit its stored type (a timestamp[s] beyond the range of milliseconds, a
+                date64 that is not a whole day, a time32[s] of more than a day).
         """
         misled = misled_columns(group) - self.without_statistics
         if misled:
@@ -240,7 +239,7 @@ def _repeating(rows: pa.Table) -> Iterator[str]:
             continue
         if _encoding(field.type) is None or pt.is_decimal(field.type):
             distinct, sampled = _distinct(column, _SAMPLE_ROWS)
-            # Of a thousand values that come often, a small sample has most no more than once or twice.
+            # A small sample contains most of a thousand common values at most once.
             if sampled / 2 < distinct <= sampled * _MAY_REPEAT and len(rows) >= _PROBED_MIN:
                 distinct, sampled = _distinct(column, _LARGE_SAMPLE_ROWS)
             if distinct <= sampled / 2:
@@ -265,7 +264,7 @@ def _encoding(kind: pa.DataType) -> str | None:
 
 def has_nan(column: pa.ChunkedArray) -> bool:
     """Whether a column of floats holds NaN."""
-    # What is stored for NULL is looked at, too, which may be NaN: a quick no for most columns.
+    # Values stored for NULL count as well and may be NaN: a quick no for most columns.
     may_have = any(np.isnan(stored_values(chunk)).any() for chunk in column.chunks)
     return may_have and any(bool(pc.any(pc.is_nan(widened(chunk))).as_py()) for chunk in column.chunks)
 
@@ -273,8 +272,8 @@ def has_nan(column: pa.ChunkedArray) -> bool:
 def _has_zeros_only(column: pa.ChunkedArray) -> bool:
     """Whether the floats of a row group are all zero or NULL.
 
-    Parquet gives zero as the minimum -0.0 and the maximum 0.0; Arrow then takes the column for a constant -0.0, which
-    `isin([0.0])` does not match.
+    Parquet stores -0.0 as the minimum and 0.0 as the maximum of zeros; Arrow then takes the column for a constant -0.0,
+    which `isin([0.0])` does not match.
     """
     stored = widened(combined(column)).fill_null(0).to_numpy()
     return not bool(stored[0]) and not bool(stored.any())
@@ -340,7 +339,7 @@ def _with_id(field: pa.Field, field_id: int | None) -> pa.Field:
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:
-    """The type Parquet gives back for a column of this type."""
+    """Return the Arrow type that Parquet returns for a column of this type."""
     if pt.is_nested(kind):
         return with_children(kind, [storage_type(child.type) for child in children(kind)])
     if pt.is_timestamp(kind) and kind.unit == "s":
@@ -375,8 +374,8 @@ def _all_same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> bool:
     """Whether two columns are equal, NaN inside nested values being equal to itself."""
     if not pt.is_nested(left.type):
         return bool(left.equals(right))
-    both = pa.table({"both": pa.chunked_array([*left.chunks, *right.chunks], type=left.type)})
-    (ranks,) = order_keys(both, ["both"])
+    joined = pa.table({"both": pa.chunked_array([*left.chunks, *right.chunks], type=left.type)})
+    (ranks,) = order_keys(joined, ["both"])
     return bool(ranks[: len(left)].equals(ranks[len(left) :]))
 
 

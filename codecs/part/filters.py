@@ -1,20 +1,19 @@
-"""Filters as callers write them: made to mean what they say of stored values, what they look at, what they leave out.
+"""Filters: adapted to how values are stored, the columns that they read, and the parts that they exclude.
 
 Zero is stored as 0.0 (see `persist.codecs.order.ordering`), and -0.0 is the same value. Arrow's comparisons know that.
 Its look-ups in a set of values (`isin`) go by bits instead, and so does what it concludes from statistics. So each set
-that holds the one zero is given the other one, too.
+that contains one zero gets the other as well.
 
-An expression cannot be taken apart in Python. What Arrow makes of it for pickling is a record batch, in which the set
-of each `isin` is a column: that is where the zeros are added.
+An expression cannot be taken apart in Python. Arrow pickles an expression as a record batch, in which the set of each
+`isin` is a column: zeros are added there.
 
-Which parts a filter leaves out follows from the minimum and maximum of their columns. Arrow can tell whether an
-expression may be true under a guarantee, and offers that for the fragments of a dataset: so a part becomes a fragment
-without a file, guaranteed to lie within its statistics.
+The minimum and maximum of their columns decide which parts a filter excludes. Arrow can decide whether an expression
+may be true under a guarantee, and offers that for fragments of a dataset. So a part becomes a fragment without a file
+whose guarantee is its statistics.
 
-To make a fragment takes longer than to ask it, and each plan asks thousands of parts. So parts are asked in groups:
-first whether any part of a group may match, by the least and greatest values of all of them, which are made once and
-kept; and then the parts of the groups that may. Ranges of keys are asked in the same way: what lies between two keys is
-guaranteed, too.
+Making a fragment takes longer than testing it, and each plan tests thousands of parts. So parts are tested in groups:
+first whether any part of a group may match, by the cached bounds of the whole group; then the parts of matching groups.
+Ranges of keys are tested in the same way: the bounds of a range are a guarantee as well.
 """
 
 import re
@@ -40,19 +39,19 @@ _FUNCTION = re.compile(r"(\w+)\(")
 _PLAIN_FUNCTIONS = {"invert", "is_null", "is_valid", "is_nan", "is_in", "if_else"}
 _PLAIN_FUNCTIONS |= {"starts_with", "ends_with", "match_substring"}
 _CHECKSUM, _SCHEMA = attrgetter("checksum"), attrgetter("schema")
-_Group = tuple[str, tuple[int, ...]]  # What its parts are, and by which versions of the schema.
+_Group = tuple[str, tuple[int, ...]]  # The contents of its parts, and the versions of the schema that wrote them.
 GROUP_MAX = 128
 GROUPS_KNOWN_MAX, SCHEMAS_MAX = 8192, 16
-# What groups of parts guarantee, by what they hold, for the schemas that were asked for lately.
+# Guarantees of groups of parts, by contents, for recently used schemas.
 _KNOWN_GROUPS: dict[CollectionSchema, dict[_Group, pc.Expression]] = {}
-_SET = "value_set"  # What Arrow calls the set in the options of a function that looks values up.
+_SET = "value_set"  # Arrow's name for the set in the options of set look-ups.
 
 
 def with_both_zeros(filter: pc.Expression) -> pc.Expression:
     """Return a filter in which each set of values that holds 0.0 or -0.0 holds both; itself if there is none."""
     if "is_in(" not in str(filter):
         return filter
-    rebuild, (serialised, *others) = filter.__reduce__()
+    rebuild, (serialised, *arguments) = filter.__reduce__()
     batch = _literals(serialised)
     columns = [_with_both(column) for column in batch.columns]
     if all(new is old for new, old in zip(columns, batch.columns, strict=True)):
@@ -60,7 +59,7 @@ def with_both_zeros(filter: pc.Expression) -> pc.Expression:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as file:
         file.write_batch(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
-    return rebuild(sink.getvalue(), *others)
+    return rebuild(sink.getvalue(), *arguments)
 
 
 def _literals(serialised: pa.Buffer) -> pa.RecordBatch:
@@ -68,7 +67,7 @@ def _literals(serialised: pa.Buffer) -> pa.RecordBatch:
     return pa.ipc.open_file(serialised).read_all().combine_chunks().to_batches()[0]
 
 
-def _set_of(options: pa.Array) -> int:
+def _find_set(options: pa.Array) -> int:
     """Return where the options of a function have a set of floats; -1 if they have none."""
     kind = options.type
     at = kind.get_field_index(_SET) if pt.is_struct(kind) else -1
@@ -78,7 +77,7 @@ def _set_of(options: pa.Array) -> int:
 
 def _with_both(options: pa.Array) -> pa.Array:
     """Return the options of a function, one row, with both zeros in their set if it has one of them."""
-    kind, at = options.type, _set_of(options)
+    kind, at = options.type, _find_set(options)
     if at < 0:
         return options
     item = kind.field(at).type.value_type
@@ -87,21 +86,21 @@ def _with_both(options: pa.Array) -> pa.Array:
     zeros = np.signbit(numbers[numbers == 0.0])
     if not len(zeros) or (zeros.any() and not zeros.all()):
         return options
-    both = pa.concat_arrays([values, pa.array([0.0, -0.0], pa.float64()).cast(item)])
+    extended = pa.concat_arrays([values, pa.array([0.0, -0.0], pa.float64()).cast(item)])
     fields = [options.field(field) for field in range(kind.num_fields)]
-    fields[at] = pa.ListArray.from_arrays(pa.array([0, len(both)], pa.int32()), both, type=kind.field(at).type)
+    fields[at] = pa.ListArray.from_arrays(pa.array([0, len(extended)], pa.int32()), extended, type=kind.field(at).type)
     return pa.StructArray.from_arrays(fields, fields=[kind.field(field) for field in range(kind.num_fields)])
 
 
-def columns_of(filter: pc.Expression, schema: pa.Schema, besides: Sequence[str] = ()) -> list[str]:
-    """Names of the columns, besides some, over which filter can be computed; more than these if that is hard to say."""
+def referenced_columns(filter: pc.Expression, schema: pa.Schema, besides: Sequence[str] = ()) -> list[str]:
+    """Return the columns that filter reads, besides `others`; a superset if that is hard to determine."""
     text = str(filter)
-    others = [name for name in schema.names if name not in besides]
-    named = others if "..." in text else [name for name in others if name in text]
+    candidates = [name for name in schema.names if name not in besides]
+    named = candidates if "..." in text else [name for name in candidates if name in text]
     try:
         schema.empty_table().select([*besides, *named]).filter(filter)
     except (pa.ArrowException, TypeError, ValueError):
-        return others
+        return candidates
     return named
 
 
@@ -114,7 +113,7 @@ def may_compare_with_nan(filter: pc.Expression) -> bool:
 
 
 def _has_nan(options: pa.Array) -> bool:
-    at = _set_of(options)
+    at = _find_set(options)
     return at >= 0 and bool(pc.any(pc.is_nan(options.field(at).flatten())).as_py())
 
 
@@ -125,23 +124,23 @@ def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: C
     """
     if may_compare_with_nan(filter):
         return list(parts)
-    asked: Sequence[Part] = parts
+    candidates: Sequence[Part] = parts
     if len(parts) > GROUP_MAX:
         groups = _groups(parts)
-        known = _known_groups(schema)
+        guarantees_by_group = _load_groups(schema)
         guarantees = []
         for group in groups:
             key = "".join(map(_CHECKSUM, group)), tuple(map(_SCHEMA, group))
-            guarantee = known.get(key)
+            guarantee = guarantees_by_group.get(key)
             if guarantee is None:
-                if len(known) >= GROUPS_KNOWN_MAX:
-                    known.clear()
-                guarantee = known[key] = _group_guarantee(group, schema)
+                if len(guarantees_by_group) >= GROUPS_KNOWN_MAX:
+                    guarantees_by_group.clear()
+                guarantee = guarantees_by_group[key] = _group_guarantee(group, schema)
             guarantees.append(guarantee)
-        asked = [part for at in _that_may_match(guarantees, filter, schema) for part in groups[at]]
-    named = columns_of(filter, schema.arrow)
-    matching = _that_may_match([_guarantee(part, schema, named) for part in asked], filter, schema)
-    return [asked[at] for at in matching]
+        candidates = [part for at in _that_may_match(guarantees, filter, schema) for part in groups[at]]
+    named = referenced_columns(filter, schema.arrow)
+    matching = _that_may_match([_guarantee(part, schema, named) for part in candidates], filter, schema)
+    return [candidates[at] for at in matching]
 
 
 def ranges_that_may_match(
@@ -187,7 +186,7 @@ def _between(
             guarantees.append(field <= scalar_from_json(high, kind))
         if least is None or greatest is None or low != high:
             break
-    return _all_of(guarantees)
+    return _conjunction(guarantees)
 
 
 def _is_compared(kind: pa.DataType) -> bool:
@@ -195,19 +194,19 @@ def _is_compared(kind: pa.DataType) -> bool:
     return not (pt.is_float16(kind) or pt.is_duration(kind) or pt.is_fixed_size_binary(kind))
 
 
-def _known_groups(schema: CollectionSchema) -> dict[_Group, pc.Expression]:
-    known = _KNOWN_GROUPS.get(schema)
-    if known is None:
+def _load_groups(schema: CollectionSchema) -> dict[_Group, pc.Expression]:
+    groups = _KNOWN_GROUPS.get(schema)
+    if groups is None:
         if len(_KNOWN_GROUPS) >= SCHEMAS_MAX:
             _KNOWN_GROUPS.clear()
-        known = _KNOWN_GROUPS[schema] = {}
-    return known
+        groups = _KNOWN_GROUPS[schema] = {}
+    return groups
 
 
 def _groups(parts: Sequence[Part]) -> list[Sequence[Part]]:
     """Cut parts into groups of `GROUP_MAX` at most, and of 50 or so on the average.
 
-    What a part holds says whether a group ends with it, so groups stay the same when other parts come and go.
+    A part's content decides whether a group ends with it, so groups stay the same when other parts come and go.
     """
     groups: list[Sequence[Part]] = []
     ends, start = [at for at, part in enumerate(parts, 1) if part.checksum < "05"], 0
@@ -234,13 +233,13 @@ def _that_may_match(guarantees: Sequence[pc.Expression], filter: pc.Expression, 
 def _guarantee(part: Part, schema: CollectionSchema, names: Sequence[str]) -> pc.Expression:
     """Return what a part guarantees of some columns of its rows."""
     stats = _stats(part, schema)
-    return _all_of(
+    return _conjunction(
         _stats_guarantee(part.name, schema, name, part.rows, *stats[name]) for name in names if name in stats
     )
 
 
 def _group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc.Expression:
-    """Return what all of some parts guarantee: of the columns that each of them says something of."""
+    """Return the guarantee that holds for all parts, on the columns for which each has one."""
     rows, stats = sum(part.rows for part in parts), [_stats(part, schema) for part in parts]
     guarantees = []
     for name in stats[0]:
@@ -253,7 +252,7 @@ def _group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc.Expr
             if least is not None and greatest is not None:
                 bounds.append((least, greatest))
             elif nulls != part.rows:
-                break  # It says nothing of this column.
+                break  # It has no bound for this column.
         else:
             try:
                 least = min((low for low, _ in bounds), key=lambda value: order([value]), default=None)
@@ -262,34 +261,33 @@ def _group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc.Expr
                 raise CorruptBlob(parts[0].name, f"descriptors have wrong statistics of {name!r}: {error}") from error
             nulls = sum(of_part[name][2] for of_part in stats)
             guarantees.append(_stats_guarantee(parts[0].name, schema, name, rows, least, greatest, nulls))
-    return _all_of(guarantees)
+    return _conjunction(guarantees)
 
 
-def _all_of(guarantees: Iterable[pc.Expression | None]) -> pc.Expression:
+def _conjunction(guarantees: Iterable[pc.Expression | None]) -> pc.Expression:
     return reduce(and_, (guarantee for guarantee in guarantees if guarantee is not None), pc.scalar(True))
 
 
 def _stats(part: Part, schema: CollectionSchema) -> Mapping[str, tuple[Scalar, Scalar, int]]:
     """Return the least and greatest value and the number of NULLs of columns of a schema, as far as they are known.
 
-    Of another version of the schema, they are of columns that are there under any name. What a column that is younger
-    than the part has is known, too. Of one that was widened nothing is said, but for integers and text, whose values
-    are written alike.
+    The statistics of another version are matched by column id. A column younger than the part has a constant, its
+    default. A widened column has no statistics, except integers and text, whose values are written alike.
     """
     lifted, stats = part.lift(schema), part.stats
     if lifted is None:
         return {name: stats[name] for name in schema.names if name in stats}
-    known: dict[str, tuple[Scalar, Scalar, int]] = {}
+    bounds: dict[str, tuple[Scalar, Scalar, int]] = {}
     for name in lifted.wanted.names:
         source, kind = lifted.sources.get(name), lifted.wanted.arrow.field(name).type
         if source is None:
             if lifted.is_younger and is_flat(kind):
                 default = lifted.default(name)
                 written: Any = scalar_to_json(default)
-                known[name] = written, written, 0 if default.is_valid else part.rows
+                bounds[name] = written, written, 0 if default.is_valid else part.rows
         elif source in stats and is_written_alike(lifted.stored.arrow.field(source).type, kind):
-            known[name] = stats[source]
-    return known
+            bounds[name] = stats[source]
+    return bounds
 
 
 def _stats_guarantee(

@@ -6,7 +6,7 @@
     decode_groups   verifies row groups by the index, and decodes them
 
 So nothing is believed that a checksum does not vouch for: the descriptor's for the footer, the footer's for the groups.
-What is between the last row group and the footer (Parquet's page index) is not used.
+The bytes between the last row group and the footer (Parquet's page index) are not used.
 
 The index is the entry `persist.groups` of the footer's key-value metadata, in JSON:
 
@@ -42,9 +42,9 @@ from persist.codecs.part.decoding import (
 )
 from persist.codecs.part.file_reader import PARSED_BYTES, CheckedFooter, GroupFile, groups_within, read_footer
 from persist.codecs.part.file_writer import GROUPS_KEY, GROUPS_VERSION, MAGIC
-from persist.codecs.part.filters import columns_of
+from persist.codecs.part.filters import referenced_columns
 from persist.codecs.part.lending import lend, lent_buffer
-from persist.codecs.part.part import Part, checksum_of
+from persist.codecs.part.part import Part, compute_checksum
 from persist.codecs.types.arrow_types import is_text
 from persist.codecs.types.schema import CollectionSchema
 
@@ -106,15 +106,15 @@ class PartIndex:
         return limits_by_group
 
     def coded(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those of some columns that the file has as dictionaries, judged by its first row group."""
+        """Return the columns that the first row group stores as dictionaries."""
         group = self._footer.metadata.row_group(0)
         chunks = (group.column(at) for at in range(group.num_columns))
-        there = {chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page}
-        return tuple(name for name in names if name in there)
+        coded = {chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page}
+        return tuple(name for name in names if name in coded)
 
 
 def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema) -> PartIndex:
-    """Verify the footer of a part, and return what it says of the row groups.
+    """Verify the footer of a part, and return its index of row groups.
 
     Cost: 0.2 ms, and 10 to 15 µs for each column of each row group; 4 ms for 64 MiB of six columns.
 
@@ -124,7 +124,7 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
         schema: the collection's.
 
     Raises:
-        CorruptBlob: footer is not what the descriptor says, or not that of a part of this collection.
+        CorruptBlob: footer disagrees with the descriptor, or belongs to another collection's part.
         IncompatibleVersion: the index has a form that this version does not know.
     """
     start, _ = part.footer_range
@@ -133,13 +133,13 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
     schema = schema if lifted is None else lifted.stored
     if len(footer) != part.footer.bytes:
         raise CorruptBlob(part.name, f"its footer has {len(footer)} bytes, and its descriptor says {part.footer.bytes}")
-    if (checksum := checksum_of(footer)) != part.footer.checksum:
+    if (checksum := compute_checksum(footer)) != part.footer.checksum:
         raise CorruptBlob(
             part.name, f"the checksum of its footer is {checksum}, and its descriptor says {part.footer.checksum}"
         )
     tail = pa.py_buffer(footer)
     read = decoded(part, lambda: read_footer(tail, schema.arrow, rows=part.rows, memory=part.memory))
-    lengths, checksums = _index_of(read, part)
+    lengths, checksums = _build_index(read, part)
     ends = list(accumulate(lengths, initial=len(MAGIC)))
     if ends[-1] > start:
         raise CorruptBlob(
@@ -151,7 +151,7 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
     return PartIndex(groups, PARSED_BYTES * len(footer), checksums, read)
 
 
-def _index_of(footer: CheckedFooter, part: Part) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def _build_index(footer: CheckedFooter, part: Part) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the lengths and the checksums of the row groups."""
     written = (footer.metadata.metadata or {}).get(GROUPS_KEY.encode())
     if written is None:
@@ -185,16 +185,16 @@ def decode_groups(
     """Verify some row groups of a part, then read their updates.
 
     Args:
-        pieces: the number of each row group, ascending, and its bytes, those of `[Group.start, Group.end)`.
+        pieces: the number of each row group, ascending, and its bytes `[Group.start, Group.end)`.
         index: the part's.
         part, schema, columns, filter, use_threads, coded: as for `decode_part`; statistics are not looked at.
 
     Cost, beyond what Arrow takes to decode them: 0.2 ms, and the checksum, 0.1 ms a MB.
 
     Raises:
-        CorruptBlob: pieces are not what the index says, or not of a part of this collection.
+        CorruptBlob: pieces disagree with the index, or belong to another collection.
         InvalidUsage: an unknown column, or a filter that does not fit the schema.
-        ValueError: the numbers of pieces do not ascend, or there are no such row groups.
+        ValueError: the numbers of pieces do not ascend, or are out of range.
     """
     columns = schema.arrow.names if columns is None else list(columns)
     check_request(schema.arrow, columns, filter)
@@ -225,7 +225,7 @@ def decode_groups(
         raise ValueError(f"row groups {numbers} of {len(index.groups)}: name some of these, in order and each once")
     if not pieces:
         return pa.schema([schema.arrow.field(name) for name in columns]).empty_table()
-    read = [*columns, *(columns_of(filter, schema.arrow, columns) if filter is not None else ())]
+    read = [*columns, *(referenced_columns(filter, schema.arrow, columns) if filter is not None else ())]
     file = OpenGroups(pieces, index, part, schema, coded if filter is None else ())
     return filtered(file.read(numbers, read, use_threads=use_threads), filter, columns, schema.arrow)
 
@@ -235,10 +235,10 @@ class OpenGroups:
 
     Args:
         pieces, index, coded: as for `decode_groups`.
-        part: whose file has the columns of the schema, and the times that it says.
+        part: its file has the columns of the schema, and its own times.
 
     Raises:
-        CorruptBlob: pieces are not what the index says.
+        CorruptBlob: pieces disagree with the index.
     """
 
     def __init__(
@@ -290,8 +290,8 @@ def _verify(data: bytes | memoryview, number: int, index: PartIndex, part: Part)
 def check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> None:
     """Raise what reading a part in pieces would, as far as nothing must be decoded to know it.
 
-    data is all of it, and what its descriptor says. Cost: the checksums, 0.2 ms, and 10 to 15 µs for each column of
-    each row group.
+    data: the whole blob, already verified by its descriptor. Cost: the checksums, 0.2 ms, and 10 to 15 µs for each
+    column of each row group.
     """
     start, end = part.footer_range
     view = memoryview(data)
@@ -301,13 +301,13 @@ def check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) 
 
 
 def check_accepted(data: bytes, part: Part, schema: CollectionSchema) -> None:
-    """Check that readers accept a part that was just encoded, before anybody may name it (rule 16).
+    """Check that readers accept a newly encoded part, before a record names it (rule 16).
 
     A part goes through the code that readers use: its descriptor is written and read back, its footer is held against
     the descriptor, and row groups against the index. Nothing is decoded, but for a batch: that is read as readers do.
 
     Raises:
-        InvalidUpdate: they would not, and say why.
+        InvalidUpdate: a reader would reject it; the message has the reason.
     """
     try:
         if _descriptor.decode(msgspec.json.encode(part)) != part:

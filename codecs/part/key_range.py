@@ -1,10 +1,9 @@
 """Slices of the key space: which parts, and which rows of a sorted part, hold the keys of an interval.
 
-A *bound* is a whole key in the JSON form in which part descriptors carry keys (`Part.keys`). Bounds are compared in
-the order of rows (see `persist.codecs.order.ordering`): NULL after everything, NaN after every number, strings by
-code point, which is the order of their UTF-8 bytes. `key_ranges` cuts where the sampled keys of the parts say that
-there are about equally many rows on both sides; since all rows of one key fall into one slice, slices can be
-consolidated independently.
+A *bound* is a whole key in the JSON form in which part descriptors carry keys (`Part.keys`). Bounds are compared in the
+order of rows (see `persist.codecs.order.ordering`): NULL after everything, NaN after every number, strings by code
+point, which is the order of their UTF-8 bytes. `key_ranges` cuts where the sampled keys of the parts predict about
+equally many rows on both sides. All rows of one key are in one slice, so slices can be consolidated independently.
 """
 
 import bisect
@@ -23,9 +22,9 @@ from persist.codecs.part.part import Part, sample_row
 from persist.codecs.types.arrow_types import Bound, Orderable, key_order, keys_order, scalar_to_json
 from persist.codecs.types.schema import CollectionSchema
 
-KEY_BYTES = 64  # Of a key of one field in comparable form, roughly.
-# What was parsed lately: planning asks for the keys of the same parts again and again. What nobody has asked for in a
-# minute goes, because parts are replaced all the time, and to parse keys once more costs little.
+KEY_BYTES = 64  # Roughly, for a key of one field in comparable form.
+# Recently parsed keys: planning needs those of the same parts repeatedly. Entries unused for a minute are dropped:
+# parts are replaced all the time, and parsing keys again is cheap.
 _KNOWN: ByteBoundedLru[tuple[bytes, tuple[pa.DataType, ...]], list[Orderable]] = ByteBoundedLru(
     16 << 20, lambda keys: KEY_BYTES * (1 + len(keys)), idle_s=60.0
 )
@@ -43,7 +42,7 @@ class KeyRange:
 
     lower: Bound | None = None
     upper: Bound | None = None
-    # What is known of keys of the types that were asked for first.
+    # Cached bounds in comparable form, for the types first requested.
     _ordered: tuple[Types, Orderable | None, Orderable | None] | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -59,7 +58,7 @@ class KeyRange:
         return self._ordered[1:]
 
     def know(self, types: Types, lower: Orderable | None, upper: Orderable | None) -> None:
-        """Take note of what `ordered` gives."""
+        """Cache the result of `ordered`."""
         if self._ordered is None:
             object.__setattr__(self, "_ordered", (types, lower, upper))
 
@@ -70,7 +69,7 @@ class KeyRange:
 
     def may_overlap(self, part: Part, schema: CollectionSchema) -> bool:
         """Return False only if no key of part is inside."""
-        keys = None if self.is_all else ordered_keys(part, schema)
+        keys = None if self.is_all else comparable_keys(part, schema)
         if keys is None:
             return True
         lower, upper = self.ordered(schema.key_types)
@@ -78,7 +77,7 @@ class KeyRange:
 
     def covers(self, part: Part, schema: CollectionSchema) -> bool:
         """Return True only if every key of part is inside."""
-        keys = None if self.is_all else ordered_keys(part, schema)
+        keys = None if self.is_all else comparable_keys(part, schema)
         if keys is None:
             return self.is_all
         lower, upper = self.ordered(schema.key_types)
@@ -89,19 +88,19 @@ class KeyRange:
         return KeyRange(None, self.upper).rows(keys, schema)[1]
 
     def rows(self, keys: pa.Table, schema: CollectionSchema) -> tuple[int, int]:
-        """Return the interval `[start, end)` of rows that are inside, given the sorted key columns of a part.
+        """Return the interval `[start, end)` of rows inside the range, for a part's sorted key columns.
 
         Cost: O(log rows) comparisons.
         """
         order = key_order(schema.key_types)
         columns = [keys[name] for name in schema.key_names]
 
-        def key_at(row: int) -> Orderable:
+        def key_of_row(row: int) -> Orderable:
             return order([scalar_to_json(column[row]) for column in columns])
 
         rows = range(len(keys))
-        start = 0 if self.lower is None else bisect.bisect_left(rows, order(self.lower), key=key_at)
-        end = len(keys) if self.upper is None else bisect.bisect_left(rows, order(self.upper), key=key_at)
+        start = 0 if self.lower is None else bisect.bisect_left(rows, order(self.lower), key=key_of_row)
+        end = len(keys) if self.upper is None else bisect.bisect_left(rows, order(self.upper), key=key_of_row)
         return start, max(start, end)
 
     def bracket(self, part: Part, schema: CollectionSchema) -> tuple[int, int]:
@@ -112,13 +111,13 @@ class KeyRange:
         """Return the same, and how many keys are sampled."""
         if self.is_all:
             return 0, part.rows, 0
-        known = self._within.get(part.checksum)
-        if known is None or self._ordered is None or self._ordered[0] != schema.key_types:
-            return self.note(part, schema.key_types, ordered_keys(part, schema))
-        return known
+        cached = self._within.get(part.checksum)
+        if cached is None or self._ordered is None or self._ordered[0] != schema.key_types:
+            return self.note(part, schema.key_types, comparable_keys(part, schema))
+        return cached
 
     def note(self, part: Part, types: Types, sampled: list[Orderable] | None) -> Within:
-        """Return what `within` gives from now on, of a part whose sampled keys are these."""
+        """Cache the result of `within` for a part with these sampled keys."""
         lower, upper = self.ordered(types)
         start, end, samples = 0, part.rows, len(sampled or ())
         if sampled is not None and lower is not None and lower > sampled[0]:
@@ -152,7 +151,7 @@ class KeyRange:
         return table.slice(start, end - start).select(list(columns))
 
 
-Sampled = Sequence[list[Orderable] | None]  # What `ordered_keys` gives of several parts.
+Sampled = Sequence[list[Orderable] | None]  # The results of `comparable_keys` for several parts.
 
 
 def key_ranges(
@@ -174,12 +173,12 @@ def key_ranges(
         return [within]
     keys: list[Orderable] = []
     samples: list[int] = []  # How many of the keys are of each part.
-    for known in (ordered_keys(part, schema) for part in parts) if sampled is None else sampled:
-        if known is None:
+    for keys_of_part in (comparable_keys(part, schema) for part in parts) if sampled is None else sampled:
+        if keys_of_part is None:
             return [within]
-        keys += known
-        samples.append(len(known))
-    # Numbers of keys, because the one that is cut at must be found again in its part.
+        keys += keys_of_part
+        samples.append(len(keys_of_part))
+    # Sort indices, because the key at the cut must be found again in its part.
     order = sorted(range(len(keys)), key=keys.__getitem__)
     key_of, written = keys.__getitem__, key_order(schema.key_types)
     first = 0 if within.lower is None else bisect.bisect_left(order, written(within.lower), key=key_of)
@@ -187,7 +186,7 @@ def key_ranges(
     order = order[first:end]
     if not order:
         return [within]
-    shares = np.array([part.rows / known for part, known in zip(parts, samples, strict=True)], np.float64)
+    shares = np.array([part.rows / n_keys for part, n_keys in zip(parts, samples, strict=True)], np.float64)
     weights = np.repeat(shares, samples)[order]
     step, before = float(weights.sum()) / count, (np.cumsum(weights) - weights).tolist()
     ends = [*accumulate(samples)]
@@ -223,7 +222,8 @@ def parts_within(
     lower, upper = ranges[0].ordered(types)[0], ranges[-1].ordered(types)[1]
     for key_range, start, stop in zip(ranges, [lower, *cuts], [*cuts, upper], strict=True):
         key_range.know(types, start, stop)
-    within: dict[int, list[Part]] = {}  # Of ranges with parts: those of a short history may be few of very many.
+    # Only for ranges that contain parts: a short history may touch few of very many.
+    within: dict[int, list[Part]] = {}
     for part, keys in zip(parts, sampled, strict=True):
         first, end = 0, len(ranges)
         if keys is not None:
@@ -232,11 +232,11 @@ def parts_within(
             first, end = bisect.bisect_right(cuts, keys[0]), bisect.bisect_right(cuts, keys[-1]) + 1
         for n in range(first, end):
             within.setdefault(n, []).append(part)
-            ranges[n].note(part, types, keys)  # While the keys are at hand: they are asked for again.
+            ranges[n].note(part, types, keys)  # The keys are parsed here, and are needed again.
     return [within.get(n, ()) for n in range(len(ranges))]
 
 
-def ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:
+def comparable_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:
     """Return the sampled keys of part in comparable form, or None if it has none.
 
     Raises:
@@ -246,19 +246,17 @@ def ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None
     types = schema.key_types
     keys = _KNOWN.get((written, types))
     if keys is None:
-        keys = _ordered_keys(part, schema)
+        keys = _parse_keys(part, schema)
         _KNOWN.put((written, types), keys)
     return keys or None
 
 
-def _ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable]:
+def _parse_keys(part: Part, schema: CollectionSchema) -> list[Orderable]:
     bounds = part.keys
     if bounds is None:
         return []
     try:
-        # A reader by the first key columns alone has a schema without the others.
-        width = len(schema.key_types)
-        keys = keys_order(schema.key_types)([bound[:width] for bound in bounds])
+        keys = keys_order(schema.key_types)(bounds)
     except (ValueError, ArithmeticError, pa.ArrowException) as error:
         raise CorruptBlob(part.name, f"its descriptor has keys of another type: {error}") from error
     if keys != sorted(keys):

@@ -1,23 +1,22 @@
-"""Memory that Arrow's threads and ours have from each other: lent to them until they return it, and given back by us.
+"""Memory shared with Arrow's threads: lent until they return it, and freed memory returned to the system.
 
 A thread of Arrow may let go of a buffer shortly after the read that used it has returned. If the memory is Python's, it
-takes the interpreter's lock for that. Before Python 3.14, whoever asks for that lock when the interpreter is ending has
-its thread ended, which in the middle of a C++ destructor aborts the process: exit status 134, with all work done. So
-what is lent is noted, and the process waits at its end until Arrow has given all of it back, for `WAIT_S` at most.
+takes the interpreter's lock for that. Before Python 3.14, a thread that takes that lock while the interpreter ends is
+terminated. In the middle of a C++ destructor this aborts the process: exit status 134, with all work done. So lent
+memory is recorded, and at exit the process waits until Arrow has returned all of it, for `WAIT_S` at most.
 
-A scan that PyArrow drives asks Python for its batches out of C++. In a daemon thread it may be under way when the
-interpreter ends, which aborts the process, too. So from the end on such a scan is refused, and so is its next
-batch, and what is under way is waited for: exactly where the scan is a call of ours (`under_way`), and else, where
-DuckDB or Polars drives it, for a moment after its last batch. Those of other threads, of `atexit` functions as well,
-go on.
+A scan that PyArrow drives fetches its batches from Python out of C++. If a daemon thread does that while the
+interpreter ends, the process aborts as well. So at exit new scans and further batches are refused, and running ones are
+awaited: exactly if the scan is a call of ours (`under_way`), and for a moment after its last batch if DuckDB or Polars
+drives it. Those of other threads, of `atexit` functions as well, go on.
 
 Rejected: memory of Arrow's own, which means to copy each part; decoding without threads; waiting for some milliseconds,
 which on a busy machine is not enough. That this is about the process is why a module has a state here.
 
 Mimalloc, which is Arrow's default, keeps what was freed for the thread that had allocated it, and only that thread can
-return it. What one slice was decoded to is freed where the slice is merged. The threads that decoded it then wait for
-their next part, or allocate in other sizes: together they held 100 to 150 MiB that nobody used, beyond any budget. So
-each thread that decodes calls `give_back_freed`.
+return it. The rows of a slice are freed by the thread that merges it. The threads that decoded it then wait for their
+next part, or allocate in other sizes: together they held 100 to 150 MiB of unused memory beyond any budget. So each
+thread that decodes calls `give_back_freed`.
 """
 
 import atexit
@@ -36,9 +35,10 @@ from persist.blob.errors import InvalidUsage
 
 WAIT_S = 2.0
 CALLS_WAIT_S = 30.0  # Their next batch is refused, so they end soon, but a busy machine may let them wait.
-RETURN_S = 0.25  # For the way of a thread from C++ back to Python, after a scan that is no call of ours.
+RETURN_S = 0.25  # Time for a thread to return from C++ to Python, after a scan that is not a call of ours.
 
-STEP_BYTES = 16 << 20  # Freed memory is returned in steps of this: with less, the same pages are asked for again.
+# Freed memory is returned in steps of this size: with smaller steps, the same pages are requested again.
+STEP_BYTES = 16 << 20
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ def until_the_end(batches: Iterator[T]) -> Iterator[T]:
     """Return batches for a scan that C++ drives; in a daemon thread, only until the process begins to end.
 
     Raises:
-        InvalidUsage: it has begun to end; or when the next batch is asked for then.
+        InvalidUsage: the interpreter has begun to end, now or at the next batch.
     """
     if not threading.current_thread().daemon:
         return batches
@@ -103,7 +103,7 @@ def lent_buffer(data: bytes | memoryview) -> pa.Buffer:
     """Return bytes as a buffer that Arrow's threads may use; nothing is copied."""
     if not len(data):
         return pa.py_buffer(data)
-    array = np.frombuffer(data, np.uint8)  # Of bytes themselves nobody can tell when they are gone.
+    array = np.frombuffer(data, np.uint8)  # The end of life of a bytes object cannot be observed.
     lend(array)
     return pa.py_buffer(array)
 
@@ -139,7 +139,7 @@ def wait_for_returns(timeout_s: float = WAIT_S) -> bool:
     """Wait until nothing is lent any more; return False if something still is after timeout_s."""
     ends_s = time.monotonic() + timeout_s
     while _lent and time.monotonic() < ends_s:
-        time.sleep(0.001)  # Which lets go of the lock that Arrow's threads wait for.
+        time.sleep(0.001)  # Sleeping releases the lock that Arrow's threads wait for.
     return not _lent
 
 
@@ -155,7 +155,7 @@ def give_back_freed(decoded_bytes: int, step_bytes: int) -> None:
 
     The step is `STEP_BYTES`, or less where so much is too much for a small budget.
 
-    Nothing that is in use is touched. Only mimalloc is asked: jemalloc returns what was freed after a while, and glibc
+    Nothing that is in use is touched. Only mimalloc needs it: jemalloc returns freed memory after a while, and glibc
     would walk through the memory of all threads.
     """
     _decoded.bytes += decoded_bytes

@@ -9,14 +9,12 @@
         zeros     to a multiple of 64, as Arrow wants its buffers
         message   an encapsulated Arrow IPC message: a RecordBatch, not compressed and without a schema; the file's end
 
-Such a file is a copy that may be lost. The name says what it is a copy of, and the reader knows its schema from there.
-Whatever disagrees with a checksum or with the name makes the file worthless (`ValueError`), and the rows are decoded
-again. A chunk is checked before the first of its rows is used, once for each mapping: nobody writes to such a file
-after it has got its name.
+Such a file is a copy that may be lost. The name identifies the source of the copy, and thereby its schema. If anything
+disagrees with a checksum or with the name, the file is useless (`ValueError`), and the rows are decoded again. A chunk
+is checked before its first row is used, once for each mapping: a named file is never written to again.
 
-Rejected: one checksum for all (a look-up of some keys would read every byte), Arrow's IPC file format (its footer says
-nothing that the name does not, and is parsed before anything could have been checked), compression (it cannot be
-mapped).
+Rejected: one checksum for all (a look-up of some keys would read every byte), Arrow's IPC file format (its footer
+repeats the name, and is parsed before any check is possible), compression (it cannot be mapped).
 """
 
 import struct
@@ -60,7 +58,7 @@ class MappedRows:
     """The rows of one file, of which only what was checked may be used; safe to share between threads.
 
     Attributes:
-        batch: the rows. Whoever looks at one of them has asked `check` before.
+        batch: the rows. Callers must call `check` before they read any of them.
         nbytes: how long the file is.
     """
 
@@ -102,7 +100,7 @@ class MappedRows:
             raise ValueError(f"it has {self.batch.num_rows} rows instead of {rows}")
 
     def check(self, rows: Rows | None) -> None:
-        """Make sure that some rows are what was written; None stands for all.
+        """Verify the checksums of some rows; None means all.
 
         Cost: the checksums of the chunks they are in, about 1 µs for each that no one has checked before.
 
@@ -156,7 +154,7 @@ class MappedRows:
         width = 8 if pat.is_large_string(kind) or pat.is_large_binary(kind) else 4
         self._mark_bytes(marks, buffers[1], rows * width, (rows + 2) * width)
         for chunk in np.flatnonzero((np.cumsum(marks[:-1]) > 0) & ~self._is_checked).tolist():
-            self._check_chunks(chunk, chunk + 1)  # What says where the values are is used here already.
+            self._check_chunks(chunk, chunk + 1)  # The offsets of the values are already used here.
         ends = np.frombuffer(buffers[1], f"<i{width}", len(column) + column.offset + 1)
         if buffers[2] is not None:
             self._mark_bytes(marks, buffers[2], ends[rows].astype(np.int64), ends[rows + 1].astype(np.int64))

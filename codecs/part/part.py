@@ -1,4 +1,4 @@
-"""Parts: sorted, consolidated updates as one Parquet file each, and the descriptor that says what is inside.
+"""Parts: sorted, consolidated updates as one Parquet file each, and their descriptors.
 
 The bytes of a part, which are part of the storage format. Very small ones are a batch, which has the same columns and
 rows; its descriptor has no footer:
@@ -18,9 +18,8 @@ A writer promises, and a reader may rely on:
 - no two rows are equal in key, value and `_time`: diffs of equal updates have been summed;
 - floats are canonical: no -0.0, and NaN has one bit pattern;
 - parts of one batch do not overlap in key: equal keys are in one part;
-- a column's Parquet type is the one pyarrow writes for its Arrow type, except that date64 is stored as
-  date32, and time32[s] and timestamp[s] as milliseconds: Parquet has none of these. The Arrow type itself is
-  in the collection's schema;
+- a column's Parquet type is pyarrow's for its Arrow type, except that date64 is stored as date32, and time32[s] and
+  timestamp[s] as milliseconds: Parquet has none of these. The Arrow type itself is in the collection's schema;
 - statistics never mislead: a float column that holds NaN has none, since Parquet's minimum and maximum ignore
   NaN.
 
@@ -28,12 +27,10 @@ Page sizes, page index and other key-value metadata may vary and may change with
 row groups may vary, but for how many there are (`groups_max`). Every file has an index of its row groups in its footer,
 by which they can be read one by one; see `part.index`.
 
-What a reader must check before it believes a row: the length and the xxh3_128 of the whole file against the
-descriptor, or of the footer against the descriptor and of a row group against the footer; then that the file's columns
-and its number of rows are the expected ones, and that it unpacks to what the descriptor says.
-`decode_part` and `decode_groups` do.
-Page checksums are written for readers that open the file alone; they are not verified here, where all that is read
-has been.
+Checks of a reader before it returns a row: the length and the xxh3_128 of the whole file against the descriptor, or of
+the footer against the descriptor and of a row group against the footer. Then the columns and the number of rows must be
+as expected, and the unpacked size must match the descriptor. `decode_part` and `decode_groups` do. Page checksums are
+written for readers that open the file alone; they are not verified here, where all that is read has been.
 
 The descriptor, `Part`, is JSON in the log. `keys` and `stats` are hints for planning: a reader that ignores
 them is still right, and each may be absent. Their values are written by `scalars.scalar_to_json`.
@@ -48,15 +45,15 @@ them is still right, and each may be absent. Their values are written by `scalar
             is left out, never cut short
 
 A Parquet file takes 1.5 ms to write and to check and 0.8 ms to read, whatever is in it; a batch takes 0.05 ms and 0.03.
-Of some hundred rows a Parquet file is a fifth as long, so only what takes a few kilobytes is a batch. Nothing of it is
-unpacked or copied when it is read: the columns are views of the bytes, so they cannot take more memory than these. The
-body is as long as the descriptor's `memory`, and Arrow's full validation holds every offset, count and text against the
-buffers. Rejected for it: an IPC stream with its schema (twice as long, twice as slow, and one more thing that may
-disagree with the collection's schema), and Arrow's compression (it saves nothing on so few bytes).
+For some hundred rows, a Parquet file is five times as long, so only a few kilobytes are stored as a batch. Nothing of
+it is unpacked or copied when it is read: the columns are views of the bytes, so they cannot take more memory than
+these. The body is as long as the descriptor's `memory`, and Arrow's full validation holds every offset, count and text
+against the buffers. Rejected: an IPC stream with its schema (twice as long, twice as slow, and its schema may
+contradict that of the collection), and Arrow's compression (it saves nothing on so few bytes).
 
-Rejected: Arrow IPC for all parts (larger, no statistics, read by fewer tools), page checksums in place of those of row
-groups (they do not cover the headers of pages), truncated string bounds (another rule every reader would have to know,
-for keys that long are rare).
+Rejected: Arrow IPC for all parts (larger, no statistics, read by fewer tools), page checksums instead of row-group
+checksums (they omit the headers of pages), truncated string bounds (another rule for every reader, and such long keys
+are rare).
 """
 
 import struct
@@ -79,7 +76,7 @@ NO_STATS = msgspec.Raw(b"{}")
 _MESSAGE_PREFIX = struct.Struct("<Ii")  # The mark of an Arrow IPC message, and the length of its header.
 
 T = TypeVar("T")
-Content = bytes  # Where a field is called `bytes`, that name is the field's: Python 3.14 looks annotations up late.
+Content = bytes  # An alias, because a field called `bytes` hides the type: Python 3.14 resolves annotations late.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Time = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX)]
 Scalar = None | bool | int | str  # A flat value as `scalars` writes it.
@@ -97,24 +94,24 @@ class Footer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What the log says about one part.
+    """The log's entry for one part.
 
     Attributes:
         blob: key of the blob; empty when the bytes are inline.
         inline: the bytes themselves, for small parts (base64 in JSON).
         bytes, rows: length of the bytes, and rows in them.
-        memory: bytes that decoding takes: of the columns as Arrow holds them; and, for each leaf of a nested column,
-            levels * (4 + bytes of one value, 0 for strings and binary), where levels counts its values, its NULLs and
-            the empty lists around it. What the pages unpack to is about that at most.
+        memory: bytes after decoding, as Arrow holds the columns. A leaf of a nested column adds levels * (4 + bytes of
+            one value, 0 for strings and binary); levels counts its values, its NULLs and the empty lists around it. The
+            pages unpack to about that at most.
         checksum: xxh3_128 of the bytes, 32 hex digits.
         footer: what is read of a Parquet file, and checked, before single row groups are. None of a batch
             (see above), which is always inline.
         time_min, time_max: least and greatest `_time`, both inclusive.
-        stamped: whether all rows have the time `time_min`, whatever the file says (see above).
+        stamped: whether all rows have the time `time_min`, and not the time in the file (see above).
         negatives: rows with a negative diff.
         diff_sum: the sum of all diffs, which may be outside int64.
-        keys_json, stats_json: `keys` and `stats` as they are written. They are the bulk of a descriptor and few
-            readers want them, so they are parsed when they are asked for.
+        keys_json, stats_json: `keys` and `stats` as they are written. They are the bulk of a descriptor and few readers
+            need them, so they are parsed at the first use.
     """
 
     blob: str = ""
@@ -148,12 +145,12 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raw: msgspec.Raw = getattr(self, name)
             if memoryview(raw).nbytes > size_max:
                 raise ValueError(f"{name} of a part have at most {size_max} bytes")
-            # What was parsed is a view that would keep the whole message in memory.
+            # The parsed value is a view that would keep the whole message in memory.
             msgspec.structs.force_setattr(self, name, raw.copy())
 
     @property
     def has_keys(self) -> bool:
-        """Whether `keys` gives any. Nothing is parsed."""
+        """Whether `keys` has any entry. Nothing is parsed."""
         return bytes(self.keys_json) != bytes(NO_KEYS)
 
     @property
@@ -175,9 +172,9 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     def nulls(self, column: str, schema: CollectionSchema) -> int | None:
         """Return how many NULLs a column has; None if that is not known. Raises as `keys` does."""
-        if self.schema != schema.version or schema.is_widened or (known := self.stats.get(column)) is None:
+        if self.schema != schema.version or schema.is_widened or (stats := self.stats.get(column)) is None:
             return None
-        return known[2]
+        return stats[2]
 
     def _parsed(self, raw: msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
         try:
@@ -189,7 +186,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         """Return how the part is read under a schema; None if it was written with this version.
 
         Raises:
-            CorruptBlob: it says that it was written with a version that there is not.
+            CorruptBlob: its schema version does not exist.
         """
         if self.schema == schema.version and not schema.is_widened:
             return None
@@ -200,7 +197,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def footer_range(self) -> tuple[int, int]:
-        """Which bytes `[start, end)` of the blob are its footer.
+        """The bytes `[start, end)` of the footer in the blob.
 
         Raises:
             CorruptBlob: there is none, or it has more bytes than all of the blob.
@@ -212,7 +209,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raise CorruptBlob(self.name, f"its descriptor says {size} bytes of {self.bytes} are its footer")
         return self.bytes - size, self.bytes
 
-    def stamped_at(self, time: int) -> "Part":
+    def with_time(self, time: int) -> "Part":
         """Return the descriptor of the same bytes whose rows all have a time, which their file does not know."""
         return msgspec.structs.replace(self, time_min=time, time_max=time, stamped=True)
 
@@ -223,7 +220,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def rows_id(self) -> str:
-        """What caches know its rows by: parts with equal bytes that are stamped differently hold different rows."""
+        """The identity of its rows, for caches: parts with equal bytes but different stamps hold different rows."""
         return f"{self.checksum}@{self.time_min}" if self.stamped else self.checksum
 
     @property
@@ -233,11 +230,11 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def name(self) -> str:
-        """What error messages call it."""
+        """Its name in error messages."""
         return self.blob or "inline part"
 
 
-def checksum_of(data: bytes | memoryview) -> str:
+def compute_checksum(data: bytes | memoryview) -> str:
     """The checksum of a part's bytes as its descriptor holds it."""
     return xxhash.xxh3_128_hexdigest(data)
 

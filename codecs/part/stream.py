@@ -6,20 +6,20 @@
     + the encoded bytes of the part in progress
     + the key columns of that part's rows (see `describing.Summary`)
 
-but never a decoded part, however large. A part comes out only if readers accept it (see `index.check_accepted`). What
-is written depends on the rows alone, not on how they were cut into tables (but for rows so large that
-`row_group_bytes_max` decides, which Arrow counts a little differently).
+but never a decoded part, however large. A part comes out only if readers accept it (see `index.check_accepted`). The
+output depends on the rows alone, not on how they were split into tables (except for rows so large that
+`row_group_bytes_max` decides, which Arrow counts slightly differently).
 
-A row group ends at `row_group_rows` rows or `row_group_bytes_max` decoded bytes, whichever comes first; later where
-a part would have too many of them (`part.groups_max`). A part ends where the key changes, as soon as it has about
-`part_bytes_target` encoded bytes, or `GROUPS_MAX` times `row_group_bytes_max` decoded ones, so that few bytes never
-stand for very many. How many rows these are is estimated from the rows already encoded.
+A row group ends at `row_group_rows` rows or `row_group_bytes_max` decoded bytes, whichever is first, or later if a part
+would have too many groups (`part.groups_max`). A part ends at the next change of the key after about
+`part_bytes_target` encoded bytes, or after `GROUPS_MAX` times `row_group_bytes_max` decoded ones: this limits how far
+few bytes can expand. How many rows these are is estimated from the rows already encoded.
 
 `RunStream` takes updates in any order and makes as few runs of them as the order allows. It sorts and consolidates each
 table, and appends it to the run in progress as long as keys do not go back; where they do, a new run begins. So updates
 that come sorted by key become one run, whose parts do not overlap, and others become a run for each table. Within a key
-the order does not matter: the updates of the last key are held back until another key comes, or until they are
-`HELD_BYTES_MAX`; those of a larger key go on in a new run. Memory: four times a table, and what `PartStream` holds.
+the order is free: the updates of the last key are held back until the next key, up to `HELD_BYTES_MAX`; beyond that,
+the key continues in a new run. Memory: four times a table, and what `PartStream` holds.
 
 Row groups of 64k rows, because they are what a point read decodes (5 ms for six columns, 0.5 ms for one of int64), and
 smaller ones cost more elsewhere. CPU time of writing and of reading all, against 128k, on a million rows with
@@ -54,7 +54,7 @@ ROW_GROUP_ROWS = 64 * 1024
 ROW_GROUP_BYTES_MAX = 16 << 20
 # A part that would end this little after a row group ends with it, rather than with a small one.
 _SHORT = 0.25
-_PROBE_ROWS = 16 * 1024  # What is encoded once more than needed, to learn how many bytes a row takes.
+_PROBE_ROWS = 16 * 1024  # Rows that are encoded once more, to measure the bytes of a row.
 
 Encoded = tuple[bytes, Part]
 
@@ -68,8 +68,7 @@ def encode_parts(
     row_group_bytes_max: int = ROW_GROUP_BYTES_MAX,
     batch_bytes_max: int = 0,
 ) -> list[Encoded]:
-    """Sort and consolidate updates, and write them as parts with their descriptors; blob and inline are left
-    empty.
+    """Sort, consolidate and encode updates as parts; blob and inline are left empty in the descriptors.
 
     Cost: one sort, one copy of the table, and the encoded bytes.
 
@@ -80,7 +79,7 @@ def encode_parts(
         batch_bytes_max: what takes no more than this is one batch (see `part.part`), to be inline.
 
     Returns:
-        The parts in key order; none when there is no row or all cancel.
+        the parts in key order; none if there are no rows or all cancel.
 
     Raises:
         DiffOverflow: the diffs of one update sum to outside int64.
@@ -129,7 +128,7 @@ class PartStream:
             part_bytes_target: encoded bytes at which the next key starts a new part.
             row_group_rows: the most rows in one row group; more if readers would refuse that many groups.
             row_group_bytes_max: decoded bytes at which a row group ends.
-            sources: the parts that the rows come from, if any; a hint. What they say of NaN saves encoding a part
+            sources: the parts that the rows come from, if any; a hint. Their statistics on NaN save encoding a part
                 twice (see `FileWriter.write`).
         """
         self._schema = schema
@@ -139,7 +138,7 @@ class PartStream:
         self._without_statistics = frozenset(_with_nan(sources, schema))
         self._pending: list[pa.Table] = []
         self._pending_rows = self._pending_bytes = 0
-        self._last_key: pa.Table | None = None  # Of the row before those pending.
+        self._last_key: pa.Table | None = None  # The last key before the pending rows.
         self._writer: FileWriter | None = None
         self._summary = Summary(schema)
         self._row_bytes = 0.0  # Encoded, in the part before or a probe; 0 if not known.
@@ -178,7 +177,10 @@ class PartStream:
         return done
 
     def _write(self, *, is_last: bool) -> list[Encoded]:
-        """Write all full row groups, and if it is_last the rest. A group is full when the row after it is there too."""
+        """Write all full row groups, and the remaining rows if is_last.
+
+        A group is full once the row after it has arrived.
+        """
         done: list[Encoded] = []
         if not self._pending:
             return done
@@ -189,10 +191,10 @@ class PartStream:
             if at + full >= count and not is_last:
                 break
             end = min(at + full, count)
-            left = self._rows_left(rows.slice(at, end - at))
+            remaining = self._rows_left(rows.slice(at, end - at))
             is_done = False
-            if left is not None:
-                cut = self._next_key(rows, at + left)
+            if remaining is not None:
+                cut = self._next_key(rows, at + remaining)
                 if is_done := cut <= end and cut < count:
                     end = cut
             if end > at:
@@ -236,12 +238,12 @@ class PartStream:
             row_bytes = encoded / self._summary.rows
         if not row_bytes:
             return None
-        left = math.ceil((self._part_bytes_target - encoded) / row_bytes)
-        if left > len(group) * (1 + _SHORT):
+        rows = math.ceil((self._part_bytes_target - encoded) / row_bytes)
+        if rows > len(group) * (1 + _SHORT):
             return None
-        if self._writer is not None and left < len(group) * _SHORT:
+        if self._writer is not None and rows < len(group) * _SHORT:
             return 0
-        return min(max(left, 1), len(group))
+        return min(max(rows, 1), len(group))
 
     def _probed(self, group: pa.Table) -> float:
         """Bytes that a row takes when it is encoded, from the middle of a row group."""
@@ -253,13 +255,13 @@ class PartStream:
     def _next_key(self, rows: pa.Table, position: int) -> int:
         """The first row from position on whose key differs from the row before it; how many there are if none does."""
         keys, window = rows.select(self._schema.key_names), 1024
-        before = 1
+        preceding = 1
         if position == 0:
             assert self._last_key is not None, "a part has ended before its first row"
-            keys, before = pa.concat_tables([self._last_key, keys]), 0
+            keys, preceding = pa.concat_tables([self._last_key, keys]), 0
         while position < len(rows):
             differs = np.zeros(min(window, len(rows) - position), dtype=np.bool_)
-            for key in order_keys(keys.slice(position - before, len(differs) + 1), self._schema.key_names):
+            for key in order_keys(keys.slice(position - preceding, len(differs) + 1), self._schema.key_names):
                 differs |= neighbours_differ(key)
             if differs.any():
                 return position + int(np.argmax(differs))
@@ -290,7 +292,7 @@ class PartStream:
 
 
 def _with_nan(sources: Sequence[Part], schema: CollectionSchema) -> Iterator[str]:
-    """Names of the columns in which some part says that it holds NaN."""
+    """Return the names of the columns in which some part has NaN."""
     for name in schema.names:
         if pt.is_floating(schema.arrow.field(name).type):
             ends = (part.stats.get(name) for part in sources)
@@ -305,7 +307,7 @@ class RunStream:
         self._schema = schema
         self._group_bytes = row_group_bytes_max
         self._held: pa.Table | None = None
-        self._last_key: pa.Table | None = None  # Of the run in progress.
+        self._last_key: pa.Table | None = None  # The last key of the run in progress.
         self._stream: PartStream | None = None
 
     def add(self, table: pa.Table) -> list[Encoded]:
@@ -323,11 +325,11 @@ class RunStream:
                 done = self._write(self._held)
             self._held = None
         last = _first_of_last_key(rows, self._schema)
-        held = rows.slice(last)
-        if held.nbytes > HELD_BYTES_MAX:
+        pending = rows.slice(last)
+        if pending.nbytes > HELD_BYTES_MAX:
             return done + self._write(rows)
-        if len(held):  # As a copy, which does not hold on to the rest.
-            self._held = held.take(pa.array(np.arange(len(held))))
+        if len(pending):  # As a copy, which does not hold on to the rest.
+            self._held = pending.take(pa.array(np.arange(len(pending))))
         return done + self._write(rows.slice(0, last))
 
     def finish(self) -> list[Encoded]:
@@ -364,10 +366,10 @@ class RunStream:
         if not names:
             return 0
         keys = [before.select(names).slice(len(before) - 1), after.select(names).slice(0, 1)]
-        both = pa.concat_tables(keys).combine_chunks()
-        if not any(neighbours_differ(key).any() for key in order_keys(both, names)):
+        joined = pa.concat_tables(keys).combine_chunks()
+        if not any(neighbours_differ(key).any() for key in order_keys(joined, names)):
             return 0
-        return 1 if sort_indices(both, names).to_pylist() == [0, 1] else -1
+        return 1 if sort_indices(joined, names).to_pylist() == [0, 1] else -1
 
 
 def _first_of_last_key(rows: pa.Table, schema: CollectionSchema) -> int:

@@ -1,7 +1,7 @@
-"""Which Arrow types a field may have, and how types and single flat values are written down as JSON.
+"""The Arrow types that a field may have, and the JSON form of types and single flat values.
 
-Grammar of types, part of the storage format (JSON, chosen to be read by a person; Arrow's own IPC form was rejected
-because it is binary, carries metadata, and spells one type in several ways):
+Grammar of types, part of the storage format. (JSON, so that people can read it; Arrow's own IPC form was rejected
+because it is binary, carries metadata, and has several forms for one type.)
 
     type  = flat | {"list": type} | {"large_list": type} | {"fixed_size_list": type, "size": n}
           | {"struct": [[name, type], ...]} | {"map": [type, type]}
@@ -10,14 +10,14 @@ because it is binary, carries metadata, and spells one type in several ways):
           | "fixed_size_binary[16]" | "time32[s]" | "time64[us]" | "timestamp[us]" | "timestamp[us, tz=UTC]"
           | "duration[us]" | "decimal128(38, 10)" | "decimal256(76, 10)"
 
-A type has exactly one such form, and reading it back gives the *plain* type: inner fields nullable, without
-metadata, list items named "item". So two schemas are equal exactly when their JSON is.
+A type has exactly one such form, and reading it returns the *plain* type: inner fields nullable, without metadata, list
+items named "item". So two schemas are equal exactly when their JSON is.
 
-Not supported, with the reason: unions, run-end and dictionary encodings (not a type but an encoding) and views (Parquet
-gives back the type without "view"), for which `python_types` takes what they encode where it can; intervals and `null`
-(Arrow cannot order them), extension types (their meaning is outside Arrow), and what Parquet cannot hold: structs
-without fields, fixed sizes of 0, decimals with a scale below 0 or above their precision, decimal32 and decimal64 (they
-come back as decimal128).
+Not supported, with the reason: intervals and `null` (Arrow cannot order them), extension types (Arrow does not define
+their meaning), and types that Parquet cannot hold: structs without fields, fixed sizes of 0, decimals with a scale
+below 0 or above their precision, decimal32 and decimal64 (Parquet returns decimal128). Unions, run-end and dictionary
+encodings are not types but encodings, and Parquet returns views without "view"; `python_types` uses the encoded type
+where it can.
 
 Values, for the statistics and sample keys in a part's descriptor; a reader needs the type to read one back:
 
@@ -91,7 +91,7 @@ def type_to_json(t: pa.DataType) -> Json:
 
 
 def type_from_json(j: Json) -> pa.DataType:
-    """Return the plain type that `j` stands for; raises ValueError on what is no type."""
+    """Return the plain type with the JSON form `j`; raises ValueError for an invalid form."""
     return _from_json(j, 1)
 
 
@@ -99,7 +99,7 @@ def check_type(t: pa.DataType, where: str) -> None:
     """Raise SchemaMismatch if a field cannot have type `t`.
 
     Args:
-        t: the type asked for.
+        t: the type.
         where: what has it, for the message, such as "key field 'id'".
     """
     if not isinstance(t, pa.DataType):
@@ -161,7 +161,7 @@ def leaf_count(t: pa.DataType) -> int:
 
 
 def with_children(t: pa.DataType, inner: Sequence[pa.DataType | pa.Field]) -> pa.DataType:
-    """Return the nested type `t` with the types, or fields, `inner` in place of those of its `children`."""
+    """Return the nested type `t` with other inner types or fields, in the order of `children`."""
     if pat.is_map(t):
         return pa.map_(*inner)
     if pat.is_struct(t):
@@ -236,8 +236,8 @@ def _struct_from_json(fields: list[Any], depth: int) -> pa.DataType:
 
 
 def _flat_from_json(name: str) -> pa.DataType:
-    if (known := _NAMES.get(name)) is not None:
-        return known
+    if (named := _NAMES.get(name)) is not None:
+        return named
     if match := _ZONED.fullmatch(name):
         return pa.timestamp(match[1], tz=match[2])
     if match := _FIXED_BINARY.fullmatch(name):
@@ -257,7 +257,7 @@ def _check_struct(names: list[str]) -> None:
 
 
 def _check_zones(t: pa.DataType) -> None:
-    """Refuse a time zone nobody knows now, rather than when a value is first read.
+    """Refuse an unknown time zone now, not when a value is first read.
 
     Not part of `type_from_json`: a stored schema must open on a machine with an older list of zones.
     """
@@ -288,7 +288,7 @@ def scalar_to_json(value: pa.Scalar) -> Json:
 
 
 def scalar_from_json(j: Json, t: pa.DataType) -> pa.Scalar:
-    """Return the scalar of type `t` that `j` stands for; raises ValueError if it stands for none."""
+    """Return the scalar of type `t` with the JSON form `j`; raises ValueError for an invalid form."""
     if not is_flat(t):
         raise ValueError(f"{t} is not a flat type")
     if j is None:
@@ -323,12 +323,12 @@ def _from_written(j: Any, t: pa.DataType) -> pa.Scalar:
 
 
 Bound = list[Any]  # A whole key, its fields in their written form.
-Orderable = Any  # Of a key of one field its value, or NaN or NULL as below; of other keys a tuple of these.
+Orderable = Any  # For a key of one field its value, or NaN or NULL as below; for other keys a tuple of these.
 
 
 @total_ordering
 class _Last:
-    """What comes after all values of a field: NaN, and NULL after that.
+    """Sorts after all values of a field: NaN, then NULL.
 
     Collections with very many parts compare millions of keys, so a value is compared as it is.
     """
@@ -355,7 +355,7 @@ _NAN, _NULL = _Last(1), _Last(2)
 def key_order(types: tuple[pa.DataType, ...]) -> Callable[[Bound], Orderable]:
     """Return the function that makes keys in their written form comparable in the order of rows.
 
-    It raises ValueError or ArithmeticError for what is no key of these types.
+    The function raises ValueError or ArithmeticError for a value that is not a key of these types.
     """
     orders = keys_order(types)
     return lambda key: orders([key])[0]
@@ -363,14 +363,14 @@ def key_order(types: tuple[pa.DataType, ...]) -> Callable[[Bound], Orderable]:
 
 @lru_cache(maxsize=256)
 def keys_order(types: tuple[pa.DataType, ...]) -> Callable[[Sequence[Bound]], list[Orderable]]:
-    """Return a function that does the same for many keys at once, field by field: planning asks for all parts' keys."""
+    """Return a function that does the same for many keys at once, field by field: planning needs all parts' keys."""
     fields = [(written_type(t), _value_order(t)) for t in types]
 
     def orders(keys: Sequence[Bound]) -> list[Orderable]:
         if not keys or not fields:
             return [()] * len(keys)
         columns = [
-            _ordered(values, kind, value_order)
+            _comparable(values, kind, value_order)
             for (kind, value_order), values in zip(fields, zip(*keys, strict=True), strict=True)
         ]
         return [*columns[0]] if len(columns) == 1 else [*zip(*columns, strict=True)]
@@ -378,7 +378,7 @@ def keys_order(types: tuple[pa.DataType, ...]) -> Callable[[Sequence[Bound]], li
     return orders
 
 
-def _ordered(values: Sequence[Any], kind: type, value_order: Callable[[Any], Any] | None) -> Sequence[Any]:
+def _comparable(values: Sequence[Any], kind: type, value_order: Callable[[Any], Any] | None) -> Sequence[Any]:
     """Return values of a field as they are to be compared."""
     kinds = {*map(type, values)}
     if not kinds <= {kind, type(None)}:

@@ -1,4 +1,4 @@
-"""Which Arrow columns fit a field of another type, and their conversion; nothing is ever lost on the way.
+"""Casts from Arrow columns to another field's type; a cast never loses information.
 
 A conversion stays within a family, and every value must survive it exactly:
 
@@ -53,8 +53,8 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.C
     except pa.ArrowException as error:
         row = first_failing(column, lambda part: _cast(part, target))
         raise InvalidUpdate(
-            f"update {row} has {_shown(column, row)} in column {name!r} of type {source}, and the collection stores "
-            f"{target}, which cannot hold it: {error}. Change the value, or use a collection with a wider type."
+            f"update {row} has {_format_value(column, row)} in column {name!r} of type {source}, and the collection "
+            f"stores {target}, which cannot hold it: {error}. Change the value, or use a collection with a wider type."
         ) from error
 
 
@@ -66,7 +66,7 @@ def _without_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def first_failing(column: pa.ChunkedArray, attempt: Callable[[pa.ChunkedArray], object]) -> int:
-    """Return the first row that makes `attempt` raise an Arrow error, given that the whole column does."""
+    """Return the first row for which `attempt` raises an Arrow error; the whole column is expected to raise."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
@@ -78,7 +78,7 @@ def first_failing(column: pa.ChunkedArray, attempt: Callable[[pa.ChunkedArray], 
     return low
 
 
-def _shown(column: pa.ChunkedArray, row: int) -> str:
+def _format_value(column: pa.ChunkedArray, row: int) -> str:
     try:
         return cut(column[row].as_py())
     except (ValueError, OverflowError):
@@ -112,8 +112,8 @@ def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     result = column.cast(target)
     if _may_round(source, target):
         wide = column.cast(pa.float64())
-        kept = pc.or_kleene(pc.equal(result.cast(pa.float64()), wide), pc.is_nan(wide))
-        if not pc.all(kept, min_count=0).as_py():
+        is_exact = pc.or_kleene(pc.equal(result.cast(pa.float64()), wide), pc.is_nan(wide))
+        if not pc.all(is_exact, min_count=0).as_py():
             raise pa.ArrowInvalid(f"not every value is exact as {target}")
     return result
 
@@ -138,13 +138,13 @@ def _decoded(array: pa.Array) -> pa.Array:
     if pat.is_struct(kind):
         fields = [_decoded(array.field(at)) for at in range(kind.num_fields)]
         return pa.StructArray.from_arrays(fields, fields=[*plain], mask=array.is_null())
-    own = array.buffers()[: 1 if pat.is_fixed_size_list(kind) else 2]
-    if pat.is_map(kind):  # Keys and items are those of the whole array, as values of a list are.
+    buffers = array.buffers()[: 1 if pat.is_fixed_size_list(kind) else 2]
+    if pat.is_map(kind):  # Keys and items are arrays of the whole column, like the values of a list.
         pairs = [_decoded(array.keys), _decoded(array.items)]
         inner = pa.StructArray.from_arrays(pairs, fields=[plain.key_field, plain.item_field])
     else:
         inner = _decoded(array.values)
-    return pa.Array.from_buffers(plain, len(array), own, offset=array.offset, children=[inner])
+    return pa.Array.from_buffers(plain, len(array), buffers, offset=array.offset, children=[inner])
 
 
 def _check_bounds(column: pa.ChunkedArray, target: pa.DataType) -> None:
@@ -163,7 +163,7 @@ def _may_round(source: pa.DataType, target: pa.DataType) -> bool:
     return bool(pat.is_floating(source) and source.bit_width > target.bit_width)
 
 
-INTEGER_DIGITS = 20  # Of the greatest uint64: a decimal with so many before its point holds every integer.
+INTEGER_DIGITS = 20  # The digits of the greatest uint64: a decimal with so many before its point holds every integer.
 
 
 def _fits(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
@@ -187,9 +187,9 @@ def _fits(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
 def _nested_fits(source: pa.DataType, target: pa.DataType) -> bool:
     if pat.is_struct(source) and pat.is_struct(target):
         ours = {f.name: f.type for f in children(source)}
-        theirs = {f.name: f.type for f in children(target)}
-        same_names = ours.keys() == theirs.keys() and source.num_fields == len(ours)
-        return same_names and all(_fits(ours[n], theirs[n], False) for n in theirs)
+        target_types = {f.name: f.type for f in children(target)}
+        same_names = ours.keys() == target_types.keys() and source.num_fields == len(ours)
+        return same_names and all(_fits(ours[n], target_types[n], False) for n in target_types)
     alike = (pat.is_map(source) and pat.is_map(target)) or (_is_list(source) and _is_list(target))
     pairs = zip(children(source), children(target), strict=True) if alike else ()
     return alike and all(_fits(s.type, t.type, False) for s, t in pairs)
@@ -226,8 +226,8 @@ def _checked(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         except pa.ArrowException as error:
             row = first_failing(column, _check_leaves)
             raise InvalidUpdate(
-                f"update {row} has {_shown(column, row)} in column {name!r} of type {column.type}, which cannot be "
-                f"stored: {error}. Change the value."
+                f"update {row} has {_format_value(column, row)} in column {name!r} of type {column.type}, which "
+                f"cannot be stored: {error}. Change the value."
             ) from error
     return column
 
@@ -255,6 +255,6 @@ def _check_leaf(leaf: pa.Array) -> None:
         if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] < _TICKS_PER_DAY[t.unit]:
             raise pa.ArrowInvalid("it is not a time of a day")
     elif pat.is_decimal(t):
-        leaf.validate(full=True)  # DuckDB gives a HUGEINT of 39 digits as a decimal of 38.
+        leaf.validate(full=True)  # DuckDB returns a HUGEINT of 39 digits as a decimal of 38.
     elif pat.is_timestamp(t) and t.unit == "s":
         leaf.cast(pa.timestamp("ms", t.tz))

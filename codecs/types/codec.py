@@ -1,10 +1,10 @@
 """Codecs: how a Python value becomes one Arrow column, under a name and a version that are stored.
 
-A codec must be *canonical*: equal values have equal encodings, because rows are compared as stored. A changed
-encoding needs a new version. There is no registry: a user's codec object is given to `create_or_load`, and
-its name and version are checked against the stored ones. No built-in codec can execute what it reads.
+A codec must be *canonical*: equal values have equal encodings, because rows are compared as stored. A changed encoding
+needs a new version. There is no registry: users pass their codec object to `create_or_load`, and its name and version
+are checked against the stored ones. No built-in codec can execute what it reads.
 
-`None` given to `Utf8`, `Binary` or `Int64` is stored as NULL. `Json` stores `None` as the text `null`.
+`Utf8`, `Binary` and `Int64` store `None` as NULL. `Json` stores `None` as the text `null`.
 """
 
 import json
@@ -46,7 +46,7 @@ class Codec(Generic[T]):
         raise NotImplementedError(f"{type(self).__name__} does not define encode")
 
     def decode(self, stored: Any) -> T:
-        """Return the value that `encode` was given, from one element of the column (None for NULL)."""
+        """Return the value that `encode` encoded as this element of the column (None for NULL)."""
         raise NotImplementedError(f"{type(self).__name__} does not define decode")
 
     def encode_all(self, values: Sequence[T]) -> pa.Array:
@@ -153,10 +153,10 @@ class Json(Codec[Any]):
         return _dumps(_without_negative_zero(again)) if "-0.0" in text else text
 
     def decode(self, stored: Any) -> Any:
-        """Return the value of a text; NULL, which `encode` never makes, is None too.
+        """Return the value of a text; None for NULL, which `encode` never returns.
 
         Raises:
-            Corruption: it is no text that `encode` would make: not JSON, NaN, an integer of thousands of digits.
+            Corruption: `encode` never returns such a text: not JSON, NaN, an integer of thousands of digits.
         """
         try:
             return None if stored is None else json.loads(stored, parse_constant=_refuse_constant)
@@ -182,13 +182,13 @@ BUILT_IN: dict[str, type[Codec[Any]]] = {c.name: c for c in (Utf8, Binary, Int64
 
 
 def _first_of_each(values: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield each value that is not None with the number of its row, and those that can be told apart by it once."""
-    seen = set()
+    """Yield each value that is not None with its row number, and values that compare as the same object only once."""
+    yielded = set()
     for row, value in enumerate(values):
-        if value is None or (isinstance(value, Hashable) and value in seen):
+        if value is None or (isinstance(value, Hashable) and value in yielded):
             continue
         if isinstance(value, Hashable):
-            seen.add(value)
+            yielded.add(value)
         yield row, value
 
 

@@ -1,8 +1,8 @@
 """Values as Python objects for tables, JSON and messages, where each must be seen as it is.
 
 Python has no dates before the year 1 or after 9999, no durations beyond 2.7 million years, and nothing smaller than a
-microsecond. Such values become text, as ISO 8601 writes them, moments with a zone in UTC. The objects of what Python
-does have are those of Arrow.
+microsecond. Such values become text, as ISO 8601 writes them, moments with a zone in UTC. All other values become the
+same objects as in Arrow.
 """
 
 from collections.abc import Iterator

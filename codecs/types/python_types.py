@@ -9,11 +9,12 @@
                        a pa.Field, which may be not null
 
 Python's types: bool, int (int64), float (float64), str, bytes, date, datetime (timestamp[us, tz=UTC]), time
-(time64[us]), timedelta (duration[us]), UUID (fixed_size_binary[16]), `list[T]`, `dict[K, V]` (a map), dataclasses and
-TypedDicts (structs), `T | None`, string and integer enums, and `Annotated[T, pa_type]` for any other type.
+(time64[us]), timedelta (duration[us]), UUID (fixed_size_binary[16]), `list[T]`, `dict[K, V]` (a map). Dataclasses and
+TypedDicts become structs; `T | None`, string and integer enums are supported, and `Annotated[T, pa_type]` names any
+other type.
 
-An encoding is no type: a dictionary-encoded type is stored as that of its values, a view as the type without "view",
-a UUID as its 16 bytes and Arrow's JSON as text.
+Encodings are not types: a dictionary-encoded type is stored as the type of its values, a view as the type without
+"view", a UUID as its 16 bytes and Arrow's JSON as text.
 """
 
 import dataclasses
@@ -51,29 +52,30 @@ _NESTED = ("large_list", "list", "map", "struct")
 
 
 class _Unknown(ValueError):
-    """This is no type; the message says why."""
+    """Raised for an unsupported type; the message has the reason."""
 
 
 def field_types(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
     """Return names and plain types of the fields that a caller describes, in order, and whether they are nullable.
 
-    Fields are, unless they are given as a field of Arrow that says otherwise.
+    Fields are nullable, unless an Arrow field declares otherwise.
 
     Args:
-        side: "key" or "value", or "schema" for those of both, for messages.
+        side: "key" or "value", or "schema" for both, for messages.
 
     Raises:
-        SchemaMismatch: spec describes no fields, or a field has what is no type.
+        SchemaMismatch: spec does not describe fields, or a field's type is not supported.
     """
     pairs = _described(spec)
     if pairs is None:
-        others = " or a dataclass" if side == "schema" else ", a dataclass, a Codec, or None for no column at all"
+        alternatives = " or a dataclass" if side == "schema" else ", a dataclass, a Codec, or None for no column at all"
         raise SchemaMismatch(
-            f"the {side} is {spec!r:.80}: give a dict of names and types, a schema of pyarrow, Polars or pandas{others}"
+            f"the {side} is {spec!r:.80}: give a dict of names and types, a schema of pyarrow, Polars or "
+            f"pandas{alternatives}"
         )
     if not pairs:
         raise SchemaMismatch(f"the {side} has no fields: give at least one, or None for no column at all")
-    return [_field(name, given, f"{side} field {name!r:.80}") for name, given in pairs]
+    return [_field(name, declared, f"{side} field {name!r:.80}") for name, declared in pairs]
 
 
 def _field(name: Any, given: Any, where: str) -> tuple[Any, pa.DataType, bool]:
@@ -87,10 +89,10 @@ def _field(name: Any, given: Any, where: str) -> tuple[Any, pa.DataType, bool]:
 
 
 def arrow_type(given: Any, where: str) -> pa.DataType:
-    """Return the type that a value of what is given is stored as; where names the field in errors.
+    """Return the Arrow type for storing values of a Python or library type; where names the field in errors.
 
     Raises:
-        SchemaMismatch: it is no type; whether the type is supported is for `check_type` to say.
+        SchemaMismatch: it is not a type; `check_type` decides whether an Arrow type is supported.
     """
     try:
         return stored_type(_converted(given))
@@ -125,7 +127,7 @@ def _described(spec: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(spec, type):
         is_one = dataclasses.is_dataclass(spec) or is_typeddict(spec)
         return [*_annotations(spec).items()] if is_one else None
-    if hasattr(spec, "columns") and hasattr(spec, "iloc"):  # A frame of pandas: an empty one tells the types alone.
+    if hasattr(spec, "columns") and hasattr(spec, "iloc"):  # A pandas frame: an empty one only provides the types.
         return [(f.name, f.type) for f in pa.Schema.from_pandas(spec, preserve_index=False)]
     if hasattr(spec, "__arrow_c_schema__"):
         return [(f.name, f) for f in pa.schema(spec)]
@@ -145,7 +147,7 @@ def _converted(given: Any) -> pa.DataType:
     if isinstance(given, pa.DataType):
         return given
     if isinstance(given, str):
-        return _named(given)
+        return _parse_name(given)
     if get_origin(given) is not None:
         return _generic(get_origin(given), get_args(given))
     if isinstance(given, np.dtype) or (isinstance(given, type) and issubclass(given, np.generic)):
@@ -192,19 +194,19 @@ def _of_frames(given: Any, package: str) -> pa.DataType:
         if package == "polars":
             return pa.schema(library.Schema({"it": given})).field(0).type
         arrow_type = pa.Schema.from_pandas(library.DataFrame({"it": library.Series([], dtype=given)})).field(0).type
-    except Exception as error:  # What a library raises at something else is its own choice.
+    except Exception as error:  # Libraries may raise anything for other objects.
         raise _Unknown(f", of which Arrow has none ({error})") from error
     return arrow_type
 
 
-def _named(name: str) -> pa.DataType:
+def _parse_name(name: str) -> pa.DataType:
     try:
         return type_from_json(name)
     except ValueError:
         pass
-    kind, _, rest = name.strip().partition("<")
-    if kind in _NESTED and rest.endswith(">"):
-        return _nested(kind, _split(rest[:-1]))
+    kind, _, arguments = name.strip().partition("<")
+    if kind in _NESTED and arguments.endswith(">"):
+        return _nested(kind, _split(arguments[:-1]))
     try:
         return pa.type_for_alias(name)
     except ValueError:
@@ -214,17 +216,17 @@ def _named(name: str) -> pa.DataType:
 def _nested(kind: str, inner: list[str]) -> pa.DataType:
     if kind == "struct":
         fields = [text.partition(":") for text in inner]
-        return pa.struct([(name.strip(), _named(of.strip())) for name, _, of in fields])
+        return pa.struct([(name.strip(), _parse_name(of.strip())) for name, _, of in fields])
     if kind == "map" and len(inner) == 2:
-        return pa.map_(*[_named(text) for text in inner])
+        return pa.map_(*[_parse_name(text) for text in inner])
     if kind in ("list", "large_list") and len(inner) == 1:
-        item = _named(inner[0].removeprefix("item:").strip())
+        item = _parse_name(inner[0].removeprefix("item:").strip())
         return pa.large_list(item) if kind == "large_list" else pa.list_(item)
     return _no_type()
 
 
 def _split(text: str) -> list[str]:
-    """Return what stands between the commas of a text that are in no brackets."""
+    """Return the pieces between the commas of a text, ignoring commas in brackets."""
     pieces, depth = [""], 0
     for letter in text:
         depth += (letter in "<([") - (letter in ">)]")

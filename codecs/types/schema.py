@@ -1,14 +1,14 @@
 """A collection's schema: the Arrow fields of its key and of its value, and the codecs that made them.
 
 Invariants:
-- every field has a plain supported type (see `arrow_types`) and carries no metadata; it is nullable unless it was given
-  as not null, and what is inside of it always is;
+- every field has a plain supported type (see `arrow_types`) and carries no metadata; it is nullable unless it was
+  declared not null, and its inner fields are always nullable;
 - names are unique over key and value, and none of them is `_time` or `_diff`;
 - a codec side is one field, named "key" or "value", of the codec's Arrow type; a unit side has no field;
 - two schemas are equal exactly when their written forms are: codec objects are not compared, names and
 versions are;
-- the first version of a schema has the ids 0, 1, 2 … and no defaults, and its written form says nothing of them; what
-  later versions are is in `persist.codecs.evolution`.
+- the first version of a schema has the ids 0, 1, 2 … and no defaults, and omits both in its written form;
+  `persist.codecs.evolution` defines later versions.
 
 Written form, part of the storage format:
 
@@ -36,14 +36,14 @@ from persist.codecs.types.codec import BUILT_IN, Codec, Unit, check_codec
 from persist.codecs.types.python_types import field_types
 
 NAME_CHARS_MAX = 128
-# Each leaf column costs 0.2 KB in the footer of each part and 0.2 ms for each part that is written or read, so that
-# one update of so many takes 6 MB and seconds. Checked when a schema is given, not when a stored one is read.
+# Each leaf column costs 0.2 KB in the footer of each part and 0.2 ms for each part that is written or read: one update
+# of so many columns takes 6 MB and seconds. Checked for new schemas, not for stored ones.
 LEAVES_MAX = 20_000
 TIME = "_time"
 DIFF = "_diff"
 TIME_MAX = 2**63 - 2  # The greatest time: one more is the first that no update may have.
 NOT_NULL = "not null"
-SHARED_BYTES_MAX = 4096  # Of a written form: longer ones are of wide schemas, which take memory and are few.
+SHARED_BYTES_MAX = 4096  # Longer written forms belong to wide schemas, which take memory and are few.
 TIME_UNITS = ("s", "ms", "us", "ns")
 
 T = TypeVar("T")
@@ -111,8 +111,8 @@ class Side:
             case {"fields": [_, *_] as pairs, **rest} if not rest:
                 return cls(tuple(_field_from_json(pair) for pair in pairs))
             case {"codec": str(name), "version": int(version), "type": written, **rest} if not rest:
-                known = BUILT_IN.get(name)
-                codec = known() if known is not None and known.version == version else None
+                built_in = BUILT_IN.get(name)
+                codec = built_in() if built_in is not None and built_in.version == version else None
                 stored = type_from_json(written)
                 if codec is not None and codec.arrow_type != stored:
                     raise ValueError(f"codec {name!r} stores {codec.arrow_type}, and not {stored}")
@@ -121,7 +121,7 @@ class Side:
 
 
 class _Derived(dict[Callable[["CollectionSchema"], Any], Any]):
-    """What was made of a schema, by what made it. It does not travel with the schema: it can be made again."""
+    """Cached values derived from a schema, by the function that computes them; not pickled."""
 
     def __reduce__(self) -> tuple[type["_Derived"], tuple[()]]:
         return _Derived, ()
@@ -137,16 +137,16 @@ class CollectionSchema:
         ids: of the columns, key and value; a name that is used again has another one. By default they are 0, 1, 2 ….
         defaults: what records older than a column read as, as JSON, by id.
         known: all versions of the collection's schema, this one too; none if there was never another one.
-        is_widened: whether types are not those of this version, but those that its columns have in the newest one; only
-            for reading, as `persist.codecs.evolution.newest_types` makes it.
-        order: the names of the columns as a table has them, if that is not the key and then the value: a view's query
-            may compute a column before what it groups by.
+        is_widened: whether columns have their newest types instead of those of this version; only for reading, made by
+            `persist.codecs.evolution.newest_types`.
+        order: the names of the columns in the order of tables, if this is not the key and then the value: a view's
+            query may compute a column before its group columns.
         key_names, value_names: column names per side, in order; `names` is both.
         columns: the names in `order`; faces that show the collection as a table take these.
-        required: the names of those columns that were given as not null: NULL is refused there when it is written.
-        declared: the fields of key and value, as they were given.
-        arrow: the key's fields, the value's, then `_time` and `_diff` (int64, not nullable). What is required is
-            nullable there, as it is in parts: who reads need not know.
+        required: the names of the columns that were declared not null: writes of NULL are refused there.
+        declared: the fields of key and value, as the user declared them.
+        arrow: the key's fields, the value's, then `_time` and `_diff` (int64, not nullable). Required columns are
+            nullable there, as in parts: readers need not know.
         types: the types of these.
     """
 
@@ -232,10 +232,10 @@ class CollectionSchema:
 
     def derived(self, make: Callable[["CollectionSchema"], T]) -> T:
         """Return a function's result for this schema, computed once: a look-up by the schema hashes all of it."""
-        made = self._derived.get(make, _Derived)
-        if made is _Derived:
-            made = self._derived[make] = make(self)
-        return cast(T, made)
+        derived = self._derived.get(make, _Derived)
+        if derived is _Derived:
+            derived = self._derived[make] = make(self)
+        return cast(T, derived)
 
     @property
     def key_types(self) -> tuple[pa.DataType, ...]:
@@ -244,9 +244,10 @@ class CollectionSchema:
 
     @property
     def reading(self) -> str:
-        """What is read from the same bytes of the same version is the same where this is: a name for caches.
+        """The part of a cache key that identifies how bytes are read: equal for equal bytes, version and reading.
 
-        Bytes alone do not tell: a batch names no columns, and a name may stand for another column in another version.
+        The bytes alone are not enough: a batch does not name its columns, and a name may belong to another column in
+        another version.
         """
         return self.derived(_reading)
 
@@ -254,7 +255,7 @@ class CollectionSchema:
         """Return names of some columns, key and value, which a caller gave as the argument called what.
 
         Raises:
-            SchemaMismatch: it is no list of names, or one is unknown or there twice.
+            SchemaMismatch: it is not a list of names, or a name is unknown or repeated.
         """
         if isinstance(names, str):
             raise SchemaMismatch(f"{what}={names!r} is one string; give a list of names, such as [{names!r}]")
@@ -288,18 +289,18 @@ class CollectionSchema:
     def from_json(cls, j: Json) -> "CollectionSchema":
         """Read the written form, codecs unknown here as None; raises ValueError on anything else.
 
-        Many collections have one schema, and a schema never changes: those of equal written forms are one object.
+        Many collections share one schema, and a schema never changes: equal written forms return one object.
         """
         try:
             written = msgspec.json.encode(j)
         except RecursionError:
             raise ValueError("the schema is nested too deep") from None
-        return _shared(written) if len(written) <= SHARED_BYTES_MAX else _schema_of(j)
+        return _shared(written) if len(written) <= SHARED_BYTES_MAX else _decode_schema(j)
 
     def reconcile(self, stored: "CollectionSchema", collection: str) -> "CollectionSchema":
-        """Return the stored schema with the codec objects given here, if both say the same.
+        """Return the stored schema with the caller's codec objects, if both agree.
 
-        A field that is stored as not null may be given as nullable, because a type alone says no more.
+        A field stored as not null matches a nullable declaration, because a bare type does not state nullability.
 
         Args:
             stored: what the collection was created with.
@@ -332,15 +333,15 @@ def _reading(schema: CollectionSchema) -> str:
 
 @lru_cache(maxsize=256)
 def _shared(written: bytes) -> CollectionSchema:
-    return _schema_of(msgspec.json.decode(written))
+    return _decode_schema(msgspec.json.decode(written))
 
 
-def _schema_of(j: Json) -> CollectionSchema:
+def _decode_schema(j: Json) -> CollectionSchema:
     match j:
         case {"key": key, "value": value, **rest}:
             sides = Side.from_json(key, "key"), Side.from_json(value, "value")
             unit = rest.pop("timeline", None)
-            order = _order_of(rest.pop("order", ()), sides)
+            order = _decode_order(rest.pop("order", ()), sides)
             count = sum(len(side.fields) for side in sides)
             later = _later(rest, count) if rest else ()
             if unit is None or unit in TIME_UNITS:
@@ -348,7 +349,7 @@ def _schema_of(j: Json) -> CollectionSchema:
     raise ValueError(f"{j!r:.80} is not the written form of a schema")
 
 
-def _order_of(written: Any, sides: Sequence[Side]) -> tuple[str, ...]:
+def _decode_order(written: Any, sides: Sequence[Side]) -> tuple[str, ...]:
     names = [name for side in sides for name in side.names]
     if written and not (isinstance(written, list) and all(isinstance(name, str) for name in written)):
         raise ValueError(f"{written!r:.80} is no list of names")
@@ -358,18 +359,18 @@ def _order_of(written: Any, sides: Sequence[Side]) -> tuple[str, ...]:
 
 
 def _later(rest: Any, columns: int) -> tuple[int, tuple[int, ...], tuple[tuple[int, str], ...]]:
-    """Return version, ids and defaults, which the written form of a later version of a schema says besides."""
+    """Return version, ids and defaults, which only later versions have in their written form."""
     match rest:
         case {"version": int(version), "ids": [*ids], **more} if version > 1 and more.keys() <= {"defaults"}:
             if len(ids) == columns == len({*ids}) and all(type(id_) is int and 0 <= id_ < 2**31 for id_ in ids):
-                return version, tuple(ids), _defaults_of(more.get("defaults", {}), ids)
+                return version, tuple(ids), _decode_defaults(more.get("defaults", {}), ids)
     raise ValueError(f"{rest!r:.80} is not what the written form of a schema may say besides")
 
 
-def _defaults_of(j: Any, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
-    known = {str(id_) for id_ in ids}
-    if not isinstance(j, dict) or not j.keys() <= known:
-        raise ValueError(f"{j!r:.80} are not the defaults of columns with the ids {sorted(known)}")
+def _decode_defaults(j: Any, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
+    texts = {str(id_) for id_ in ids}
+    if not isinstance(j, dict) or not j.keys() <= texts:
+        raise ValueError(f"{j!r:.80} are not the defaults of columns with the ids {sorted(texts)}")
     return tuple(sorted((int(id_), msgspec.json.encode(value).decode()) for id_, value in j.items()))
 
 
@@ -418,14 +419,14 @@ def _field_from_json(pair: Any) -> pa.Field:
 
 
 def _check_codecs(given: CollectionSchema, stored: CollectionSchema, collection: str) -> None:
-    for side, ours, theirs in (("key", given.key, stored.key), ("value", given.value, stored.value)):
-        if ours.codec_name is None or theirs.codec_name is None:
+    for side, ours, stored_side in (("key", given.key, stored.key), ("value", given.value, stored.value)):
+        if ours.codec_name is None or stored_side.codec_name is None:
             continue
-        if (ours.codec_name, ours.codec_version) != (theirs.codec_name, theirs.codec_version):
+        if (ours.codec_name, ours.codec_version) != (stored_side.codec_name, stored_side.codec_version):
             raise CodecMismatch(
-                f"the {side} of collection {collection!r} is stored with codec {theirs.codec_name!r} version "
-                f"{theirs.codec_version}, and codec {ours.codec_name!r} version {ours.codec_version} was given. Give "
-                "the stored codec, or use another collection name."
+                f"the {side} of collection {collection!r} is stored with codec {stored_side.codec_name!r} version "
+                f"{stored_side.codec_version}, and codec {ours.codec_name!r} version {ours.codec_version} was given. "
+                "Give the stored codec, or use another collection name."
             )
 
 
@@ -436,13 +437,13 @@ def _differences(side: str, given: Side, stored: Side) -> list[str]:
     if given.codec_name != stored.codec_name or not (given.fields and stored.fields):
         return [f"the {side} is stored as {_described(stored)}, given as {_described(given)}"]
     ours = {f.name: f.type for f in given.fields}
-    theirs = {f.name: f.type for f in stored.fields}
-    differences = [f"{side} field {n!r} ({theirs[n]}) is missing" for n in theirs if n not in ours]
-    differences += [f"{side} field {n!r} ({ours[n]}) is unexpected" for n in ours if n not in theirs]
+    stored_types = {f.name: f.type for f in stored.fields}
+    differences = [f"{side} field {n!r} ({stored_types[n]}) is missing" for n in stored_types if n not in ours]
+    differences += [f"{side} field {n!r} ({ours[n]}) is unexpected" for n in ours if n not in stored_types]
     differences += [
-        f"{side} field {n!r} is stored as {theirs[n]}, given as {ours[n]}"
-        for n in theirs
-        if n in ours and ours[n] != theirs[n]
+        f"{side} field {n!r} is stored as {stored_types[n]}, given as {ours[n]}"
+        for n in stored_types
+        if n in ours and ours[n] != stored_types[n]
     ]
     loose = {f.name for f in stored.fields if f.nullable}
     differences += [
@@ -450,9 +451,9 @@ def _differences(side: str, given: Side, stored: Side) -> list[str]:
         for f in given.fields
         if not f.nullable and f.name in loose
     ]
-    if differences or list(ours) == list(theirs):
+    if differences or list(ours) == list(stored_types):
         return differences
-    return [f"the {side} fields are stored in the order {list(theirs)}, given in the order {list(ours)}"]
+    return [f"the {side} fields are stored in the order {list(stored_types)}, given in the order {list(ours)}"]
 
 
 def _described(side: Side) -> str:

@@ -1,4 +1,4 @@
-"""Names as SQL compares them: without the case of ASCII letters, and with that of all others, as DuckDB does it."""
+"""Names as SQL compares them, like DuckDB: without the case of ASCII letters, and with that of all others."""
 
 import string
 from collections.abc import Iterable
@@ -24,19 +24,19 @@ def check_sql_names(collection: str, schema: pa.Schema) -> None:
     """
     alike = _alike(schema, "")
     if alike is not None:
-        one, other = alike
+        first, second = alike
         raise InvalidUsage(
-            f"columns {one!r} and {other!r} of {collection!r} differ by case only, and SQL takes them for one: rename "
-            "one with evolve, or read them with snapshot(columns=…, where=…), which tells them apart"
+            f"columns {first!r} and {second!r} of {collection!r} differ by case only, and SQL takes them for one: "
+            "rename one with evolve, or read them with snapshot(columns=…, where=…), which tells them apart"
         )
 
 
 def _alike(fields: Iterable[pa.Field], inside: str) -> tuple[str, str] | None:
     names: dict[str, str] = {}
     for field in fields:
-        other = names.setdefault(sql_name(field.name), field.name)
-        if other != field.name:
-            return inside + other, inside + field.name
+        first = names.setdefault(sql_name(field.name), field.name)
+        if first != field.name:
+            return inside + first, inside + field.name
         inner = _alike(_parts(field.type), f"{inside}{field.name}.")
         if inner is not None:
             return inner

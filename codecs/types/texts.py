@@ -1,4 +1,4 @@
-"""Text as values of a type: what the text says exactly, or an error.
+"""Parses text into values of a type: exactly, or with an error.
 
 bool                    true and false in any case, 1 and 0
 integers, decimals      digits that the type holds without rounding
@@ -26,7 +26,7 @@ def parse_column(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray
     """Return text, as string or as UTF-8 bytes, in type `target`.
 
     Raises:
-        ArrowInvalid: a text does not say a value of the type, or would be another value in it.
+        ArrowInvalid: a text is not a value of the type, or would change in it.
         ArrowNotImplementedError: the type is not read from text: bytes, and what is nested.
     """
     texts = texts.cast(pa.string())
@@ -52,15 +52,15 @@ def _parser(target: pa.DataType) -> Callable[[pa.ChunkedArray, pa.DataType], pa.
 
 
 def is_exact_float(text: str, bits: int = 64) -> bool:
-    """Return whether a float of so many bits stands for the number that a text says, up to a fraction's rounding."""
+    """Return whether a text's number fits a float of so many bits, up to the rounding of fractions."""
     number = text.lstrip("+-").lower()
     with np.errstate(over="ignore"):
-        held = float(np.array(float(text)).astype(f"f{bits // 8}"))
-    if abs(held) == float("inf"):
+        rounded = float(np.array(float(text)).astype(f"f{bits // 8}"))
+    if abs(rounded) == float("inf"):
         return number in ("inf", "infinity")
     if number.isdigit():
-        return int(held) == int(text)
-    return held != 0 or not any(digit in "123456789" for digit in number.partition("e")[0])
+        return int(rounded) == int(text)
+    return rounded != 0 or not any(digit in "123456789" for digit in number.partition("e")[0])
 
 
 def _parse_floats(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:

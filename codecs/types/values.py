@@ -38,7 +38,7 @@ from persist.codecs.errors import InvalidUpdate
 from persist.codecs.types.arrow_types import children, is_flat, is_number, is_text, with_children
 
 REPR_CHARS_MAX = 80
-_DIGITS_MAX = 20  # Of an integer of 64 bits.
+_DIGITS_MAX = 20  # For an integer of 64 bits.
 
 _Values = Sequence[Any]
 
@@ -48,7 +48,7 @@ class _Refused(ValueError):
 
 
 class _Rule(NamedTuple):
-    """What one type takes.
+    """The Python values that one type accepts.
 
     `exact` decides nearly always; `kinds` and `not_kinds` decide for subclasses; `check` sees the values that
     are not None.
@@ -75,7 +75,7 @@ def to_array(values: _Values, t: pa.DataType, where: str) -> pa.Array:
     try:
         check_values(values, t)
         return pa.array(values, t, from_pandas=False)
-    except Exception as error:  # What values raise when they are looked at is theirs to choose.
+    except Exception as error:  # A value's own methods may raise anything.
         _refuse(values, t, where, error)
 
 
@@ -122,8 +122,8 @@ def to_values(array: pa.Array | pa.ChunkedArray, where: str) -> list[Any]:
     try:
         if _has_fast_list(t) and (array.null_count == 0 or not is_number(t)):
             return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
-        wanted = python_type(t)
-        return (array if wanted == t else array.cast(wanted)).to_pylist()  # type: ignore[no-any-return]
+        python = python_type(t)
+        return (array if python == t else array.cast(python)).to_pylist()  # type: ignore[no-any-return]
     except (pa.ArrowException, ValueError, OverflowError, LookupError) as error:
         raise InvalidUsage(
             f"{where} of type {t} holds a value that Python has no object for: {error}. Read it as Arrow instead."
@@ -190,8 +190,8 @@ def _flat_rule(t: pa.DataType) -> _Rule:
     if pat.is_date(t):
         return _Rule("a datetime.date", (dt.date,), (dt.datetime,))
     if pat.is_timestamp(t):
-        wanted = "a datetime without tzinfo" if t.tz is None else "a datetime with tzinfo"
-        return _Rule(wanted, (dt.datetime,), (), _fine_enough(t, pa.timestamp("us", t.tz), _zoned(t.tz is not None)))
+        expected = "a datetime without tzinfo" if t.tz is None else "a datetime with tzinfo"
+        return _Rule(expected, (dt.datetime,), (), _fine_enough(t, pa.timestamp("us", t.tz), _zoned(t.tz is not None)))
     if pat.is_time(t):
         return _Rule("a datetime.time without tzinfo", (dt.time,), (), _fine_enough(t, pa.time64("us"), _zoned(False)))
     if pat.is_duration(t):
@@ -212,8 +212,8 @@ def _nested_rule(t: pa.DataType) -> _Rule:
     def check(values: _Values) -> None:
         _check_inner(chain.from_iterable(values), rules[0])
 
-    wanted = f"a list of {t.list_size} values" if pat.is_fixed_size_list(t) else "a list"
-    return _Rule(wanted, (list, tuple, np.ndarray), (), check)
+    expected = f"a list of {t.list_size} values" if pat.is_fixed_size_list(t) else "a list"
+    return _Rule(expected, (list, tuple, np.ndarray), (), check)
 
 
 def _struct_check(names: list[str], rules: list[_Rule]) -> Callable[[_Values], None]:
@@ -240,7 +240,7 @@ def _map_check(key: _Rule, value: _Rule) -> Callable[[_Values], None]:
 def _no_overflow(t: pa.DataType) -> Callable[[_Values], None]:
     def check(values: _Values) -> None:
         wide = pa.array(values, pa.float64(), from_pandas=False)
-        if pat.is_float16(t):  # Of other floats, Arrow refuses integers that are not exact.
+        if pat.is_float16(t):  # For other floats, Arrow refuses integers that are not exact.
             numbers = (int(value) for value in values if isinstance(value, int | np.integer))
             if any(
                 abs(number) > 2048 and abs(number) < 65520 and int(np.float16(number)) != number for number in numbers

@@ -1,4 +1,4 @@
-"""What callers have, as Arrow tables: frames, tables, columns, rows as dicts, and streams of any of these.
+"""Converts callers' data to Arrow tables: frames, tables, columns, rows as dicts, and streams of these.
 
     a table at once    pa.Table, pa.RecordBatch, frames of pandas and Polars, a dict of columns, a list of dicts, of
                        dataclasses or of named tuples
@@ -6,9 +6,9 @@
                        whatever else has `__arrow_c_stream__`; and iterables of tables, batches, frames or dicts
 
 A stream is read piece by piece, so it may be larger than memory. Python values in columns and dicts are converted to
-the collection's types by the rules of `persist.codecs.types.values`; what Arrow has already, `casts` converts later.
-A frame that Arrow does not take as a whole is converted column by column, so that the column that is at fault, and
-the row, can be named. Here is no pandas and no Polars: what something is, its methods say.
+the collection's types by the rules of `persist.codecs.types.values`; what Arrow has already, `casts` converts later. A
+frame that Arrow does not take as a whole is converted column by column, so that the column that is at fault, and the
+row, can be named. This module imports neither pandas nor Polars: it recognises objects by their methods.
 """
 
 import itertools
@@ -29,11 +29,11 @@ from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.types.values import check_values, cut, to_array, to_field
 from persist.codecs.updates.tuples import as_dict, is_named, is_object, is_record, lacks_columns, owned
 
-DELETED = "_deleted"  # Of events by key: a row without it is no deletion, and a deletion needs no more than its key.
+DELETED = "_deleted"  # For events by key: a row without it is not a deletion, and a deletion needs only its key.
 _DICTS_PER_TABLE = 64 * 1024
 # Readers that were read: they would look like empty tables, in whose favour an overwrite retracts everything.
 _READ: "weakref.WeakSet[pa.RecordBatchReader]" = weakref.WeakSet()
-_IN_MEMORY = ("nbytes", "memory_usage", "estimated_size")  # What tables and frames tell their size by.
+_IN_MEMORY = ("nbytes", "memory_usage", "estimated_size")  # The methods by which tables and frames report their size.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TableStream:
     """Tables that come one after the other, once.
 
     Attributes:
-        tables: yields them, given the schema that their columns belong to; None for columns of any type.
+        tables: takes the schema of their columns, or None for any types, and yields the tables.
     """
 
     tables: Callable[[CollectionSchema | None], Iterator[pa.Table]]
@@ -50,7 +50,7 @@ class TableStream:
 def opened(data: Any) -> Any:
     """Return a `TableStream` for what is one, and other data as it is.
 
-    To tell that of an iterator, its first element is taken; it is then returned with that element in its place.
+    For an iterator, its first element is taken to find out, and then put back in front.
     """
     if isinstance(data, (TableStream, pa.Table, pa.RecordBatch, Mapping, str, bytes)):
         return data
@@ -58,7 +58,8 @@ def opened(data: Any) -> Any:
         return _streamed(data) if data and _is_table(data[0]) else data
     if _is_arrow(data):
         return data if _is_in_memory(data) else TableStream(lambda schema: _batches(data, schema))
-    for method in ("to_batches", "collect_batches"):  # Of a Dataset or Scanner of PyArrow; of a LazyFrame of Polars.
+    # The first is of a Dataset or Scanner of PyArrow; the second of a LazyFrame of Polars.
+    for method in ("to_batches", "collect_batches"):
         if hasattr(data, method):
             return _streamed(getattr(data, method)())
     if not isinstance(data, Iterable):
@@ -77,12 +78,12 @@ def opened(data: Any) -> Any:
 
 
 def as_table(data: Any, schema: CollectionSchema | None) -> pa.Table | None:
-    """Return data from `opened` as one table, and None for what is no table at all, such as tuples, or a stream.
+    """Return data from `opened` as one table; None for a stream, or data that is not a table, such as tuples.
 
-    Python values become what the schema says of their column; without a schema, what Arrow takes them for.
+    Python values get the types of the schema; without a schema, those that Arrow infers.
 
     Raises:
-        SchemaMismatch: its columns are no columns.
+        SchemaMismatch: its columns are invalid.
         InvalidUpdate: a value does not convert; the message names its column and row.
     """
     if isinstance(data, pa.Table):
@@ -109,7 +110,7 @@ def _is_in_memory(data: Any) -> bool:
 
 
 def is_repeatable(data: Any) -> bool:
-    """Return whether data certainly gives the same rows when it is read again."""
+    """Return whether reading data again certainly returns the same rows."""
     return isinstance(data, (list, tuple, Mapping)) or (_is_arrow(data) and _is_in_memory(data))
 
 
@@ -168,10 +169,10 @@ def sides_like(data: Any, key: Any, value: Any = None) -> tuple[dict[str, pa.Fie
     """Return key and value columns as data, or a schema, has them; its columns of updates are none.
 
     Args:
-        key: the names of those that are the key; [] for none.
+        key: the names of the key columns; [] for none.
 
     Raises:
-        InvalidUsage: key is no list of names that are there; or there is value, too.
+        InvalidUsage: key is not a list of existing names, or value is set as well.
         SchemaMismatch: data has no columns, or a type is missing.
     """
     if value is not None:
@@ -197,8 +198,8 @@ def columns_like(data: Any) -> dict[str, pa.Field]:
         SchemaMismatch: it has no columns, or a type is missing.
     """
     if isinstance(data, (list, tuple)) or (isinstance(data, Mapping) and any(map(_is_column, data.values()))):
-        made = as_table(data, None)
-        data = data if made is None else made
+        table = as_table(data, None)
+        data = data if table is None else table
     elif hasattr(data, "collect_schema"):  # A LazyFrame of Polars, which is not computed for that.
         data = data.collect_schema()
     else:
@@ -219,11 +220,11 @@ def columns_like(data: Any) -> dict[str, pa.Field]:
     for name, kind, _ in described:
         if kind == pa.null() and getattr(data, "shape", (1,))[0] == 0:  # Text, for which NULL is taken, would stay.
             raise SchemaMismatch(f"column {name!r} has no rows, and no type: give it one, such as int64, or a row")
-    return {name: pa.field(name, _made_of(kind), nullable) for name, kind, nullable in described}
+    return {name: pa.field(name, _stored_type(kind), nullable) for name, kind, nullable in described}
 
 
 def with_first(data: Any) -> tuple[Any, Any]:
-    """Return something with the columns of data, and data to read in its place: an iterator gives its first element."""
+    """Return an object with the columns of data, and data to read in its place: an iterator loses its first element."""
     if not isinstance(data, Iterator) or _is_arrow(data):
         return data, data
     first = [*itertools.islice(data, 1)]
@@ -231,8 +232,8 @@ def with_first(data: Any) -> tuple[Any, Any]:
     return columns, itertools.chain(first, data)
 
 
-def _made_of(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a column that is made of one: text is text, whichever offsets a frame has for it."""
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type for storing a column: text is text, whatever offsets a frame uses."""
     if kind in (pa.null(), pa.large_string()):
         return pa.string()
     return pa.binary() if kind == pa.large_binary() else kind
@@ -264,12 +265,12 @@ def _check_columns(frame: Any) -> None:
 
 
 def _check_kind(name: Any, kind: Any) -> None:
-    if str(kind) == "Object":  # Polars gives Arrow the addresses of such values, as bytes.
+    if str(kind) == "Object":  # Polars exports the addresses of such values, as bytes.
         raise SchemaMismatch(
             f"column {name!r} is of Polars' type Object, whose values Arrow cannot see: cast it to another type, or "
             f"give frame[{name!r}].to_list() in a dict of columns"
         )
-    if str(kind) in ("BIT", "TIME WITH TIME ZONE"):  # DuckDB gives Arrow its own bytes, and a time without its zone.
+    if str(kind) in ("BIT", "TIME WITH TIME ZONE"):  # DuckDB exports its own bytes, and a time without its zone.
         raise SchemaMismatch(f"column {name!r} is of DuckDB's type {kind}, which Arrow has not: cast it, as to VARCHAR")
     if (
         isinstance(kind, np.dtype)
@@ -286,12 +287,12 @@ def _object_columns(frame: Any) -> list[Any]:
 
 
 def _is_of_one_kind(values: list[Any], t: pa.DataType) -> bool:
-    """Return whether the type that Arrow found for values is that of all: it takes a date for its first moment."""
+    """Return whether the type that Arrow inferred fits all values: it infers a date from a date before a moment."""
     if {*map(type, values)} - {type(None)} in ({np.datetime64}, {np.timedelta64}):
         return len({value.dtype for value in values if value is not None}) == 1
     try:
         check_values(values, stored_type(t))
-    except Exception:  # What values raise when they are looked at is theirs to choose.
+    except Exception:  # A value's own methods may raise anything.
         return False
     return True
 
@@ -335,12 +336,12 @@ def _from_dicts(rows: Any, schema: CollectionSchema | None) -> pa.Table:
 
 
 def _from_columns(columns: Mapping[Any, Any], schema: CollectionSchema | None) -> pa.Table:
-    made = {name: _column(name, values, schema) for name, values in columns.items()}
-    lengths = {len(column) for column in made.values()}
+    arrays = {name: _column(name, values, schema) for name, values in columns.items()}
+    lengths = {len(column) for column in arrays.values()}
     if len(lengths) > 1:
-        told = ", ".join(f"{name!r} {len(column)}" for name, column in made.items())
+        told = ", ".join(f"{name!r} {len(column)}" for name, column in arrays.items())
         raise SchemaMismatch(f"the columns are not of one length: {told:.500}. Give each column a value for each row.")
-    return pa.Table.from_arrays([*made.values()], names=[*made])
+    return pa.Table.from_arrays([*arrays.values()], names=[*arrays])
 
 
 def _column(name: Any, values: Any, schema: CollectionSchema | None) -> pa.ChunkedArray:
@@ -356,9 +357,9 @@ def _column(name: Any, values: Any, schema: CollectionSchema | None) -> pa.Chunk
         )
     if isinstance(values, pa.Array) or _is_arrow(values) or isinstance(values, np.ndarray):
         try:
-            made = pa.array(values) if isinstance(values, (pa.Array, np.ndarray)) else pa.chunked_array(values)
-            if str(getattr(values, "dtype", None)) != "object" or _is_of_one_kind(_listed(values), made.type):
-                return made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
+            array = pa.array(values) if isinstance(values, (pa.Array, np.ndarray)) else pa.chunked_array(values)
+            if str(getattr(values, "dtype", None)) != "object" or _is_of_one_kind(_listed(values), array.type):
+                return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             pass  # One by one, then, by the type that is wanted.
     return pa.chunked_array([_converted(name, _listed(values), schema)])
@@ -368,7 +369,7 @@ def _listed(values: Any) -> list[Any]:
     """Return Python values, where what pandas takes for missing is None."""
     if hasattr(values, "isna"):
         missing = values.isna().tolist()
-        return [None if gone else value for value, gone in zip(values.tolist(), missing, strict=True)]
+        return [None if is_missing else value for value, is_missing in zip(values.tolist(), missing, strict=True)]
     return [*(values.tolist() if hasattr(values, "tolist") else values)]
 
 
@@ -390,20 +391,20 @@ def _converted(name: str, values: list[Any], schema: CollectionSchema | None) ->
 
 
 def _as_they_are(name: str, values: list[Any]) -> pa.Array:
-    """Return values in the type that Arrow finds for them; of moments without one type, that of the first."""
+    """Return values in the type that Arrow infers; moments of several types get that of the first."""
     try:
-        made = pa.array(values)
+        array = pa.array(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidUpdate(
             f"column {name!r} has values that Arrow has no one type for: {error}. Give all its values one type."
         ) from error
-    if _is_of_one_kind(values, made.type):
-        return made
-    return to_array(values, stored_type(made.type), f"column {name!r}")  # Raises, and names the row.
+    if _is_of_one_kind(values, array.type):
+        return array
+    return to_array(values, stored_type(array.type), f"column {name!r}")  # Raises, and names the row.
 
 
 def _times(values: list[Any], unit: str, name: str) -> pa.Array:
-    """Return times of which the first tells the kind: numbers, moments, dates or text."""
+    """Return times, whose kind the first one determines: numbers, moments, dates or text."""
     first = next((value for value in values if value is not None), None)
     kind = pa.int64()
     if isinstance(first, datetime):

@@ -5,10 +5,9 @@
                  or a dict of the fields, unless the one field is itself a struct or a map; or, for several fields,
                  a named tuple or a dataclass, which are taken by name
 
-A named tuple or a dataclass says what its fields are, so it is taken by these names and never by position. A tuple of
-`(key, value)` or `((key, value), time, diff)` may be a named one, too, if its names are no columns. An iterator may
-give the same dict again and again, filled anew each time: what comes from one is copied as far as it can change, before
-the next is asked for (`owned`).
+A named tuple or a dataclass names its fields, so it is read by name and never by position. A tuple of `(key, value)` or
+`((key, value), time, diff)` may be a named one as well, if its names are not columns. An iterator may yield the same
+dict again and again, filled anew each time: mutable rows are copied before the next one is fetched (`owned`).
 
 Tuples are transposed and converted column by column; only when that fails are they looked at one
 by one, to name the first that is wrong.
@@ -38,7 +37,7 @@ _NONE = frozenset({type(None)})
 _INT = frozenset({int})
 
 
-_UPDATE, _PAIR = ("", "time", "diff"), ("key", "value")  # What named tuples may call their fields, and where.
+_UPDATE, _PAIR = ("", "time", "diff"), ("key", "value")  # The field names that named tuples may use at these positions.
 
 
 class _Malformed(ValueError):
@@ -50,8 +49,8 @@ def from_tuples(
 ) -> tuple[pa.Table, list[int], list[int]]:
     """Return `(table, times, diffs)`: the updates as a canonical table of schema.arrow, times and diffs.
 
-    NULL times and diffs are refused; the range of times is not checked here. Times that are no numbers go through
-    to_times first, if there is one.
+    NULL times and diffs are refused; the range of times is not checked here. If to_times is set, it first converts
+    times that are not numbers.
 
     Raises:
         InvalidUpdate: a tuple of another shape, or a value its field cannot hold; names the tuple's index.
@@ -153,10 +152,10 @@ def _transposed(rows: Sequence[Any], width: int) -> list[list[Any]]:
 
 def _table(columns: list[list[Any]], schema: CollectionSchema) -> pa.Table:
     split = len(schema.key.fields)
-    made = _side_arrays(columns[:split], schema.key, "key")
-    made += _side_arrays(columns[split:-2], schema.value, "value")
-    made += [_integers(columns[-2], TIME), _integers(columns[-1], DIFF)]
-    return pa.Table.from_arrays(made, schema=schema.arrow)
+    arrays = _side_arrays(columns[:split], schema.key, "key")
+    arrays += _side_arrays(columns[split:-2], schema.value, "value")
+    arrays += [_integers(columns[-2], TIME), _integers(columns[-1], DIFF)]
+    return pa.Table.from_arrays(arrays, schema=schema.arrow)
 
 
 def _side_arrays(columns: list[list[Any]], side: Side, name: str) -> list[pa.Array]:
@@ -168,7 +167,7 @@ def _side_arrays(columns: list[list[Any]], side: Side, name: str) -> list[pa.Arr
 
 
 def _encoded(values: list[Any], side: Side, name: str) -> pa.Array:
-    column = _known(side, name).encode_all(values)
+    column = _require_codec(side, name).encode_all(values)
     if len(column) != len(values) or column.type != side.fields[0].type:
         raise CodecMismatch(
             f"codec {side.codec_name!r} made {len(column)} elements of type {column.type} from {len(values)} {name}s, "
@@ -177,7 +176,7 @@ def _encoded(values: list[Any], side: Side, name: str) -> pa.Array:
     return column
 
 
-def _known(side: Side, name: str) -> Any:
+def _require_codec(side: Side, name: str) -> Any:
     if side.codec is None:
         raise CodecMismatch(
             f"the {name} is stored through codec {side.codec_name!r} version {side.codec_version}, which is not known "
@@ -236,12 +235,12 @@ def _example(schema: CollectionSchema) -> str:
 
 
 def _side_example(side: Side) -> str:
-    shown = [_type_example(f.type) for f in side.fields]
+    examples = [_type_example(f.type) for f in side.fields]
     if side.codec_name == "json":
         return "{'a': [1, 2]}"
-    if not shown:
+    if not examples:
         return "None"
-    return shown[0] if len(shown) == 1 else f"({', '.join(shown)})"
+    return examples[0] if len(examples) == 1 else f"({', '.join(examples)})"
 
 
 def _type_example(t: pa.DataType) -> str:
@@ -272,15 +271,15 @@ _EXAMPLES: tuple[tuple[Any, str], ...] = (
 
 
 def _check_readable(table: pa.Table, schema: CollectionSchema) -> None:
-    there = table.column_names
-    missing = [name for name in schema.names if name not in there]
+    names = table.column_names
+    missing = [name for name in schema.names if name not in names]
     if missing:
         raise SchemaMismatch(
             f"column {', '.join(map(repr, missing))} is missing: read with all columns to get Python values"
         )
     for side, name in ((schema.key, "key"), (schema.value, "value")):
         if side.codec_name is not None:
-            _known(side, name)
+            _require_codec(side, name)
 
 
 def _rows(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, Any]]:
@@ -307,13 +306,13 @@ def _values(batch: pa.RecordBatch, side: Side) -> Iterable[Any]:
 
 
 def owned(value: Any) -> Any:
-    """Return a value that nobody else can change: itself if it is hashable, a copy otherwise.
+    """Return a value that no other code can change: itself if it is hashable, a copy otherwise.
 
-    Cost: a hash. What is hashable and changes nevertheless is none of the values that are written.
+    Cost: a hash. Hashable values that change nevertheless cannot be written.
     """
     try:
         hash(value)
-    except Exception:  # What values raise is theirs to choose.
+    except Exception:  # A value's own methods may raise anything.
         return _copied(value)
     return value
 
@@ -372,20 +371,20 @@ def as_dict(record: Any) -> Mapping[Any, Any]:
 
 
 def lacks_columns(names: Iterable[str], null: str = "None") -> str:
-    """Return what is wrong with a row that lacks columns, and what to do.
+    """Return an error for a row that lacks columns, with a remedy.
 
     Args:
         null: how NULL is written where the row comes from.
     """
-    first, *others = names
-    them = f"the columns {', '.join(map(repr, [first, *others]))}" if others else f"the column {first!r}"
+    first, *more = names
+    them = f"the columns {', '.join(map(repr, [first, *more]))}" if more else f"the column {first!r}"
     return f"lacks {them}, which would be NULL: give {first!r} as {null} if that is meant"
 
 
 def out_of_place(values: Sequence[Any], places: tuple[str, ...]) -> Any:
     """Return the first named tuple that has one of these names at another place than this has; None if there is none.
 
-    Of a place without a name, anything may be there.
+    Any value may be at an unnamed position.
     """
     for kind in {*map(type, values)}:
         fields = getattr(kind, "_fields", ()) if issubclass(kind, tuple) else ()

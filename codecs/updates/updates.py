@@ -1,14 +1,14 @@
 """Updates in whatever form the caller has them, to one checked Arrow table; and plain rows, made into updates.
 
-The table that comes out has exactly the columns of `CollectionSchema.arrow`, in its order and types; no NULL
-in `_time` or `_diff`; every time in [0, TIME_MAX]; no diff of zero; floats in canonical form (see
-`ordering`). A table that is like this already is passed through without a copy, for the price of the minimum
-and maximum of two columns and one pass over its floats.
+The resulting table has exactly the columns of `CollectionSchema.arrow`, in its order and types; no NULL in `_time` or
+`_diff`; every time in [0, TIME_MAX]; no diff of zero; floats in canonical form (see `ordering`). A table that is like
+this already is passed through without a copy, for the price of the minimum and maximum of two columns and one pass over
+its floats.
 
-Columns of a codec side hold what the codec stores, under the name "key" or "value". pandas gives its NaN as
-NULL, which is what NaN means there; everywhere else NaN is a number.
+Columns of a codec side hold what the codec stores, under the name "key" or "value". pandas exports its NaN as NULL,
+which is the meaning of NaN there; everywhere else NaN is a number.
 
-Plain rows have neither `_time` nor `_diff`: `stamped` gives all of them one time, or each that in a column.
+Plain rows have neither `_time` nor `_diff`: `stamped` adds one time for all, or a column with a time for each.
 """
 
 import re
@@ -64,8 +64,8 @@ def to_updates(
         data: an iterable of `((key, value), time, diff)`; or tables in any form that `persist.codecs.updates.inputs`
             takes (Arrow, frames, streams, dicts), whose columns are found by name, in any order.
         schema: the collection's.
-        default_time: the time of every update if there is no `_time` column.
-        default_diff: the diff of every update if there is no `_diff` column.
+        default_time: the time of every update without a `_time` column.
+        default_diff: the diff of every update without a `_diff` column.
         moments: of the collection's timeline; None if times are only numbers.
 
     Raises:
@@ -214,9 +214,9 @@ def _conformed(table: pa.Table, schema: CollectionSchema, defaults: dict[str, in
     names = dict.fromkeys(schema.arrow.names)
     names_given = [n for n in table.column_names if n in names or not _PANDAS_INDEX.fullmatch(n)]
     present = set(names_given)
-    wanted = [n for n in names if n in present or defaults.get(n) is None]
-    if len(names_given) != len(present) or present != set(wanted):
-        raise _columns_do_not_fit(names_given, wanted, schema)
+    required = [n for n in names if n in present or defaults.get(n) is None]
+    if len(names_given) != len(present) or present != set(required):
+        raise _columns_do_not_fit(names_given, required, schema)
     for name in (TIME, DIFF):
         if name in present and not pat.is_integer(table.schema.field(name).type):
             _check_integers(table.column(name), name)
@@ -245,9 +245,9 @@ def _check_default(name: str, value: Any, low: int, high: int) -> None:
 
 
 def _columns_do_not_fit(names_given: list[str], wanted: list[str], schema: CollectionSchema) -> SchemaMismatch:
-    given, known = frozenset(names_given), frozenset(wanted)
-    problems = [f"{n!r} ({schema.arrow.field(n).type}) is missing" for n in wanted if n not in given]
-    missing = [n for n in wanted if n not in given]
+    present, known = frozenset(names_given), frozenset(wanted)
+    problems = [f"{n!r} ({schema.arrow.field(n).type}) is missing" for n in wanted if n not in present]
+    missing = [n for n in wanted if n not in present]
     problems += [f"{n!r} is unexpected{did_you_mean(n, missing)}" for n in names_given if n not in known]
     problems += [f"{n!r} is there {count} times" for n, count in Counter(names_given).items() if count > 1]
     listed = [f"{f.name}: {f.type}" for f in schema.arrow if f.name in known]  # Not what may be left out.
@@ -261,14 +261,14 @@ def _columns_do_not_fit(names_given: list[str], wanted: list[str], schema: Colle
 
 
 def _some(told: list[str], between: str) -> str:
-    """Join what a message tells, cut where there is so much that nobody reads it."""
+    """Join names for a message, truncated to a readable number."""
     more = [f"and {len(told) - _TOLD_MAX} more"] if len(told) > _TOLD_MAX else []
     return between.join([*told[:_TOLD_MAX], *more])
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What plain rows lack.
+    """The columns that plain rows lack.
 
     Attributes:
         time: of all rows, or the name of the column with the time of each. That column is kept where the collection has
@@ -317,8 +317,8 @@ def stamped(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
 def plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
     """Return data of any form that `to_updates` or `stamped` takes, and whether it is plain rows, without times.
 
-    Of a stream, or an iterator, that is decided by the first of it, which is then in its place again. What is empty
-    may be either, and is taken for rows.
+    For a stream or an iterator, the first element decides, and is then put back. Empty data may be either, and counts
+    as rows.
     """
     if type(data) is list and data and type(data[0]) is tuple:
         return data, len(data[0]) == 2
@@ -340,8 +340,8 @@ def plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
 
 
 def _stamped_table(table: pa.Table, stamp: Stamp, schema: CollectionSchema) -> pa.Table:
-    for name, given in ((TIME, True), (DIFF, stamp.diff is not None)):
-        if given and name in table.column_names:
+    for name, is_set in ((TIME, True), (DIFF, stamp.diff is not None)):
+        if is_set and name in table.column_names:
             value = getattr(stamp, name[1:])
             raise SchemaMismatch(
                 f"the rows have a column {name!r}, and {name[1:]}={value!r} is given for all of them, too: drop the "

@@ -101,10 +101,6 @@ def open(
     return client
 
 
-def _reopen(origin: Origin) -> "Client":
-    return Client(origin.open())
-
-
 def _server(option: str, given: str | Notify | None) -> Notify | None:
     server = Notify(given) if isinstance(given, str) else given
     if server is not None and not isinstance(server, Notify):
@@ -130,9 +126,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         self._pid = os.getpid()
         self._ends: list[Callable[[], object]] = []  # What else must be closed.
         if notify is not None:
-            from persist.services.serve.remote_location import (
-                Listener,  # Here, because few need gRPC, which takes a while to load.
-            )
+            from persist.services.serve.remote_location import Listener  # Here: gRPC loads slowly, and few need it.
 
             listener = Listener(engine.follower, notify)
             weakref.finalize(self, listener.request_stop).atexit = False
@@ -247,7 +241,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         It is created if there is none, with the query's plan as its definition, and is empty and unsealed until its
         first `refresh()`, which computes the answer at each time of the inputs since the view begins. Idempotent. The
         query is DuckDB's SQL over the collections of this location, views included; it is parsed by the package duckdb
-        (extra `sql`). `docs/use/views.md` says what is supported.
+        (extra `sql`). `docs/use/views-sql.md` says what is supported.
 
         Args:
             name: as of `create_or_load`.
@@ -425,7 +419,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         """Tell others of new records and serve reads over Arrow Flight, until the server or this client is closed.
 
         Clients that were opened with `notify=` learn of a record within milliseconds. Any Flight client can read
-        snapshots, changes and subscriptions; see `docs/run/operations.md`. Nothing depends on the server: it may end at
+        snapshots, changes and subscriptions; see `docs/run/servers.md`. Nothing depends on the server: it may end at
         any time.
 
         Args:
@@ -498,7 +492,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         return isinstance(name, str) and self.engine.follower.newest_id_of(name) is not None
 
     def __iter__(self) -> Iterator[str]:
-        """Yield what `collections` lists: the names of all collections."""
+        """Yield the names of all collections."""
         return iter(self.collections())
 
     def __enter__(self) -> "Client":
@@ -522,9 +516,8 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         shown_rows = [("mode", self.mode), ("seqno", f"{self.engine.follower.state.seqno:,}")]
         shown_rows += [("comment", control.about.comment)] if control.about.comment else []
         shown_rows += [*control.about.properties.items()]
-        shown_rows.append(
-            (f"{len(names):,} collections", ", ".join(names[:NAMES_SHOWN]) + (" …" if names[NAMES_SHOWN:] else ""))
-        )
+        more = " …" if names[NAMES_SHOWN:] else ""
+        shown_rows.append((f"{len(names):,} collections", ", ".join(names[:NAMES_SHOWN]) + more))
         caption = f"Client of {self.url}{', closed' if self.engine.is_closed else ''}"
         return html_table(caption, shown_rows) + html_rows(("collection", "since", "upper"), self._known_ends(names))
 
@@ -550,3 +543,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
 
     def __repr__(self) -> str:
         return f"<Client of {self.url}, mode {self.mode!r}{', closed' if self.engine.is_closed else ''}>"
+
+
+def _reopen(origin: Origin) -> Client:
+    return Client(origin.open())

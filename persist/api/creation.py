@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from persist.api.collection import Collection
-from persist.api.collection.writing import sealed_without_time
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.updates.inputs import columns_like, is_repeatable, sides_like, with_first
+from persist.codecs.updates.tuples import is_named
 from persist.core.antichain import Antichain
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, PersistError
 from persist.core.expression.python_functions import add_function
@@ -29,7 +29,7 @@ from persist.engine.location.opening import created_or_loaded, handle_on, loaded
 from persist.engine.read.planning.snapshot_plan import record_count
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import AtCommit
-from persist.engine.write.write_options import WriteMode, WriteOptions, choose_mode, with_token
+from persist.engine.write.write_options import WriteMode, WriteOptions, choose_mode, sealed_without_time, with_token
 
 
 class CreatingCalls:
@@ -191,7 +191,7 @@ def _has_diffs(rows: Any) -> bool:
     """Return whether rows say by how much they change the contents: tables with `_diff`, or updates as tuples."""
     first = rows[0] if isinstance(rows, (list, tuple)) and rows else rows
     if isinstance(first, (list, tuple)):
-        return isinstance(first, tuple) and len(first) == 3 and not hasattr(first, "_fields")
+        return isinstance(first, tuple) and len(first) == 3 and not is_named(first)
     return DIFF in (first if isinstance(first, Mapping) else columns_like(first))
 
 

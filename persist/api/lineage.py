@@ -56,7 +56,7 @@ def is_wanted() -> bool:
 
 
 def _variables() -> list[str]:
-    return [name for name, value in os.environ.items() if name.startswith("OPENLINEAGE_") and value]
+    return [name for name in os.environ if name.startswith("OPENLINEAGE_") and os.environ[name]]
 
 
 def told_of(engine: Engine) -> "Lineage | None":

@@ -15,7 +15,7 @@ metric of the same name, and knows no way to remove one.
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
@@ -67,19 +67,22 @@ class Metrics(Shown):
         return "\n".join(_lines(self))
 
 
-def register(metrics: Callable[[], Metrics], attributes: Mapping[str, str]) -> Callable[[], None]:
+def register(
+    metrics: Callable[[], Metrics], attributes: Mapping[str, str], shape: Hashable = None
+) -> Callable[[], None]:
     """Export what metrics returns until the result is called; does nothing without the package opentelemetry-api.
 
     Args:
         metrics: called by the exporter's thread, once per metric and export. A bound method does not keep its object
             alive, and is forgotten with it.
         attributes: what tells this client's numbers from others', such as {"location": url}; never credentials.
+        shape: equal for sources that have metrics of the same names; None if that is not known.
     """
     try:
         api = import_module("opentelemetry.metrics")
     except ImportError:
         return lambda: None
-    return _exporter.add(api, metrics, attributes)
+    return _exporter.add(api, metrics, attributes, shape)
 
 
 class Reading(NamedTuple):
@@ -98,14 +101,19 @@ class _Exporter:
         self._numbers = count()
         self._sources: dict[int, tuple[Callable[[], Metrics | None], Mapping[str, str]]] = {}
         self._names: set[str] = set()
+        self._shapes: set[Hashable] = set()
 
-    def add(self, api: Any, metrics: Callable[[], Metrics], attributes: Mapping[str, str]) -> Callable[[], None]:
-        first = metrics()
+    def add(
+        self, api: Any, metrics: Callable[[], Metrics], attributes: Mapping[str, str], shape: Hashable
+    ) -> Callable[[], None]:
+        first = () if shape in self._shapes else [*readings(metrics())]
         with self._lock:
             number = next(self._numbers)
             self._sources[number] = (self._weak(metrics, number), dict(attributes))
-            new = {reading.name: reading for reading in readings(first) if reading.name not in self._names}
+            new = {reading.name: reading for reading in first if reading.name not in self._names}
             self._names.update(new)
+            if shape is not None:
+                self._shapes.add(shape)
         meter = api.get_meter(METER)
         for reading in new.values():
             create = meter.create_observable_counter if reading.is_counter else meter.create_observable_gauge

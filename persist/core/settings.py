@@ -18,6 +18,7 @@ from persist.blob.errors import InvalidUsage
 from persist.blob.layers.cache import CachedBlob
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.retry import ATTEMPTS_MAX, RetryBlob
+from persist.blob.lru import Cache
 from persist.blob.options import check_fields
 from persist.blob.protocol import Blob
 from persist.blob.threads import Clock, SystemClock
@@ -75,8 +76,8 @@ class Settings:
     Attributes:
         background: whether a writing client renews leases, collects garbage and compacts by itself, in threads of its
             own. Without it, call `Client.maintain` now and then.
-        memory_budget: bytes that writing, merging, compaction and `to_batches` may take each, at least 16 MiB. A
-            whole result that is asked for in memory takes its own room beyond that.
+        memory_budget: bytes that writing, merging, compaction and `to_batches` may take each, at least 16 MiB. All
+            caches in memory together take up to half of it. A whole result takes its own room beyond that.
         cache_folder, cache_folder_bytes: where to keep blobs on disk, and what look-ups have decoded, mapped, for all
             processes that name the same folder; and the room for both together. On a disk of this machine: a process
             ends if what it has mapped cannot be read any more. None for nowhere.
@@ -109,19 +110,18 @@ class Settings:
             raise InvalidUsage(f"cache_folder={self.cache_folder!r} is not allowed: give a path, or None")
 
 
-CACHE_MEMORY_BYTES = 64 << 20
-
 Location = str | os.PathLike[str] | Blob
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A store in its wrappers; `blob` is the one to use."""
+    """A store in its wrappers; `blob` is the one to use. All that a client caches in memory is in `cache`."""
 
     blob: Blob
     metered: MeteredBlob
     retried: RetryBlob
     cached: CachedBlob
+    cache: Cache
 
     def close(self) -> None:
         """Free what the wrappers have, and the store itself if it was opened here; idempotent."""
@@ -142,16 +142,16 @@ def open_storage(
     settings, clock = settings or Settings(), clock or SystemClock()
     metered = MeteredBlob(_opened(location, options, settings.retry_s))
     retried = RetryBlob(metered, settings.retry_s, settings.tuning.attempts_max, clock=clock)
-    memory_bytes = CACHE_MEMORY_BYTES if retried.is_remote else 0
+    cache = Cache(settings.memory_budget // 2, clock=clock)
     cached = CachedBlob(
         retried,
         is_immutable=is_immutable,
-        memory_bytes=memory_bytes,
+        memory=cache if retried.is_remote else Cache(0),
         folder=settings.cache_folder,
         folder_bytes=settings.cache_folder_bytes,
         clock=clock,
     )
-    return Storage(cached, metered, retried, cached)
+    return Storage(cached, metered, retried, cached, cache)
 
 
 class _Borrowed:

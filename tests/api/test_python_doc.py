@@ -29,7 +29,7 @@ def run(script: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def test_each_recipe_has_four_lines_or_fewer_besides_imports() -> None:
-    assert len(RECIPES) == 4
+    assert len(RECIPES) == 3
     for recipe in RECIPES:
         lines = [line for line in recipe.splitlines() if line and not line.startswith(("import ", "client = "))]
         assert len(lines) <= 4, recipe
@@ -43,7 +43,6 @@ def test_the_recipes_do_what_they_say(tmp_path: Path) -> None:
     at = ["2026-11-21", "00:00:00+00:00"]
     assert shown == [["nut", "7", *at, "-1"], ["nut", "6", *at, "1"], ["washer", "1", *at, "1"]]
     assert "'what': 'login'" in done.stdout
-    assert done.stdout.rstrip().endswith("ada")
 
 
 @pytest.mark.thorough

@@ -23,7 +23,8 @@ AROUND = ["page.", "pag/e", "page0", "pages/1"]
 FSSPEC = pytest.param("fsspec", marks=pytest.mark.thorough)
 # Stores behind fsspec that have servers of their own, where these are installed.
 CLOUDS = {"azure": "abfs://box", "gcs": "gs://box"}
-KINDS = ("memory", *filter(None, WRAPPERS), "cached-folder", "file", "served", "s3", FSSPEC, *CLOUDS)
+KINDS = ("memory", *filter(None, WRAPPERS), "cached-folder", "file", "served", "s3", FSSPEC)
+KINDS += tuple(pytest.param(kind, marks=pytest.mark.outside) for kind in CLOUDS)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from persist.blob.layers.cache import CachedBlob
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.retry import RetryBlob
 from persist.blob.layers.unreliable import UnreliableBlob
+from persist.blob.lru import Cache
 from persist.blob.protocol import Blob
 from persist.blob.url import open_blob
 
@@ -47,7 +48,7 @@ class Place:
         """Return a new client of the store."""
         blob = WRAPPERS[self.wrapper](open_blob(self.url, self.options))
         if self.cache_folder:
-            return CachedBlob(blob, memory_bytes=0, folder=self.cache_folder, is_immutable=everything)
+            return CachedBlob(blob, memory=Cache(0), folder=self.cache_folder, is_immutable=everything)
         return blob
 
     def to_json(self) -> str:

@@ -5,17 +5,17 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.blob.lru import AdmittingCache
+from persist.blob.lru import Cache, Kind
 
 VALUE = bytes(100)
 
 
-def cache(values: int) -> AdmittingCache[int, bytes]:
+def cache(values: int) -> Kind[int, bytes]:
     """Return one with room for so many values, besides the room of small ones."""
-    return AdmittingCache(values * 100 * 16 // 15 + 16, len)
+    return Cache(values * 100 * 16 // 15 + 16).kind(len, share=1)
 
 
-def read(kept: AdmittingCache[int, bytes], keys: range) -> int:
+def read(kept: Kind[int, bytes], keys: range) -> int:
     """Ask for each key, and keep what was not there; return how many were."""
     hits = 0
     for key in keys:
@@ -52,7 +52,7 @@ def test_what_is_wanted_from_now_on_takes_the_place_of_what_was() -> None:
 
 
 def test_what_is_small_is_let_in_and_drops_nothing_large_that_has_room() -> None:
-    kept: AdmittingCache[int, bytes] = AdmittingCache(1 << 20, len)
+    kept: Kind[int, bytes] = Cache(1 << 20).kind(len)
     for key in range(20):
         kept.put(key, bytes(1 << 16))
     large = kept.bytes
@@ -89,7 +89,7 @@ def test_what_is_taken_or_cleared_is_there_no_more() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 400), st.booleans()), max_size=200))
 def test_it_never_holds_more_than_it_may(steps: list[tuple[int, int, bool]]) -> None:
-    kept: AdmittingCache[int, bytes] = AdmittingCache(1000, len, value_bytes_max=300)
+    kept: Kind[int, bytes] = Cache(1000).kind(len, share=3)
     for key, size, asks in steps:
         if asks:
             kept.get(key)
@@ -97,7 +97,7 @@ def test_it_never_holds_more_than_it_may(steps: list[tuple[int, int, bool]]) -> 
             kept.put(key, bytes(size))
         held = {each: value for each in range(13) if (value := kept.peek(each)) is not None}
         assert kept.bytes == sum(map(len, held.values())) <= 1000
-        assert all(len(value) <= 300 for value in held.values())
+        assert all(len(value) <= 333 for value in held.values())
 
 
 def test_many_threads_share_one() -> None:
@@ -114,3 +114,31 @@ def test_many_threads_share_one() -> None:
     for thread in threads:
         thread.join()
     assert kept.bytes == sum(100 for key in range(20) if kept.peek(key) is not None) <= 5 * 100 * 16 // 15 + 16
+
+
+def test_kinds_share_the_room_and_what_one_reads_most_takes_the_most_of_it() -> None:
+    room = Cache(20 * 100 * 16 // 15 + 16)
+    busy: Kind[int, bytes] = room.kind(len, share=1)
+    idle: Kind[int, bytes] = room.kind(len, share=1)
+    read(idle, range(20))
+    for _ in range(4):
+        read(busy, range(15))
+    assert read(busy, range(15)) == 15
+    assert idle.bytes == room.bytes - busy.bytes <= 500
+    assert idle.get(1) is None, "the key of another kind is another one"
+    busy.clear()
+    assert (busy.bytes, room.bytes) == (0, idle.bytes)
+
+
+def test_what_is_needed_at_once_is_let_in_however_large_it_is() -> None:
+    room = Cache(1000)
+    needed, others = room.kind(len, is_needed=True), room.kind(len)
+    others.put(1, bytes(400))
+    for _ in range(5):
+        others.get(1)
+    needed.put(1, bytes(800))
+    assert (needed.bytes, others.bytes) == (800, 0)
+    needed.put(2, bytes(5000))
+    assert room.bytes == needed.bytes == 5000
+    others.put(3, bytes(300))
+    assert room.bytes == 300 or needed.peek(2) is not None

@@ -2,7 +2,7 @@
 
 import threading
 
-from persist.blob.lru import AdmittingCache, ByteBoundedLru
+from persist.blob.lru import ByteBoundedLru, Cache
 from tests.support.clocks import ImpatientClock
 
 
@@ -36,8 +36,8 @@ def test_a_value_without_room_is_not_kept_and_drops_nothing() -> None:
     small = lru(30, 15)
     small.put(1, bytes(16))
     assert small.get(1) is None
-    assert not small.has_room_for(16)
-    assert small.has_room_for(15)
+    assert not small.fits(16)
+    assert small.fits(15)
 
 
 def test_a_value_that_may_be_larger_than_the_room_is_kept_alone() -> None:
@@ -90,7 +90,7 @@ def test_a_value_that_nobody_asks_for_goes_after_a_while_though_there_is_room() 
     clock = ImpatientClock()
     for kept in (
         ByteBoundedLru[int, bytes](10**9, len, clock=clock, idle_s=100.0),
-        AdmittingCache[int, bytes](10**9, len, clock=clock, idle_s=100.0),
+        Cache(10**9, clock=clock, idle_s=100.0).kind(len),
     ):
         kept.put(-1, bytes(10))
         kept.put(-2, bytes(10))

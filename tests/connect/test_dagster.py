@@ -10,7 +10,7 @@ import persist
 
 dg = pytest.importorskip("dagster", reason="Dagster is not installed: pip install dagster")
 pytestmark = [
-    pytest.mark.thorough,
+    pytest.mark.outside,
     pytest.mark.costly("Dagster itself loads for seconds"),
     pytest.mark.filterwarnings("ignore:.*currently in beta", "ignore::DeprecationWarning:dagster"),
 ]

@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 from tests.support.stepped import WAIT_S
 
 pytest.importorskip("dbt.adapters.duckdb", reason="dbt is not installed: pip install 'dbt-core<1.12' dbt-duckdb")
-pytestmark = [pytest.mark.thorough, pytest.mark.costly("dbt itself loads for seconds, four times")]
+pytestmark = [pytest.mark.outside, pytest.mark.costly("dbt itself loads for seconds, four times")]
 EXAMPLE = ROOT / "examples" / "dbt"
 
 
@@ -27,7 +27,7 @@ def built(project: Path, location: Path, *arguments: str) -> str:
     program = [sys.executable, "-c", "from dbt.cli.main import cli; cli()", "build", "--no-use-colors", *arguments]
     environment = os.environ | {
         "DBT_PROFILES_DIR": ".", "DO_NOT_TRACK": "1", "PERSIST_LOCATION": str(location),
-        "PYTHONPATH": str(EXAMPLE.parent.parent),
+        "PYTHONPATH": os.pathsep.join([str(EXAMPLE.parent.parent), os.environ.get("PYTHONPATH", "")]),
     }  # fmt: skip
     done = subprocess.run(program, cwd=project, env=environment, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stdout + done.stderr

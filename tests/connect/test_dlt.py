@@ -9,7 +9,7 @@ import persist
 
 dlt = pytest.importorskip("dlt", reason="dlt is not installed: pip install dlt")
 pytestmark = [
-    pytest.mark.thorough,
+    pytest.mark.outside,
     pytest.mark.costly("dlt itself loads for seconds"),
     pytest.mark.filterwarnings("ignore"),
 ]

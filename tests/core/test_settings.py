@@ -21,7 +21,7 @@ PUBLIC = [field.name for field in fields(Settings) if field.name != "tuning"]
 
 def documented() -> dict[str, str]:
     """Return the defaults in the table of the page, by the name of the setting."""
-    section = PAGE.read_text().partition("## Settings and how they hang together")[2].partition("\n## ")[0]
+    section = PAGE.read_text().partition("## Settings\n")[2].partition("\n## ")[0]
     rows: dict[str, str] = {}
     for first, second, _, default in ROW.findall(section):
         names = [name for name in (first, second) if name]

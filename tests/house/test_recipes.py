@@ -70,6 +70,7 @@ def test_compose_starts_commands_that_there_are() -> None:
             check_command([str(word) for word in service["command"]])
 
 
+@pytest.mark.outside
 def test_compose_is_taken_by_docker() -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
@@ -81,6 +82,7 @@ def test_compose_is_taken_by_docker() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.outside
 def test_compose_is_what_its_specification_allows() -> None:
     specification = pytest.importorskip("compose_spec", reason="not installed: pip install compose-spec")
     text = (FOLDER / "compose.yaml").read_text()
@@ -89,6 +91,7 @@ def test_compose_is_what_its_specification_allows() -> None:
         specification.PyCompose.from_json(json.dumps(yaml.safe_load(text.replace("command:", "comand:"))))
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize("version", ["1.28", "1.37.0"])
 def test_kubernetes_takes_every_field_of_the_manifests(version: str, tmp_path: Path) -> None:
     """By the schemas of the resources, and with nothing in them that the schemas do not know."""

@@ -106,7 +106,7 @@ def test_golden_files_hold_every_kind_of_mutation_with_each_of_its_members(kind:
     assert members(kind) <= {name for each in found for name in each}, PROCEDURE
 
 
-def default_of(field: msgspec.structs.FieldInfo) -> Any:
+def read_default(field: msgspec.structs.FieldInfo) -> Any:
     """Return what stands for a member's default in JSON; for one without, what no member is."""
     if isinstance(field.default, msgspec.Raw):
         return msgspec.json.decode(field.default)
@@ -146,7 +146,7 @@ def test_golden_files_hold_every_member_of_what_is_stored(kind: type[msgspec.Str
     assert members(kind) <= {name for each in found for name in each}, PROCEDURE
     for field in fields:
         values = [each[field.encode_name] for each in found if field.encode_name in each]
-        assert any(value != default_of(field) for value in values), (
+        assert any(value != read_default(field) for value in values), (
             f"{field.encode_name} is always the same: {PROCEDURE}"
         )
 

@@ -23,7 +23,7 @@ import xxhash
 import persist
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.stores.file import FileBlob
-from persist.codecs.part.describing import footer_of
+from persist.codecs.part.describing import describe_footer
 from persist.codecs.part.part import Part
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
@@ -767,7 +767,7 @@ def test_nothing_that_is_read_is_executed(tmp_path: Path) -> None:
                 rows=1,
                 memory=1 << 20,
                 checksum=xxhash.xxh3_128_hexdigest(data),
-                footer=footer_of(data),
+                footer=describe_footer(data),
                 time_min=0,
                 time_max=0,
                 negatives=0,

@@ -10,21 +10,25 @@ at moments of its own. The cost of a test is what pytest and its children used w
 A fixture that several tests share counts for the module alone. What a grandchild used is missed if its own parent
 never waited for it, as with some workers of Spark.
 
-`python -m tests.support.costs FILE …` prints the costliest modules of several runs together.
+`python -m tests.support.costs FILE …` prints the costliest modules of several runs together. With `--longest`, it also
+writes `tests/support/longest.txt`, by which the longest modules begin first.
 """
 
+import argparse
 import json
 import os
-import sys
+import time
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.support.paths import LONGEST
 from tests.support.tiers import IS_THOROUGH
 
 LIMIT_S = 3.0
+LONG_S = 5.0  # Modules that take less may begin in any order.
 SHOWN = 10
 
 
@@ -86,6 +90,7 @@ class Costs:
         self.tests: dict[str, float] = defaultdict(float)
         self.dear: dict[str, float] = {}  # Tests above the limit that give no reason.
         self.modules: dict[str, float] = defaultdict(float)
+        self.times: dict[str, float] = defaultdict(float)  # How long each module took, waiting included.
         self.began_s = 0.0
         self.shared_s = 0.0  # Of the present test: fixtures that other tests use, too.
         self.is_in_shared = False
@@ -93,10 +98,12 @@ class Costs:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self.began_s, self.shared_s = used_s(), 0.0
+        module, at_s = item.nodeid.partition("::")[0], time.monotonic()
         try:
             return (yield)
         finally:
-            self.modules[item.nodeid.partition("::")[0]] += max(0.0, used_s() - self.began_s)
+            self.modules[module] += max(0.0, used_s() - self.began_s)
+            self.times[module] += time.monotonic() - at_s
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
@@ -128,9 +135,8 @@ class Costs:
 
     def pytest_sessionfinish(self) -> None:
         if self.written_to is not None:
-            self.written_to.write_text(
-                json.dumps({"sum": used_s(), "modules": self.modules, "tests": self.tests, "dear": self.dear})
-            )
+            costs = {"modules": self.modules, "times": self.times, "tests": self.tests, "dear": self.dear}
+            self.written_to.write_text(json.dumps({"sum": used_s(), **costs}))
 
 
 def lines_about(sum_s: float, modules: Mapping[str, float], dear: Mapping[str, float], shown: int) -> list[str]:
@@ -146,15 +152,27 @@ def lines_about(sum_s: float, modules: Mapping[str, float], dear: Mapping[str, f
     return lines
 
 
-def main(paths: list[str]) -> None:
-    modules: dict[str, float] = defaultdict(float)
-    runs = [json.loads(Path(path).read_text()) for path in paths]
-    for run in runs:
-        for module, cost_s in run["modules"].items():
-            modules[module] += cost_s
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Print the costliest modules of several runs together.")
+    parser.add_argument("--longest", action="store_true", help=f"write {LONGEST.name}, too")
+    parser.add_argument("files", nargs="+", type=Path, help="what --costs-to wrote")
+    arguments = parser.parse_args()
+    runs = [json.loads(path.read_text()) for path in arguments.files]
+    modules = _sums(run["modules"] for run in runs)
     dear = {name: cost_s for run in runs for name, cost_s in run["dear"].items()}
     print(*lines_about(sum(run["sum"] for run in runs), modules, dear, SHOWN), sep="\n")
+    if arguments.longest:
+        times = sorted(_sums(run["times"] for run in runs).items(), key=lambda module: -module[1])
+        LONGEST.write_text("".join(f"{time_s:.0f} {name}\n" for name, time_s in times if time_s >= LONG_S))
+
+
+def _sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for part in parts:
+        for name, number in part.items():
+            sums[name] += number
+    return sums
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

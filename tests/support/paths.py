@@ -5,3 +5,5 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 GOLDEN = ROOT / "tests" / "rules" / "golden"
+# Modules of tests that take long, waiting included, and how many seconds each took.
+LONGEST = ROOT / "tests" / "support" / "longest.txt"

@@ -13,22 +13,7 @@ from pathlib import Path
 
 import pytest
 
-# Modules that take long, waiting included, and the longest first.
-FIRST = (
-    "tests/tools/web/test_page.py",
-    "tests/proofs/simulator/test_simulator.py",
-    "tests/blob/test_conformance.py",
-    "tests/connect/ingest/test_mysql.py",
-    "tests/tools/cli/test_reading.py",
-    "tests/rules/test_hostile.py",
-    "tests/services/fsck/test_fsck.py",
-    "tests/house/test_packaging.py",
-    "tests/connect/egress/test_postgres.py",
-    "tests/connect/ingest/test_postgres.py",
-    "tests/tools/cli/test_start.py",
-    "tests/connect/ingest/test_pg_copy.py",
-    "tests/services/serve/test_flight_sql.py",
-)
+from tests.support.paths import LONGEST
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,7 +37,14 @@ def modules_below(root: Path, arguments: list[str]) -> list[str]:
     for path in map(root.joinpath, arguments):
         files = path.rglob("test_*.py") if path.is_dir() else [path]
         found.update(str(file.relative_to(root)) for file in files)
-    return sorted(found, key=lambda module: (FIRST.index(module) if module in FIRST else len(FIRST), module))
+    times_s = known_times_s()
+    return sorted(found, key=lambda module: (-times_s.get(module, 0.0), module))
+
+
+def known_times_s() -> dict[str, float]:
+    """Return how long modules take that take long."""
+    lines = (line.split() for line in LONGEST.read_text().splitlines())
+    return {module: float(time_s) for time_s, module in lines}
 
 
 def _taken(folder: Path, modules: list[str]) -> Iterator[str]:

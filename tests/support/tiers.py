@@ -45,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "thorough(except_every=n): only --all runs it, or all but every n-th case")
+    config.addinivalue_line("markers", "outside: needs what scripts/setup does not install; scripts/outside runs it")
     share = config.getoption("thorough")
     if not 0 <= share <= 1:
         raise pytest.UsageError(f"--thorough {share:g}: the share must be from 0 to 1")

@@ -27,7 +27,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.opening import drop
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.write_options import WriteOptions
-from persist.services.publish import Published, format_of, publish, published_tables, unpublish, wanted_every
+from persist.services.publish import Published, format_of, parse_every, publish, published_tables, unpublish
 
 
 class Described:
@@ -308,7 +308,7 @@ class PublishingCalls(CollectionBase):
             raise InvalidUsage(f'deletes={deletes!r} is no way to leave rows out: give "vectors" or "none"')
         if feed and table != "delta":
             raise InvalidUsage(f'feed=True goes with the table "delta": {table!r} has no change feed')
-        options = {"deletes": deletes, **({"feed": "true"} if feed else {}), **wanted_every(every)}
+        options = {"deletes": deletes, **({"feed": "true"} if feed else {}), **parse_every(every)}
         if identifier is not None:
             options |= {"identifier": identifier, **({"catalog": catalog} if isinstance(catalog, str) else {})}
         self.handle.engine.settle()

@@ -71,6 +71,9 @@ class ReadingCalls(CollectionBase):
             schema: the version of the schema to read with, for a read that gives the same for ever; None is the newest.
             timeout_s: how long to wait for as_of to be sealed, if it is not; None waits without limit.
 
+        Cost: a look at the log. The first read of a collection by a client that may write is also a commit, which
+        claims what it reads until the client lets go of it. Reads at the same time or later need no other claim.
+
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
             SchemaMismatch, InvalidUsage: columns or condition do not fit; or a column of an older version is gone.
@@ -81,34 +84,15 @@ class ReadingCalls(CollectionBase):
         return found
 
     @overload
-    def get(
-        self,
-        keys: list[Any],
-        as_of: int | Moment | None = None,
-        *,
-        where: None = None,
-        columns: Sequence[str] | None = None,
-    ) -> list[Any]: ...
+    def get(self, keys: list[Any], as_of: int | Moment | None = None) -> list[Any]: ...
 
     @overload
     def get(
-        self,
-        keys: None = None,
-        as_of: int | Moment | None = None,
-        *,
-        where: str,
-        columns: Sequence[str] | None = None,
+        self, keys: None = None, as_of: int | Moment | None = None, *, where: str, columns: Sequence[str] | None = None
     ) -> pa.Table: ...
 
     @overload
-    def get(
-        self,
-        keys: Any,
-        as_of: int | Moment | None = None,
-        *,
-        where: None = None,
-        columns: Sequence[str] | None = None,
-    ) -> Any: ...
+    def get(self, keys: Any, as_of: int | Moment | None = None) -> Any: ...
 
     def get(
         self,

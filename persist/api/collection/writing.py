@@ -24,7 +24,7 @@ from persist.engine.location.resolver import Late
 from persist.engine.read.results.snapshot import checked_filter
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import AtCommit
-from persist.engine.write.write_options import WriteOptions, with_token
+from persist.engine.write.write_options import WriteOptions, sealed_without_time, with_token
 
 
 class KeyedCalls(CollectionBase):
@@ -382,11 +382,3 @@ class WritingCalls(KeyedCalls):
             self.handle.check_meant("upper", upper, allow_future=allow_future)
         asked = AskedEvents(None, self.handle.frontier("upper", upper), is_least=True)
         return submit_keyed(self.handle, "seal", asked)
-
-
-def sealed_without_time(seal: object) -> InvalidUsage:
-    """Return the error of a write whose rows have no time, and that is to seal."""
-    return InvalidUsage(
-        f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after it. "
-        "Leave seal out, or give time=, too."
-    )

@@ -16,7 +16,7 @@ from persist.codecs.order.ordering import sort_indices
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.decoding import filtered
-from persist.codecs.part.filters import columns_of, ranges_that_may_match
+from persist.codecs.part.filters import ranges_that_may_match, referenced_columns
 from persist.codecs.part.key_range import KeyRange
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
@@ -213,7 +213,7 @@ def found_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_ma
     if not any(name.startswith(index_hold("")) for name in known.holds):
         return None
     rows = pa.schema([scan.schema.arrow.field(name) for name in scan.schema.names])
-    wanted = [*scan.columns, *columns_of(scan.filter, rows, scan.columns)]
+    wanted = [*scan.columns, *referenced_columns(scan.filter, rows, scan.columns)]
     paths = paths_of(handle, handle.folded(known), scan.schema, scan.as_of, wanted, adds_key=True)
     if erasure_number(handle.known()) != erasures:
         return None

@@ -259,8 +259,8 @@ def _refused_or_kept(sql: str, match: re.Match[str]) -> str:
     )
 
 
-def _unquote(text: str) -> str:
-    return text if text.isdecimal() else text[text.index("'") + 1 : -1].replace("''", "'")
+def _unquote(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text[text.index("'") + 1 : -1].replace("''", "'")
 
 
 def _has_alias(rest: str) -> bool:

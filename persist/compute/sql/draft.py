@@ -31,6 +31,8 @@ from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, loaded_by_id
 from persist.engine.write.operations import Step
 
+PLANS_CAME_WITH = 11  # The number of the format of locations.
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -63,6 +65,11 @@ class Catalog:
         """The names of all."""
         kept = [name for name in self._engine.names() if name not in self._by_name]
         return [*kept, *(name for name, readable in self._by_name.items() if readable is not None)]
+
+    @property
+    def keeps_plans(self) -> bool:
+        """Whether all clients of the location know of plans that are stored with views."""
+        return self._engine.follower.state.format >= PLANS_CAME_WITH
 
     def remove(self, name: str) -> None:
         """Plan without a collection."""
@@ -157,11 +164,12 @@ def drafted(
     steps: list[Any] = []
     made: list[Readable] = []
     known = catalog.sizes(reads)
-    plan, bound = relation, rewritten(relation, known)
+    plan, bound, keeps_plan = relation, rewritten(relation, known), catalog.keeps_plans
     if keeps_groups:
         plan, every_groups = cut(bound, groups_prefix(id_))
         for groups in every_groups:
-            held = _made(uuid.uuid4().hex, groups, f"the groups of view {name!r}", reads, every, begin, unit, known)
+            whose = f"the groups of view {name!r}"
+            held = _made(uuid.uuid4().hex, groups, whose, reads, every, begin, unit, known, keeps_plan=keeps_plan)
             reads = {**reads, groups.name: held.made}
             every = {**every, held.made.id: held.made}
             made.append(held.made)
@@ -173,7 +181,8 @@ def drafted(
             reads = {**reads, groups.name: held_by}
             every = {**every, held_by.id: held_by}
     answer = Groups(name, plan, tuple(columns), keys)
-    draft = _made(id_, answer, sql, reads, every, begin, unit, known, bound if answer.plan is relation else None)
+    asked = bound if plan is relation else None
+    draft = _made(id_, answer, sql, reads, every, begin, unit, known, asked, keeps_plan=keeps_plan)
     _check_together(catalog, name, draft.columns, every)
     return replace(draft, steps=(*steps, *draft.steps), bound=bound, groups=tuple(made))
 
@@ -188,6 +197,8 @@ def _made(
     unit: str | None,
     known: Mapping[str, Statistics],
     relation: Node | None = None,
+    *,
+    keeps_plan: bool,
 ) -> Draft:
     """Return the draft of one collection that a plan is the definition of.
 
@@ -196,6 +207,7 @@ def _made(
         every: what it may depend on, by id.
         known: what is known of the sizes of what it may scan.
         relation: the plan as it is rewritten, if that was done.
+        keeps_plan: store the plan that refreshes run.
     """
     ids = {read_name: readable.id for read_name, readable in reads.items()}
     schema = _schema_of(what.columns, what.key, unit)
@@ -207,9 +219,8 @@ def _made(
         whose = sql if what.name.startswith(GROUPS_PREFIX) else f"the query of view {what.name!r}"
         raise InvalidUsage(f"{whose} cannot be computed on any rows: {error}") from error
     columns = {ids[read_name]: kinds for read_name, kinds in columns_read(program).items()}
-    stored = encode_plan(
-        program, list_functions(what.plan), {name: known.get(name) for name in list_ordered_collections(relation)}
-    )
+    sizes = {read_name: known.get(read_name) for read_name in list_ordered_collections(relation)}
+    stored = encode_plan(program, list_functions(what.plan), sizes) if keeps_plan else None
     version = VERSION if stored is not None else 1
     definition = Definition(
         version, sql, tuple(every), ids, what.columns, what.key, what.plan, start=begin, program=stored

@@ -327,7 +327,7 @@ def _whole(expression: Term, function: str) -> int:
 
 
 def answer(program: Program, query: str, /, **streams: Stream) -> Stream:
-    """Return the answer of a query in DuckDB's SQL, as a stream of a program; see `docs/use/views.md`.
+    """Return the answer of a query in DuckDB's SQL, as a stream of a program; see `docs/use/views-sql.md`.
 
     Args:
         streams: what the query calls by these names. Other names are those of collections, which are sources of the

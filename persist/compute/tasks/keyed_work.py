@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.order.arrays import int64_array, int64_values
-from persist.codecs.order.digest import DIGEST_MODULUS, digest_of
+from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
 from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
 from persist.compute.tasks.batch_times import LATE_BYTES_MAX, late_steps
@@ -130,7 +130,7 @@ class KeyedWork:
         if self.token is None:
             return None
         columns = [name for name in events.schema.names if name != SEQ]
-        return digest_of(events.table, [*columns, "_time"]) % DIGEST_MODULUS
+        return compute_digest(events.table, [*columns, "_time"]) % DIGEST_MODULUS
 
 
 def _in_order(rows: pa.Table) -> pa.Table:

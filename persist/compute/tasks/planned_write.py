@@ -20,7 +20,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from persist.blob.threads import SystemClock
-from persist.codecs.order.digest import DIGEST_MODULUS, digest_of
+from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import RunStream
 from persist.codecs.types.schema import CollectionSchema
@@ -121,7 +121,7 @@ class DigestSum:
 
     def passed(self, table: pa.Table) -> pa.Table:
         if self.total is not None:
-            self.total = (self.total + digest_of(table, self.by)) % DIGEST_MODULUS
+            self.total = (self.total + compute_digest(table, self.by)) % DIGEST_MODULUS
         return table
 
 
@@ -305,8 +305,7 @@ class PlannedWrite:
 
     @property
     def digest_by(self) -> tuple[str, ...]:
-        """The columns by which tasks take the digest of their rows (`persist.codecs.order.digest.digest_of`); none if
-        unneeded."""
+        """The columns by which tasks digest their rows (`persist.codecs.order.digest`); none if unneeded."""
         names = self.target.schema.names
         return () if not self.is_compared else names if self.replaces else (*names, "_time")
 

@@ -1,4 +1,4 @@
-"""The options of `format("persist")`, declared in one table, which parsing, checks, errors and docs/use/spark.md use.
+"""The options of `format("persist")`, declared in one table, which parsing, checks, errors and docs/reference/spark-options.md use.
 
 Spark gives every option as a string and ignores the case of names. Options of the store are written with the prefix
 `storage.`, such as `storage.endpoint_url`. Every option is checked, and one that is unknown or does not belong to the

@@ -172,7 +172,7 @@ def type_of(expression: Term, schema: pa.Schema, operator: str) -> pa.DataType:
                 hint = f" ({TIME} is there only in programs of one dimension)" if term.name == TIME else ""
                 has = [name for name in schema.names if name != TIME]
                 raise SchemaMismatch(f"{operator}: there is no column {term.name!r}; the columns are {has}{hint}")
-            return pa.array([], schema.field(at).type)
+            return pa.nulls(0, schema.field(at).type)
         if isinstance(term, Lit):
             return term.value
         assert isinstance(term, Call)

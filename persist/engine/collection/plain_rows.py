@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.order.arrays import copied, int64_array
-from persist.codecs.order.digest import digest_of
+from persist.codecs.order.digest import compute_digest
 from persist.codecs.order.ordering import row_sorter
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
@@ -225,7 +225,7 @@ def delete_steps(
     digest = 0
     if keys is not None and token is not None:  # How often each was named does not matter.
         once = keys.append_column("_diff", int64_array(np.ones(len(keys), np.int64)))
-        digest = digest_of(once, handle.schema.key_names)
+        digest = compute_digest(once, handle.schema.key_names)
     asked = Asked(handle.id, delete_digest(digest, at, filter_text(where, token)))
     if handle.remembers(contents, token):
         return [asked, *_stamping(handle, at)]
@@ -292,7 +292,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
     contents, schema = _settled(handle), handle.schema
     handle.check_plain("a plain upsert")
     columns = [name for name in (*events.schema.names, TIME) if name != SEQ]
-    asked = Asked(handle.id, None if token is None else digest_of(events.table, columns))
+    asked = Asked(handle.id, None if token is None else compute_digest(events.table, columns))
     ends = pc.min_max(events.table[TIME]).as_py()
     first, last = (None, None) if events.at_commit else (ends["min"], ends["max"])
     if handle.remembers(contents, token):

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob.errors import MissingBlob
-from persist.codecs.order.digest import DIGEST_MODULUS, digest_of
+from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
 from persist.codecs.types.schema import TIME_MAX
 from persist.core.antichain import Antichain
 from persist.core.errors import (
@@ -424,7 +424,7 @@ def _token_steps(handle: CollectionHandle, asked: AskedEvents) -> list[kinds.Tok
         return [kinds.Tokens(handle.id, (TokenMark(asked.token, first, f"{digest:016x}"),))]
     first = pc.min(asked.events.table["_time"]).as_py()
     columns = [name for name in asked.events.schema.names if name != SEQ]
-    digest = digest_of(asked.events.table, [*columns, "_time"]) % DIGEST_MODULUS
+    digest = compute_digest(asked.events.table, [*columns, "_time"]) % DIGEST_MODULUS
     return [kinds.Tokens(handle.id, (TokenMark(asked.token, first, f"{digest:016x}"),))]
 
 

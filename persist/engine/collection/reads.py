@@ -3,11 +3,11 @@
 An as-of join is a read, too: a frame with what a collection held at the time of each of its rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -130,6 +130,31 @@ def changes(
         raw: give tombstones, too.
     """
     check_changes_form(form)
+    moments = handle.moments(times)
+
+    def make(scan: Scan, reading: ClaimedRead) -> Changes:
+        columns_of = Transitions.of_columns(scan.given, columns) if form != "updates" else None
+        return Changes(scan, reading, moments, columns_of)
+
+    return _changes(handle, start, until, make, columns, where, schema, timeout_s, raw=raw)
+
+
+T = TypeVar("T", bound=Changes)
+
+
+def _changes(
+    handle: CollectionHandle,
+    start: int | Moment | Antichain,
+    until: int | Moment | Antichain | None,
+    make: Callable[[Scan, ClaimedRead], T],
+    columns: Sequence[str] | None,
+    where: str | pc.Expression | None,
+    schema: int | None,
+    timeout_s: float | None,
+    *,
+    raw: bool = False,
+) -> T:
+    """Return what a function makes of the plan of the updates with `start <= time < until`, and of what reads them."""
     lower, upper = handle.as_bound("start", start), None
     if until is not None:
         upper = handle.as_bound("until", until, most=TIME_MAX + 1)
@@ -138,7 +163,6 @@ def changes(
                 f"start={lower} and until={upper} are backwards: the interval is [start, until), so start <= until"
             )
     checked_filter(handle.reading_schema(schema), where, columns)
-    moments = handle.moments(times)
     handle.engine.settle()
     contents = handle.contents()
     if upper is None:
@@ -158,7 +182,7 @@ def changes(
         filter = checked_filter(read_as, where, columns)
         scan = changes_scan(contents, read_as, lower, upper, columns, filter, raw=raw)
         scan.check_columns()
-        return Changes(scan, reading, moments, Transitions.of_columns(read_as, columns) if form != "updates" else None)
+        return make(scan, reading)
     except BaseException:
         reading.close()
         raise
@@ -181,8 +205,8 @@ def difference(
     start, end = handle.as_time("first", first), handle.as_time("second", second)
     lower = min(min(start, end) + 1, TIME_MAX)
     upper = max(start, end) + 1 if start != end else lower
-    updates = changes(handle, lower, upper, columns=names, where=where, schema=schema, timeout_s=timeout_s)
-    return Difference(updates, transitions, is_backwards=start > end)
+    make = partial(Difference, transitions=transitions, is_backwards=start > end)
+    return _changes(handle, lower, upper, make, names, where, schema, timeout_s)
 
 
 def upserts(

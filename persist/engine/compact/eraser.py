@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import exact_sum
-from persist.codecs.part.filters import columns_of, parts_that_may_match, with_both_zeros
+from persist.codecs.part.filters import parts_that_may_match, referenced_columns, with_both_zeros
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.core.errors import InvalidUsage, Superseded
@@ -64,7 +64,7 @@ class ErasedRecords:
     @classmethod
     def matching(cls, where: pc.Expression, schema: CollectionSchema) -> "ErasedRecords":
         """Return the records of a schema for which a condition is true."""
-        return cls(None, where, _ids_of(columns_of(where, schema.arrow), schema))
+        return cls(None, where, _ids_of(referenced_columns(where, schema.arrow), schema))
 
     @cached_property
     def _sorted(self) -> SortedKeys:
@@ -89,7 +89,7 @@ class ErasedRecords:
         if self.keys is not None:
             return [*self.keys.column_names]
         assert self.where is not None
-        return columns_of(self.where, schema.arrow)
+        return referenced_columns(self.where, schema.arrow)
 
     def split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Return the rows that go and those that stay, of rows that are in the order of keys."""

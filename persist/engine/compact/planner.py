@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
-from persist.codecs.part.key_range import ordered_keys
+from persist.codecs.part.key_range import comparable_keys
 from persist.codecs.part.part import Part
 from persist.core.antichain import Antichain
 from persist.core.log.fields import Keyframe, Numbers
@@ -188,11 +188,11 @@ def _touched_rows(contents: CollectionState, base: Sequence[Part], history: Sequ
     is_known = all(part.has_keys for part in base)
 
     def number_of(key: Any) -> int:
-        return max(0, bisect_right(base, key, key=lambda part: (ordered_keys(part, schema) or [key])[0]) - 1)
+        return max(0, bisect_right(base, key, key=lambda part: (comparable_keys(part, schema) or [key])[0]) - 1)
 
     changes = [0] * (len(base) + 1)  # Of how many parts of the history are in the range, from one part to the next.
     for part in history:
-        keys = ordered_keys(part, schema) if is_known and base else None
+        keys = comparable_keys(part, schema) if is_known and base else None
         first, last = (0, len(base) - 1) if keys is None else (number_of(keys[0]), number_of(keys[-1]))
         changes[first] += 1
         changes[last + 1] -= 1

@@ -30,7 +30,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from persist.codecs.order.sums import consolidate, exact_sum
-from persist.codecs.part.key_range import KeyRange, ordered_keys, parts_within
+from persist.codecs.part.key_range import KeyRange, comparable_keys, parts_within
 from persist.codecs.part.part import Part, sample_rows
 from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import CollectionSchema
@@ -279,7 +279,7 @@ def _stretches(region: Scan, quiet_bytes: int) -> list[Rewrite]:
 
     Only the sampled keys of the part say where, so a stretch that is touched has up to two thirty-seconds of it more.
     """
-    sampled = [ordered_keys(part, region.schema) for part in region.all_parts]
+    sampled = [comparable_keys(part, region.schema) for part in region.all_parts]
     if len(region.base) != 1 or region.base[0].bytes < quiet_bytes or any(keys is None for keys in sampled):
         return [Rewrite(region, region.as_of)]
     [part], [samples, *touching] = region.base, [keys for keys in sampled if keys is not None]
@@ -309,7 +309,7 @@ def _base_bytes(scan: Scan) -> int:
 
 def _regions(scan: Scan) -> list[Scan]:
     """Cut a plan where the parts of its keyframe begin."""
-    keys = [ordered_keys(part, scan.schema) for part in scan.base]
+    keys = [comparable_keys(part, scan.schema) for part in scan.base]
     bounds = [part.keys for part in scan.base]
     if len(scan.base) < 2 or any(ends is None for ends in keys) or any(ends is None for ends in bounds):
         return [scan]
@@ -317,7 +317,7 @@ def _regions(scan: Scan) -> list[Scan]:
     ranges = [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
     pruned = scan.pruned()
     history = parts_within(
-        pruned.parts, scan.schema, ranges, [ordered_keys(part, scan.schema) for part in pruned.parts]
+        pruned.parts, scan.schema, ranges, [comparable_keys(part, scan.schema) for part in pruned.parts]
     )
     return [
         replace(pruned, keys=within, base=(part,), parts=tuple(parts))

@@ -1,29 +1,23 @@
 """What a collection remembers of a token: in its contents, or in archives, which a client reads once.
 
 Archives never change, so a client that writes with tokens pays one GET for each of them, and later one for each that
-others add. Memory: 25 bytes for each token, of `ARCHIVED_BYTES_MAX` and one collection at most.
+others add. Memory: 25 bytes for each token, as far as the client's cache has room.
 """
 
-import threading
-from collections import OrderedDict
-
+from persist.blob.lru import Cache, Kind
 from persist.blob.protocol import Blob
 from persist.core.log.fields import TokenArchive
 from persist.core.log.token_archives import ArchivedTokens, read_archive
 from persist.core.state_rules.annotations import Remembered
 from persist.core.state_rules.contents import CollectionState
 
-ARCHIVED_BYTES_MAX = 128 << 20
-
 
 class TokenMemory:
     """Looks tokens up; every method may be called from any thread."""
 
-    def __init__(self, blob: Blob) -> None:
+    def __init__(self, blob: Blob, cache: Cache) -> None:
         self._blob = blob
-        self._lock = threading.Lock()
-        self._archives: OrderedDict[str, ArchivedTokens] = OrderedDict()
-        self._bytes = 0
+        self._archives: Kind[str, ArchivedTokens] = cache.kind(lambda tokens: int(tokens.rows.nbytes))
 
     def find(self, location: str | None, contents: CollectionState, token: str | None) -> Remembered | None:
         """Return what contents remember of a token, None if nothing. Cost: a GET for each archive not read before.
@@ -41,20 +35,12 @@ class TokenMemory:
 
     def read(self, location: str | None, collection: str, archive: TokenArchive) -> ArchivedTokens:
         """Return the tokens of an archive; cost and errors are those of `find`."""
-        key = archive.stored.blob
-        with self._lock:
-            if key in self._archives:
-                self._archives.move_to_end(key)
-                return self._archives[key]
-        tokens = read_archive(self._blob, location, collection, archive)
-        self.keep(archive, tokens)
+        tokens = self._archives.get(archive.stored.blob)
+        if tokens is None:
+            tokens = read_archive(self._blob, location, collection, archive)
+            self.keep(archive, tokens)
         return tokens
 
     def keep(self, archive: TokenArchive, tokens: ArchivedTokens) -> None:
         """Remember the tokens of an archive that this client has read or stored."""
-        with self._lock:
-            if archive.stored.blob not in self._archives:
-                self._archives[archive.stored.blob] = tokens
-                self._bytes += tokens.rows.nbytes
-            while self._bytes > ARCHIVED_BYTES_MAX and len(self._archives) > 1:
-                self._bytes -= self._archives.popitem(last=False)[1].rows.nbytes
+        self._archives.put(archive.stored.blob, tokens)

@@ -39,6 +39,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from persist.blob.errors import CorruptBlob, InvalidUsage
+from persist.blob.lru import Cache
 from persist.blob.protocol import Blob
 from persist.core.log import kinds
 from persist.core.log.fields import Seqno
@@ -213,11 +214,11 @@ class KnownLevels:
         pool: fetches several objects at once; None for one after the other.
     """
 
-    def __init__(self, pool: Executor | None = None) -> None:
+    def __init__(self, pool: Executor | None = None, cache: Cache | None = None) -> None:
         self._lock = threading.Lock()
         self._pool = pool
         self._levels: tuple[Level, ...] = ()
-        self.contents = KnownContents(pool)
+        self.contents = KnownContents(pool, cache)
 
     def read(self, blob: Blob, location: str, pointers: Sequence[BlobRef]) -> tuple[Level, ...]:
         """Return the levels that a checkpoint points to. Cost: a GET for each that this client has not seen, at once.

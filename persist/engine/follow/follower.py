@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Literal, TypeVar
 
 from persist.blob.errors import Conflict, CorruptBlob, Indeterminate, InvalidUsage, MissingBlob
+from persist.blob.lru import Cache
 from persist.blob.protocol import Blob, is_remote
 from persist.blob.threads import Clock, Pool
 from persist.core.errors import ClientClosed, CollectionNotFound, LogInterrupted, LogReplaced, PersistError
@@ -51,12 +52,11 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-STALE_AFTER_S = 120.0
-FRESH_S = 60.0
+STALE_AFTER_S, FRESH_S = 120.0, 60.0
 RECENT_MAX = 256  # Records kept for the next checkpoint.
 FAR = 100  # Records that are not read one by one where a checkpoint will do.
 OVER_ALL_MAX = 10
-THREADS_MAX = 16  # Of a follower that has no pool of a client.
+THREADS_MAX, CACHE_BYTES = 16, 32 << 20  # Of a follower that has no pool and no cache of a client.
 
 
 class Follower(AwaitedLog):
@@ -69,19 +69,19 @@ class Follower(AwaitedLog):
         poll_s: float | Literal["by store"] = "by store",
         *,
         pool: Executor | None = None,
+        cache: Cache | None = None,
         policy: Policy | None = None,
     ) -> None:
         """Read the newest checkpoint and the records after it.
 
         Args:
             poll_s: the longest pause of who waits for a record; see `Settings.poll_s`.
+            pool: makes several requests at once. Its waiters hold a lock, so it must compute what they wait for.
+            cache: keeps state objects and tokens.
             policy: of a location whose log has none; see `Tuning.policy`.
-            pool: makes several requests at once; None for one of its own. What waits for its work holds a lock, so it
-                must be one that computes what its waiters wait for, as `Pool` does.
 
-        Cost: two pages of LIST, and a GET for the checkpoint, for each of its directory objects, and for each record
-        after it, or for its own record if there is none. Of a remote store, they take three or four times as long as
-        one.
+        Cost: two pages of LIST, and a GET for the checkpoint, each of its directory objects, and each record after it,
+        or its own record. At a remote store, they take as long as three or four requests.
         """
         by_store_s = POLL_MAX_S if is_remote(blob) else POLL_FIRST_S
         super().__init__(clock, by_store_s if poll_s == "by store" else poll_s, policy or Policy())
@@ -89,9 +89,9 @@ class Follower(AwaitedLog):
         self.on_advance: Callable[[int], object] = lambda seqno: None  # Told of each record; must return at once.
         self._pid = os.getpid()
         self._recent: OrderedDict[int, Record] = OrderedDict()
-        pool = Pool(THREADS_MAX, "persist-log") if pool is None else pool
-        self._levels = KnownLevels(pool)
-        self.tokens = TokenMemory(blob)
+        pool, cache = pool or Pool(THREADS_MAX, "persist-log"), cache or Cache(CACHE_BYTES, clock=clock)
+        self._levels = KnownLevels(pool, cache)
+        self.tokens = TokenMemory(blob, cache)
         self.clock_check = ClockCheck(blob, clock)
         self._records = RecordReader(blob, pool)
         self._seen_end = self.now()

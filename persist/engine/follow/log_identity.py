@@ -16,7 +16,7 @@ was, beyond a hole, and be acknowledged for what nobody will ever read. Four thi
 Which records are asked for from time to time? After a pause, the newest one that is known: that is one GET. A client
 that never pauses asks for the newest one of the time when it last asked, and for the one after that; the newest one
 now may be beyond a hole already. A roll-back loses the last records, so it lost one of these two, unless the backup
-was made since the client last asked. docs/run/operations.md says what window stays open.
+was made since the client last asked. docs/run/restore.md says what window stays open.
 """
 
 from typing import Literal

@@ -23,8 +23,6 @@ an erasure, nothing is taken over, so it lives on in none of them (`persist.engi
 Rejected: to store the mutations themselves, since the fold of thousands of them takes seconds in a large collection.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -34,6 +32,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from persist.blob.errors import CorruptBlob
+from persist.blob.lru import Cache, Kind
 from persist.blob.protocol import Blob
 from persist.core.log.framing import BlobRef, Framed, encoded_object, fetched
 from persist.core.log.keys import state_prefix
@@ -85,13 +84,14 @@ class KnownContents:
 
     Args:
         pool: fetches several objects at once; None for one after the other.
+        cache: keeps them; None for one of their own.
     """
 
-    def __init__(self, pool: Executor | None = None) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, pool: Executor | None = None, cache: Cache | None = None) -> None:
         self._pool = pool
-        self._levels: OrderedDict[str, tuple[StateLevel, ...]] = OrderedDict()
-        self._bytes = 0
+        self._levels: Kind[str, tuple[StateLevel, ...]] = (cache or Cache(KNOWN_BYTES_MAX)).kind(
+            lambda levels: sum(level.pointer.bytes for level in levels), is_needed=True
+        )
 
     def read(self, blob: Blob, location: str, entry: CollectionEntry) -> tuple[StateLevel, ...]:
         """Return the levels that an entry points to. Cost: a GET for each that this client has not seen, at once.
@@ -100,8 +100,7 @@ class KnownContents:
             MissingBlob, CorruptBlob: one is missing, or not what was stored there.
         """
         levels: list[StateLevel] = []
-        with self._lock:
-            known = self._levels.get(entry.id, ())
+        known = self._levels.get(entry.id) or ()
         for level, pointer in zip(known, entry.stored, strict=False):
             if level.pointer != pointer:
                 break
@@ -120,15 +119,10 @@ class KnownContents:
 
     def keep(self, collection: str, levels: Sequence[StateLevel]) -> None:
         """Remember the levels of a collection, in place of what was known of it, unless they are small."""
-        size = sum(level.pointer.bytes for level in levels)
-        with self._lock:
-            self._bytes -= sum(level.pointer.bytes for level in self._levels.pop(collection, ()))
-            if size > WHOLE_BYTES_MAX:
-                self._levels[collection] = tuple(levels)
-                self._bytes += size
-            while self._bytes > KNOWN_BYTES_MAX and len(self._levels) > 1:
-                _, oldest = self._levels.popitem(last=False)
-                self._bytes -= sum(level.pointer.bytes for level in oldest)
+        if sum(level.pointer.bytes for level in levels) > WHOLE_BYTES_MAX:
+            self._levels.put(collection, tuple(levels))
+        else:
+            self._levels.take(collection)
 
 
 def new_levels(

@@ -70,17 +70,17 @@ class Engine:
         poll_s = options.settings.poll_s
         self.pool = pool = Pool(REMOTE_IO_THREADS if is_remote(blob) else IO_THREADS, "persist-io")
         self.follower = (
-            Follower(blob, clock, poll_s, pool=pool, policy=self.settings.tuning.policy)
+            Follower(blob, clock, poll_s, pool=pool, cache=storage.cache, policy=self.settings.tuning.policy)
             if options.seqno is None
             else PinnedFollower(blob, clock, options.seqno, pool=pool)
         )
         budget = self.settings.memory_budget
-        self.caches = caches = options.caches or PartCaches.within(budget, clock)
+        self.caches = caches = options.caches or PartCaches(storage.cache)
         folder = self.settings.cache_folder
         self.spilled = spilled = (
             None if folder is None else SpilledRows(folder, self.settings.cache_folder_bytes, blob.url, clock)
         )
-        self.folds = Folds(budget // 4)
+        self.folds = Folds(storage.cache)
         self.when_committed: Callable[[CommitFuture], object] | None = None  # Is told of each commit that is asked for.
 
         def reader() -> PartReader:  # It does not refer to the engine, because threads have it.
@@ -96,7 +96,8 @@ class Engine:
                 raise
         committer = None if self._writer is None else self._writer.committer
         self._unclosed = Unclosed(self, blob.url, committer, self.settings.exit_timeout_s)
-        self._unregister = register(self.metrics, {"location": blob.url})
+        shape = self._writer is None, self.spilled is None
+        self._unregister = register(self.metrics, {"location": blob.url}, shape)
 
     @property
     def url(self) -> str:

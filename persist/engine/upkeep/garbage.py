@@ -35,7 +35,7 @@ listed long ago, so each of these is safe because it can never come to be needed
 
 Somebody may restore a backup in place between any two steps. What the state in memory says is unused may be in use
 then. So before each page of deletes the collector looks whether the log is still the one that it knows. A restore may
-come between that look and the deletes of one page: docs/run/operations.md says to stop collectors before.
+come between that look and the deletes of one page: docs/run/restore.md says to stop collectors before.
 
 A listing is believed only as far as what it listed could be read: if something has gone meanwhile, everything is listed
 again. Where the newest checkpoint names what is not there, nothing of that kind is deleted, and that is an error.

@@ -32,7 +32,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET
 
-from persist.blob.protocol import Blob, is_remote, turn_at
+from persist.blob.protocol import Blob, acquire_turn, is_remote
 from persist.blob.threads import Clock
 from persist.codecs.part.part import Part
 from persist.core.antichain import Antichain
@@ -176,7 +176,7 @@ class GroupCommit:
         for of_record in in_records(operations):
             with ExitStack() as turn:
                 if self._is_crowded:
-                    self._is_crowded = turn.enter_context(turn_at(self._blob, record_key(0)))
+                    self._is_crowded = turn.enter_context(acquire_turn(self._blob, record_key(0)))
                     if self._is_crowded:
                         self._follower.refresh()
                 self._commit_in_turn(of_record, turn)
@@ -210,7 +210,7 @@ class GroupCommit:
             try:
                 if is_record and not self._create(state, mutations, submitted(operations, accepted)):
                     self._is_crowded = True
-                    turn.enter_context(turn_at(self._blob, record_key(0)))
+                    turn.enter_context(acquire_turn(self._blob, record_key(0)))
                     self._follower.refresh()  # Where many race, the next slot has been taken meanwhile, too.
                     continue
                 if not is_record and (accepted or done) and not self._look_back.now(state):
@@ -541,7 +541,7 @@ def _own(times: Mapping[str, int], operation: Operation) -> dict[str, int]:
 
 def _stamped(mutation: kinds.Append | kinds.Pend, time: int) -> kinds.Append | kinds.Pend:
     """Return a mutation with the time of the commit in those of its parts that get it."""
-    parts = tuple(part.stamped_at(time) if part.stamped else part for part in mutation.parts)
+    parts = tuple(part.with_time(time) if part.stamped else part for part in mutation.parts)
     return msgspec.structs.replace(mutation, parts=parts)
 
 

@@ -89,7 +89,7 @@ class PartWriter:
             small = [w for w in writes if w.at_commit is at_commit and not isinstance(w.data, Future)]
             for data, part in self._encoded_together(small, _batch_room(inline_bytes)):
                 made = self.stored(collection, data, part, inline_bytes)
-                parts.append(made.stamped_at(0) if at_commit else made)
+                parts.append(made.with_time(0) if at_commit else made)
                 inline_bytes += len(made.inline)
         return kinds.Append(collection, tuple(parts)) if parts else None
 
@@ -111,7 +111,7 @@ class PartWriter:
             table = in_order_of_arrival(_table(small, small[0].schema))
             made = self.stored_parts(collection, table, small[0].schema, inline_bytes)
             inline_bytes += sum(len(part.inline) for part in made)
-            parts += [part.stamped_at(0) for part in made] if at_commit else made
+            parts += [part.with_time(0) for part in made] if at_commit else made
         pend = kinds.Pend(collection, tuple(parts), watermarks=_watermarks(events)) if parts else None
         return [mutation for mutation in (append, pend) if mutation is not None]
 
@@ -219,4 +219,4 @@ def _how_encoded(events: Write) -> tuple[bool, int, bool]:
 def _uploaded(write: Write) -> list[Part]:
     """Return the parts of a write that was uploaded."""
     assert isinstance(write.data, Future), "what is uploaded has a future"
-    return [part.stamped_at(0) if write.at_commit else part for part in write.data.result()]
+    return [part.with_time(0) if write.at_commit else part for part in write.data.result()]

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import pyarrow.compute as pc
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.order.digest import DIGEST_MODULUS, digest_of_text
+from persist.codecs.order.digest import DIGEST_MODULUS, digest_text
 from persist.core.expression.arrow_terms import term_of_filter, term_text
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
@@ -113,12 +113,12 @@ def filter_text(where: pc.Expression | None, token: str | None) -> str | None:
 
 def overwrite_digest(rows: int, time: int | None, where: str | None = None) -> int:
     """Return the digest of an overwrite, given that of its rows by key and value; time None is that of upper."""
-    return rows + digest_of_text(f"overwrite at {'upper' if time is None else time} where {where}")
+    return rows + digest_text(f"overwrite at {'upper' if time is None else time} where {where}")
 
 
 def delete_digest(keys: int, time: int | None, where: str | None = None) -> int:
     """Return the digest of a deletion, given that of its distinct keys, each with a diff of 1, or 0 for a filter."""
-    return keys + digest_of_text(f"delete at {'upper' if time is None else time} where {where}")
+    return keys + digest_text(f"delete at {'upper' if time is None else time} where {where}")
 
 
 def with_token(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Step]:
@@ -137,3 +137,11 @@ def with_token(token: str | None, collections: Iterable[str], steps: Sequence[St
         digest = f"{sum(known) % DIGEST_MODULUS:016x}" if len(known) == len(digests) else None
         kept.append(kinds.Tokens(id_, (TokenMark(token, time_min, digest),)))
     return kept
+
+
+def sealed_without_time(seal: object) -> InvalidUsage:
+    """Return the error of a write whose rows have no time, and that is to seal."""
+    return InvalidUsage(
+        f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after it. "
+        "Leave seal out, or give time=, too."
+    )

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from persist.blob.threads import Clock
 from persist.codecs.order.arrays import copied
-from persist.codecs.order.digest import digest_of
+from persist.codecs.order.digest import compute_digest
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.updates.inputs import TableStream, opened
@@ -212,7 +212,7 @@ def _stored(uploads: Sequence[Upload]) -> list[Part]:
 
 
 def _digest(table: pa.Table, by: Sequence[str]) -> int | None:
-    return digest_of(table, by) if by else None
+    return compute_digest(table, by) if by else None
 
 
 def _time_min(table: pa.Table) -> int:

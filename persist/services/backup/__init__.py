@@ -1,7 +1,7 @@
 """A location as a copy elsewhere: backups that are incremental, restores and moves, and the proof that a copy is whole.
 
-Promises: a copy is the location as it was after one record of its log, whoever writes and collects meanwhile; whatever
-a copy names is there before the copy can be opened; what is interrupted goes on where it was when it is called again.
+Promises: a copy is the location as it was after one record of its log, while others write and collect garbage;
+everything that a copy names exists before the copy can be opened; an interrupted copy resumes when it is called again.
 """
 
 from persist.services.backup.copying import Copied, backup, copy

@@ -1,36 +1,37 @@
 """Copying a location to another place: `backup` again and again to the same place, `copy` once to an empty one.
 
-All objects of a location but a few are never changed, and an object is older than those that name it. So a copy needs
-no lock and no lease, and only the right to read what is copied:
+Almost all objects of a location never change, and an object is older than the objects that name it. So a copy needs no
+lock and no lease, and only the right to read what is copied:
 
 1. The state at some record N is read, and the newest checkpoint C that was made before N.
-2. What is not in the target yet is copied: first all blobs that the state at N names, then the lists, state and
-   directory objects that C and the records name, then the records from the floor of the log to N, and last C itself.
-   The records go on in their order where there are some, and otherwise come in reverse.
+2. The missing objects are copied in this order: all blobs that the state at N names, then the lists, state and
+   directory objects that C and the records name, then the records from the floor of the log to N, and last C itself. If
+   the target has records, new ones follow in order; otherwise they are copied in reverse.
 3. If something has gone in between, a collector has deleted it, and the state at a later record does not name it. Then
    all is done again, from the newest state; only what is new is copied.
 
 Invariants of the target:
 
-- Until the first record or checkpoint is there, nobody can open it. The first record of a first copy comes after all
-  others. Afterwards it is the location as it was after its last record: what a record needs is there before the record.
-- Its log is a beginning of that of the source. Where a record of the target is not the source's, or the target has
-  more, nothing is copied: somebody has written to it, or it is the copy of another location. Only the leases and holds
-  of its readers are taken off its end.
-- A state object that is there proves that the blobs it names are, too, unless `DAMAGED` says that some were left out.
-  So of a collection that did not change since the last backup, nothing is listed.
+- Until the first record or checkpoint exists, the target cannot be opened. The first record of a first copy comes after
+  all others. Afterwards it is the location as it was after its last record: what a record needs is there before the
+  record.
+- Its log is a prefix of the source's. If a record of the target differs from the source's, or the target has more
+  records, nothing is copied: another client has written to it, or it is the copy of another location. Only leases and
+  holds of its readers are removed from its end.
+- An existing state object proves that its blobs exist as well, unless `DAMAGED` lists some as left out. So nothing is
+  listed for a collection that did not change since the last backup.
 
 Every blob is compared with the checksum by which the state names it, and every other object with its own, before it
-goes to the target. What has been stored is read again and compared, so that a copy is known to be readable. Blobs of
-the source that are damaged are left out and named in the result: a backup of all the rest is worth having. The target
-remembers them, so each later backup tries them again, and names them until the source is mended.
+goes to the target. Each stored object is read again and compared, so a copy is readable. Damaged blobs of the source
+are left out and named in the result: a backup of everything else is worth having. The target remembers them, so each
+later backup tries them again, and names them until the source is mended.
 
 One backup at a time goes to a target. Each leaves a mark of its own there first, and looks for it before it stores what
-makes others believe that something is there, and before it deletes. So one that was left behind, or that a timer has
-begun a second time, stops instead of deleting what the other one has just copied.
+makes others believe that something is there, and before it deletes. So an abandoned backup, or a second one started by
+a timer, stops instead of deleting objects that the other one has just copied.
 
-Afterwards a backup forgets what the copied state does not name: that is what makes it as large as the location, and
-no archive. A copy deletes nothing.
+Finally a backup deletes everything that the copied state does not name: it stays as large as the location, and is not
+an archive. A copy deletes nothing.
 
 Memory: `COPIES_AT_ONCE` blobs, and the names of the blobs of one collection.
 """
@@ -49,7 +50,7 @@ import msgspec
 from persist.blob.errors import Conflict, CorruptBlob, MissingBlob
 from persist.blob.protocol import Blob, delete_all
 from persist.blob.threads import Clock, Pool, SystemClock
-from persist.codecs.part.part import checksum_of
+from persist.codecs.part.part import compute_checksum
 from persist.core.closing import note_on_error
 from persist.core.errors import InvalidUsage
 from persist.core.log import kinds
@@ -92,15 +93,15 @@ Check = Callable[[bytes], object]  # Raises CorruptBlob.
 
 @dataclass(frozen=True)
 class Copied(Shown):
-    """What a backup or a copy did.
+    """The result of a backup or a copy.
 
     Attributes:
         seqno: the target is the location after this record of its log.
         collections: in it.
         blobs, bytes: stored in the target now, and read again there.
         deleted: blobs of the target that the location does not name any more.
-        damaged: keys in the source whose bytes are not what their checksum says, or which are missing; they were not
-            copied. What the target had of them stays.
+        damaged: keys in the source that are missing, or whose bytes do not match their checksums; they were not copied.
+            The target keeps its own versions of them.
     """
 
     seqno: int
@@ -130,23 +131,23 @@ def backup(
     """Make target a copy of a location as it is now, and let it forget what the location has forgotten.
 
     Writers, readers and collectors may go on. The first backup copies everything, later ones what is new. One that is
-    interrupted goes on when it is called again. The target can be read at any time. The next backup deletes the
-    leases of its readers, which begin again then, so mode="read" is best while one is made. A write to the target makes
-    it useless as a backup, and the next one says so.
+    interrupted goes on when it is called again. The target can be read at any time. The next backup deletes the leases
+    of its readers, which begin again then, so mode="read" is best while one is made. A write to the target makes it
+    useless as a backup, and the next backup raises an error.
 
     Args:
         location, target: what `persist.open` takes; the target is empty, or a backup of the location.
         storage_options, target_options: of the location's store, and of the target's.
 
-    Cost: for each new blob a GET of the location, and a PUT and a GET of the target; a LIST of the target; a GET for
-    each collection that has changed.
+    Cost: for each new blob a GET from the location, and a PUT and a GET at the target; a LIST of the target; a GET for
+    each changed collection.
 
     Raises:
         InvalidUsage: there is nothing to copy; or the target is another location, or something else, or has been
             written to, or is older than a restore of the location.
         Conflict: another backup to the target, or a collection of garbage there, has begun meanwhile.
         Unavailable: a store did not answer; what was copied stays.
-        CorruptBlob: the log or what checkpoints name is damaged, so the state cannot be told.
+        CorruptBlob: the log or objects that checkpoints name are damaged, so the state cannot be determined.
     """
     return _run(location, target, storage_options, target_options, settings, clock, forgets=True)
 
@@ -164,12 +165,12 @@ def copy(
     """Copy a location, or a backup of it, to where nothing is yet: to restore it, or to move it to another store.
 
     Nothing can be written to the target before all has been copied and read again. A copy is the same location as the
-    first one: only one of the two may be written to from then on. Arguments, costs and errors are those of `backup`;
-    the target is empty, or a copy that was interrupted.
+    first one: only one of the two may be written to from then on. For arguments, costs and errors see `backup`; the
+    target must be empty, or an interrupted copy.
 
     Args:
-        leave_out_damaged: copy all the rest although parts are damaged or lost, and name them in the result. Otherwise
-            nobody can open the target: mend them, and call again, or take another backup.
+        leave_out_damaged: copy everything else although parts are damaged or lost, and name them in the result.
+            Otherwise the target cannot be opened: repair them and call again, or copy from another backup.
 
     Raises:
         CorruptBlob: a part is damaged or lost.
@@ -194,12 +195,12 @@ def _run(
         # Around the caches, which may hold what a store has lost.
         source = open_storage(location, storage_options, settings, clock)
         ends.callback(source.close)
-        there = open_storage(target, target_options, settings, clock)
-        ends.callback(there.close)
+        target_blob = open_storage(target, target_options, settings, clock)
+        ends.callback(target_blob.close)
         pool = Pool(COPIES_AT_ONCE, "persist-copy")
         ends.callback(pool.shutdown)
         done = ends.enter_context(task("copy", source.retried.url, unit="blobs"))
-        return _Copying(source.retried, there.retried, pool, clock, done, is_whole=is_whole).run(forgets=forgets)
+        return _Copying(source.retried, target_blob.retried, pool, clock, done, is_whole=is_whole).run(forgets=forgets)
 
 
 class _Copying:
@@ -214,7 +215,7 @@ class _Copying:
         self._blobs = self._bytes = 0
         self._damaged: set[str] = set()
         self._missing: set[str] = set()  # Parts that this pass does not find,
-        self._gone: set[str] = set()  # and those that an earlier one did not.
+        self._gone: set[str] = set()  # and those that an earlier one did not copy.
         self._mark = uuid.uuid4().hex.encode()
         self._incomplete: frozenset[str] = frozenset()  # Collections of which the target lacked parts before,
         self._left_out: set[str] = set()  # and those of which it lacks some now.
@@ -226,12 +227,12 @@ class _Copying:
         try:
             if follower.refresh().location is None:
                 raise InvalidUsage(f"there is no location at {self._source.url}, so there is nothing to copy")
-            before = self._without_leases(follower.state)
+            target_state = self._without_leases(follower.state)
             for turn in range(PASSES_MAX):
                 state = follower.refresh()
-                self._check_follows(before, state)
+                self._check_follows(target_state, state)
                 try:
-                    checkpoint = self._pass(state, before.seqno)
+                    checkpoint = self._pass(state, target_state.seqno)
                     break
                 except MissingBlob as error:
                     is_lost = follower.refresh().seqno == state.seqno and not error.key.startswith(PARTS)
@@ -247,11 +248,11 @@ class _Copying:
             try:
                 return replace(copied, deleted=self._forget(self._state_of_target(), checkpoint) if forgets else 0)
             except MissingBlob:
-                self._check_alone()  # Who came later may have deleted it.
+                self._check_alone()  # A later backup may have deleted it.
                 raise
 
     def _without_leases(self, state: State) -> State:
-        """Return what the target is so far, after deleting what its own readers added to the end of its log.
+        """Return the target's state, after deleting what its own readers appended to the log.
 
         Args:
             state: of the source.
@@ -259,30 +260,34 @@ class _Copying:
         Raises:
             InvalidUsage: it is nothing that may be gone on with.
         """
-        before = self._target_before()
-        last = before.seqno
-        while last >= 0 and before.location == state.location and self._is_reading(last, state):
+        target_state = self._target_before()
+        last = target_state.seqno
+        while last >= 0 and target_state.location == state.location and self._is_reading(last, state):
             last -= 1
-        made = [(seqno, entry.key) for seqno, entry in listed_checkpoints(self._target)]
-        begins = last >= before.control.log_floor or any(seqno <= last for seqno, _ in made)
+        checkpoints = [(seqno, entry.key) for seqno, entry in listed_checkpoints(self._target)]
+        begins = last >= target_state.control.log_floor or any(seqno <= last for seqno, _ in checkpoints)
         common = (
-            {self._record(blob, last) for blob in (self._source, self._target)} if 0 <= last < before.seqno else set()
+            {self._record(blob, last) for blob in (self._source, self._target)}
+            if 0 <= last < target_state.seqno
+            else set()
         )
         if not begins or len(common) != 1 or None in common:
-            return before  # What is there does not come from readers alone.
+            return target_state  # Its last records do not come from readers alone.
         self._check_alone()
-        for key in [key for seqno, key in made if seqno > last]:
+        for key in [key for seqno, key in checkpoints if seqno > last]:
             self._target.delete(key)
-        for seqno in range(before.seqno, last, -1):
+        for seqno in range(target_state.seqno, last, -1):
             self._target.delete(record_key(seqno))
         return self._state_of_target()
 
     def _is_reading(self, seqno: int, state: State) -> bool:
         """Return whether a record of the target is none of the source's, and only has leases and holds of readers."""
-        ours, theirs = (self._record(blob, seqno) for blob in (self._source, self._target))
-        if theirs is None or ours == theirs or (ours is None and seqno <= state.seqno):
+        ours, target_record = (self._record(blob, seqno) for blob in (self._source, self._target))
+        if target_record is None or ours == target_record or (ours is None and seqno <= state.seqno):
             return False
-        return all(_is_of_a_reader(mutation) for mutation in decode_framed(theirs, Record, record_key(seqno)).mutations)
+        return all(
+            _is_of_a_reader(mutation) for mutation in decode_framed(target_record, Record, record_key(seqno)).mutations
+        )
 
     def _target_before(self) -> State:
         """Return what the target is so far.
@@ -290,9 +295,11 @@ class _Copying:
         Raises:
             InvalidUsage: it is nothing that may be gone on with.
         """
-        url, own = self._target.url.rstrip("/"), self._source.url.rstrip("/")
-        if url.startswith(f"{own}/") or own.startswith(f"{url}/"):
-            raise InvalidUsage(f"{url} and {own} lie one in the other, and a copy lies beside: give another target")
+        url, source_url = self._target.url.rstrip("/"), self._source.url.rstrip("/")
+        if url.startswith(f"{source_url}/") or source_url.startswith(f"{url}/"):
+            raise InvalidUsage(
+                f"{url} and {source_url} lie one in the other, and a copy lies beside: give another target"
+            )
         foreign = next((entry.key for entry in self._target.list("") if not entry.key.startswith(OURS)), None)
         if foreign is not None:
             raise InvalidUsage(f"{url} has {foreign!r}, which is none of a location: give an empty target")
@@ -318,7 +325,7 @@ class _Copying:
             follower.close()
 
     def _check_follows(self, before: State, state: State) -> None:
-        """Raise InvalidUsage unless the log of the target is a beginning of that of the source."""
+        """Raise InvalidUsage unless the target's log is a prefix of the source's."""
         if before.location is None:
             return
         what = f"{self._target.url}, which is to become a copy of {self._source.url},"
@@ -327,8 +334,8 @@ class _Copying:
             raise InvalidUsage(f"{what} holds another location. {advice}")
         if before.seqno > state.seqno:
             raise InvalidUsage(f"{what} has records that are not there: somebody wrote to it. {advice}")
-        ours, theirs = (self._record(blob, before.seqno) for blob in (self._source, self._target))
-        if ours is not None and ours != theirs:
+        ours, target_record = (self._record(blob, before.seqno) for blob in (self._source, self._target))
+        if ours is not None and ours != target_record:
             raise InvalidUsage(f"{what} has another record {before.seqno}: somebody wrote to one of them. {advice}")
 
     @staticmethod
@@ -370,13 +377,15 @@ class _Copying:
         self._remember_damage()
         floor = state.control.log_floor
         lists = _lists(self._source, max(floor, last + 1), state.seqno)
-        there = {**present["lists"], **present["states"], **present["directories"]}
+        present_objects = {**present["lists"], **present["states"], **present["directories"]}
         for prefix in (LISTS, STATES, DIRECTORIES):
-            wanted = sorted(key for key in objects | lists if key.startswith(prefix) and key not in there)
-            self._copy((key, partial(_check_framed, key)) for key in wanted)
+            missing_keys = sorted(
+                key for key in objects | lists if key.startswith(prefix) and key not in present_objects
+            )
+            self._copy((key, partial(_check_framed, key)) for key in missing_keys)
         seqnos = range(max(floor, last + 1), state.seqno + 1)
-        # A log that is there goes on in order. A new one begins with its first record, which comes last, so that
-        # nobody takes a part of it for all.
+        # A log that is there goes on in order. A new one ends with its first record, so that a partial copy cannot be
+        # opened.
         for seqno in seqnos if last >= 0 else reversed(seqnos):
             self._copy_one(record_key(seqno), partial(_check_framed, record_key(seqno)))
         if newest is not None:
@@ -387,7 +396,7 @@ class _Copying:
         return newest
 
     def _check_alone(self) -> None:
-        """Raise Conflict if somebody else has begun to change the target."""
+        """Raise Conflict if another backup has begun to change the target."""
         if self._target.get(CLOCK_KEY) != self._mark:
             raise Conflict(
                 f"another backup to {self._target.url}, or a collection of garbage there, has begun meanwhile. Only "
@@ -395,7 +404,7 @@ class _Copying:
             )
 
     def _remember_damage(self) -> None:
-        """Say in the target of which collections it lacks parts, before a state object says that it has them."""
+        """Record in the target which collections lack parts, before a state object claims that they are complete."""
         if self._left_out:
             self._target.set(DAMAGED, msgspec.json.encode(sorted(self._left_out)))
         elif self._incomplete:
@@ -452,7 +461,7 @@ class _Copying:
             check(data)
         except CorruptBlob:
             if not key.startswith(PARTS):
-                raise  # Without it, the state cannot be told.
+                raise  # Without it, the state cannot be determined.
             self._damaged.add(key)
             return None
         is_new = self._target.create(key, data)
@@ -467,12 +476,12 @@ class _Copying:
         deleted = 0
         shares = sharers(state)
         for folder, entries in groupby(self._target.list(PARTS), lambda entry: collection_part(entry.key)):
-            known = {folder, *(sharer.id for sharer in shares.get(folder, ()))}
-            if known <= state.entries.keys() and not (self._is_any_dropped or known & self._changed):
+            owners = {folder, *(sharer.id for sharer in shares.get(folder, ()))}
+            if owners <= state.entries.keys() and not (self._is_any_dropped or owners & self._changed):
                 continue
             named = named_in(self._target, state, folder, shares)
-            gone = [entry.key for entry in entries if is_upload(entry.key, folder) and entry.key not in named]
-            deleted += self._deleted(gone)
+            unnamed = [entry.key for entry in entries if is_upload(entry.key, folder) and entry.key not in named]
+            deleted += self._deleted(unnamed)
         floor, older, named = state.control.log_floor, list[str](), set[str]()
         if checkpoint is not None:
             older = [e.key for seqno, e in listed_checkpoints(self._target) if seqno < checkpoint.checkpoint.seqno]
@@ -530,11 +539,11 @@ def _checks(contents: CollectionState) -> dict[str, Check]:
 
 
 def _check_nothing(data: bytes) -> None:
-    """What goes with a published table has no checksum but its own, which its readers know."""
+    """Files of a published table have only their own checksums, which their readers verify."""
 
 
 def _check_part(key: str, checksum: str, data: bytes) -> None:
-    if checksum_of(data) != checksum:
+    if compute_checksum(data) != checksum:
         raise CorruptBlob(key, f"its checksum is not {checksum}")
 
 

@@ -23,7 +23,7 @@ from persist.services.fsck import Problem, fsck
 
 @dataclass(frozen=True)
 class Verified(Shown):
-    """What a proof came to.
+    """The result of a verification.
 
     Attributes:
         seqno: the last record of the log.
@@ -66,14 +66,14 @@ def verify(
 
     Args:
         location: what is to be proved; nothing is written there.
-        against: what it is a copy of. Each collection is compared at its last sealed time in the copy, by its digest;
-            where the other one cannot be read at that time any more, that is no difference.
+        against: the location that it is a copy of. Each collection is compared by its digest at its last sealed time in
+            the copy; if the other location cannot read that time any more, this is not a difference.
         storage_options, against_options: of the two stores.
 
     Cost: two reads of everything, and one of what is compared.
 
     Raises:
-        InvalidUsage: there is no location.
+        InvalidUsage: the location does not exist.
         Unavailable: a store did not answer.
     """
     report = fsck(location, storage_options=storage_options, settings=settings, clock=clock)
@@ -82,7 +82,7 @@ def verify(
     options = OpenOptions("read", settings=settings or Settings(), clock=clock or SystemClock())
     with ExitStack() as ends:
         engine = ends.enter_context(open_engine(location, storage_options, options))
-        other = None if against is None else ends.enter_context(open_engine(against, against_options, options))
+        original = None if against is None else ends.enter_context(open_engine(against, against_options, options))
         names = engine.names() + engine.names(OWN_PREFIX)
         done = ends.enter_context(task("verify", engine.url, total=len(names), unit="collections"))
         for name in names:
@@ -91,7 +91,7 @@ def verify(
                 time, version = last_sealed(handle.contents()), handle.schema.version
                 if time >= 0:
                     digests[name] = (time, _digest(handle, time, version))
-                    if other is not None and (why := _difference(other, handle, digests[name])):
+                    if original is not None and (why := _difference(original, handle, digests[name])):
                         differences[name] = why
             except Corruption as error:
                 differences[name] = str(error)
@@ -100,18 +100,22 @@ def verify(
 
 
 def _digest(handle: CollectionHandle, time: int, version: int) -> str:
-    with snapshot(handle, time, schema=version) as taken:
-        return taken.digest()
+    with snapshot(handle, time, schema=version) as contents:
+        return contents.digest()
 
 
 def _difference(other: Engine, handle: CollectionHandle, proved: tuple[int, str]) -> str | None:
-    """Return why a collection holds something else in another copy; None if it does not, or nobody can tell."""
+    """Return the difference of a collection from another copy; None if equal, or if unknown."""
     time, digest = proved
     try:
-        theirs = loaded_by_id(other, handle.id, handle.name)
-        held = _digest(theirs, time, handle.schema.version)
+        original = loaded_by_id(other, handle.id, handle.name)
+        original_digest = _digest(original, time, handle.schema.version)
     except (CollectionNotFound, AsOfCompacted):
         return None
     except AsOfNotSealed:
         return f"time {time} is sealed here, and not there"
-    return None if held == digest else f"at time {time} its digest is {digest}, and there it is {held}"
+    return (
+        None
+        if original_digest == digest
+        else f"at time {time} its digest is {digest}, and there it is {original_digest}"
+    )

@@ -1,9 +1,8 @@
-"""Erasing records from all times of a collection and of all that was made of it, and proof that they are gone.
+"""Erases records from all times of a collection and everything derived from it, and proves that they are gone.
 
-Promises: one record of the log erases everywhere at once, so no reader sees half of it; what is not erased reads the
-same as before; a process that dies leaves nothing half done, and calling again finishes, or the upkeep of any client;
-`traces` never calls gone what an object of the store still holds. What lies outside the store is
-not seen here, and said.
+Promises: one record of the log erases everywhere at once, so readers never see half of it; all other data reads as
+before; if a process dies, another call or the upkeep of any client finishes its work; `traces` never misses an object
+of the store that still contains erased data. Traces outside the store cannot be found, and the receipt says so.
 """
 
 from persist.services.erase.erasure import ErasureReport, erase, mentioned, mentions

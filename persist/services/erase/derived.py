@@ -1,12 +1,12 @@
 """Collections that hold what a query gave of erased records, and that no erasure follows into.
 
-A view begins anew when something is erased from its inputs, because its definition says what it holds. A clone of a
-view has the rows alone, under columns of their own: nothing tells which of them came from an erased record. So an
-erasure names such clones, what depends on them, and the views of which the collection itself is a clone. Without texts
-to look for, a search takes each of them for a trace, so there is no receipt.
+A view begins anew when something is erased from its inputs, because its definition determines its contents. A clone of
+a view only has its rows, under columns of its own: their origin in an erased record cannot be determined. So an erasure
+reports such clones, everything derived from them, and the views of which the collection itself is a clone. If there are
+no texts to look for, a search reports each of them as a trace, so there is no receipt.
 
 A view that begins anew gets a new id, and a view may be dropped before its clone. Therefore a clone of a view has the
-property `DERIVED_FROM`: the ids of the view and of all that the view depended on. Clones of the clone have it, too.
+property `DERIVED_FROM`: the ids of the view and of all that the view depended on. Clones of the clone have it as well.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from persist.core.names import DERIVED_FROM, OWN_PREFIX
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded_by_id
-from persist.services.erase.relatives import related, relatives_in
+from persist.services.erase.relatives import find_relatives, related
 
 WHY = (
     "it holds what a query gave of these records, and no erasure follows there: erase from it, or drop it. A search "
@@ -33,24 +33,28 @@ def unfollowed(handle: CollectionHandle) -> list[CollectionHandle]:
     """
     engine = handle.engine
     family = related(handle)
-    found: dict[str, CollectionHandle] = {}
+    collections: dict[str, CollectionHandle] = {}
     ids = {relative.id for relative in family}
-    for id_ in engine.follower.over_all(lambda state: relatives_in(state, handle.id)) - ids:
+    for id_ in engine.follower.over_all(lambda state: find_relatives(state, handle.id)) - ids:
         with suppress(CollectionNotFound):
-            found[id_] = loaded_by_id(engine, id_, id_)  # A view that this is a clone of.
+            collections[id_] = loaded_by_id(engine, id_, id_)  # A view that this is a clone of.
     sources = ids | _dependents(family)
     clones = {id_: {*folders, *derived} for id_, folders, derived in _clones(engine)}
-    while new := {id_ for id_, of in clones.items() if id_ not in ids | found.keys() and not sources.isdisjoint(of)}:
+    while new := {
+        id_ for id_, of in clones.items() if id_ not in ids | collections.keys() and not sources.isdisjoint(of)
+    }:
         handles = [loaded_by_id(engine, id_, id_) for id_ in sorted(new)]
         views = _dependents(handles)
-        found |= {held.id: held for held in (*handles, *(loaded_by_id(engine, id_, id_) for id_ in sorted(views)))}
+        collections |= {
+            held.id: held for held in (*handles, *(loaded_by_id(engine, id_, id_) for id_ in sorted(views)))
+        }
         sources |= new | views
-    named = (held for held in found.values() if not held.name.startswith(OWN_PREFIX))
+    named = (held for held in collections.values() if not held.name.startswith(OWN_PREFIX))
     return sorted(named, key=lambda held: held.name)
 
 
 def longer_views(family: Iterable[CollectionHandle]) -> list[str]:
-    """Return the names of views that can be read at times before those that their inputs can still tell."""
+    """Return the names of views that can be read at earlier times than their inputs."""
     names = set()
     for relative in family:
         since = relative.contents().since
@@ -64,11 +68,11 @@ def _dependents(handles: Iterable[CollectionHandle]) -> set[str]:
 
 
 def _clones(engine: Engine) -> list[tuple[str, tuple[str, ...], list[str]]]:
-    """Return each clone's id, the collections whose parts it may share, and those that its rows were derived from."""
+    """Return each clone's id, the collections whose parts it may share, and the ids of its origins."""
     clones = engine.follower.over_all(lambda state: [(id_, e.folders) for id_, e in state.entries.each() if e.folders])
-    found = []
+    derived = []
     for id_, folders in clones:
         with suppress(CollectionNotFound):
             properties = engine.follower.current(id_, id_).about.properties
-            found.append((id_, folders, properties.get(DERIVED_FROM, "").split()))
-    return found
+            derived.append((id_, folders, properties.get(DERIVED_FROM, "").split()))
+    return derived

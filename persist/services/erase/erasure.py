@@ -8,16 +8,16 @@
 | views that depend on any of them | they begin anew (`persist.compute.sql.redefine`), and are refreshed after that |
 | published tables of any of them | they are given up, their files deleted, and they are published anew after that |
 
-All of it but the last steps is one record of the log. Whatever was committed before the record is erased, and what is
-committed after it is new data, which stays. A record that left a part out could take the insertion of a row and leave
-the deletion that somebody commits meanwhile: a negative multiplicity, with what was to be erased in it. So the thread
-that commits looks at what was written since the plan, for each state that the record may follow (`_Erasing.renewed`).
-It reads what is inline, and no blobs at first. If a blob, a compaction or something derived came meanwhile, the
-record loses, and the next attempt looks at what is new. After `BRIEF_ATTEMPTS`, the thread that commits reads blobs,
-too: other commits of this client wait then, and writers that never rest hold no erasure up.
+All of it except the last steps is one record of the log. The record erases all earlier commits; later ones are new
+data, which stays. If the record missed a part, it could remove the insertion of a row while another client commits the
+deletion: this would leave a negative multiplicity that contains erased data. So the committing thread checks the writes
+since the plan, for each state that the record may follow (`_Erasing.renewed`). It reads what is inline, and no blobs at
+first. If a blob, a compaction or a derived collection was added meanwhile, the record loses, and the next attempt plans
+for it. After `BRIEF_ATTEMPTS`, the committing thread reads blobs as well: other commits of this client wait then, so
+that constant writers cannot delay an erasure for ever.
 
-An attempt looks at the log once. Where writers are many and the store is far, each look has to catch up with them, and
-an attempt that looks ten times is beaten by every compaction.
+An attempt looks at the log once. With many writers and a distant store, each refresh has to catch up with them, and an
+attempt with ten refreshes loses to every compaction.
 
 The record also keeps what the last steps are (`persist.services.erase.pending_erasures`). If the process dies before
 it has done them, the next call does, or any client that looks after the location.
@@ -65,35 +65,35 @@ from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
 from persist.services.erase.derived import longer_views, unfollowed
 from persist.services.erase.pending_erasures import Owed, OwedTable, settle_all, steps_to_owe
-from persist.services.erase.relatives import related, relatives_in
+from persist.services.erase.relatives import find_relatives, related
 from persist.services.publish import REPLACES, delete_abandoned
 
 logger = logging.getLogger(__name__)
 
 BRIEF_ATTEMPTS = 5
 TEXT_CHARS_MIN = 3
-TEXTS_MAX = 1000  # Of each key column, that are looked for in queries and comments.
+TEXTS_MAX = 1000  # The limit for each key column, of texts to find in queries and comments.
 REPLACED_MAX = 10  # Tables that a catalog may still have in place of one.
 
 
 @dataclass(frozen=True)
 class ErasureReport(Shown):
-    """What one erasure did.
+    """The result of an erasure.
 
     Attributes:
         collection: the name of the collection.
         updates: how many updates, and events that are pending, were taken out of it and of its clones.
         seqno: of the record that did so; None if there was nothing to erase.
         clones: the other collections from which records were erased.
-        views: those that began anew.
+        views: the views that began anew.
         indexes: how many were made anew.
-        tables: those that were published anew, as (collection, format).
-        unfollowed: collections that hold what a query gave of such records, and that are as they were: clones of views,
-            what depends on these, and views that can be read at earlier times than their inputs.
+        tables: the tables that were published anew, as (collection, format).
+        unfollowed: collections with results of queries on such records, which stay unchanged: clones of views,
+            everything derived from these, and views that can be read at earlier times than their inputs.
         untold: tables of which only a program's own catalog knows, by what they are called there. It names files that
             are deleted, until that program publishes again.
-        mentions: what still says a text of the keys or of the condition, because an erasure does not read it: queries,
-            comments and properties.
+        mentions: places that still contain a text of the keys or the condition, because an erasure does not read them:
+            queries, comments and properties.
     """
 
     collection: str
@@ -108,12 +108,12 @@ class ErasureReport(Shown):
     mentions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        said = f". {mentioned(self.mentions)}" if self.mentions else ""
+        notes = f". {mentioned(self.mentions)}" if self.mentions else ""
         if self.unfollowed:
             listed = ", ".join(map(repr, self.unfollowed))
-            said = f". What a query gave of such records may still be in {listed}: erase there, too, or drop it{said}"
+            notes = f". What a query gave of such records may still be in {listed}: erase there, too, or drop it{notes}"
         if self.seqno is None:
-            return f"nothing of {self.collection!r} to erase{said}"
+            return f"nothing of {self.collection!r} to erase{notes}"
         also = [f"also from {', '.join(map(repr, self.clones))}"] if self.clones else []
         also += [f"{counted(len(self.views), 'view')} begun anew"] if self.views else []
         also += [f"{self.indexes:,} index{'' if self.indexes == 1 else 'es'} made anew"] if self.indexes else []
@@ -123,14 +123,14 @@ class ErasureReport(Shown):
             tables = ", ".join(self.untold)
             done += f". The catalog of {tables} is known to no client but its program: it names deleted files until "
             done += "that program publishes again"
-        return done + said
+        return done + notes
 
 
-def wanted_records(handle: CollectionHandle, keys: Any, where: Any) -> ErasedRecords:
-    """Return the records to erase from a collection, as users say them.
+def select_records(handle: CollectionHandle, keys: Any, where: Any) -> ErasedRecords:
+    """Return the user's records, which select the rows to erase from a collection.
 
     Raises:
-        InvalidUsage: not exactly one of both is given, or it does not fit the columns.
+        InvalidUsage: not exactly one of both is set, or it does not fit the columns.
         SchemaMismatch: a column is unknown.
     """
     if (keys is None) == (where is None):
@@ -155,8 +155,8 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
         )
     writer.committer.check_may_wait()
     engine.settle()
-    records = wanted_records(handle, keys, where)
-    if records.where is not None:  # What its events come to decides, too.
+    records = select_records(handle, keys, where)
+    if records.where is not None:  # The result of its events counts as well.
         for relative in related(handle):
             if relative.keyed is not None:
                 writer.resolver.resolve(relative.id, relative.name, relative.machine)
@@ -167,13 +167,13 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
         def plan() -> ErasureReport:
             reads_blobs = next(attempts) >= BRIEF_ATTEMPTS
             with engine.follower.looks.once():
-                made = work.planned()
-            if made is None:
+                prepared = work.planned()
+            if prepared is None:
                 return ErasureReport(handle.name)
-            renew = partial(work.renewed, made, reads_blobs=reads_blobs)
-            seqno = engine.submit("erase", made.steps, dict(made.names), renew).result()
+            renew = partial(work.renewed, prepared, reads_blobs=reads_blobs)
+            seqno = engine.submit("erase", prepared.steps, dict(prepared.names), renew).result()
             done(1)
-            return _reported(handle.name, made, work.committed(), seqno)
+            return _reported(handle.name, prepared, work.committed(), seqno)
 
         def prepare(error: PersistError) -> None:
             work.lost(error)
@@ -188,8 +188,8 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
         settle_all(engine)
         for relative in related(handle):
             delete_abandoned(relative)
-        left = {copied.name for copied in unfollowed(handle)} | {*longer_views(related(handle))} - {*report.views}
-        return replace(report, unfollowed=tuple(sorted(left)), mentions=mentions(handle, keys, where))
+        unerased = {copied.name for copied in unfollowed(handle)} | {*longer_views(related(handle))} - {*report.views}
+        return replace(report, unfollowed=tuple(sorted(unerased)), mentions=mentions(handle, keys, where))
 
 
 def _write_checkpoint(engine: Engine) -> None:
@@ -214,16 +214,20 @@ def mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str, ...]
     places: list[str] = []
     for contents in (collection.known() for collection in (*family, *views.values())):
         about, name = contents.about, contents.name
-        said = {"the query": str((contents.view or {}).get("sql")), "the comment": about.comment}
-        said |= {f"the property {key!r}": value for key, value in about.properties.items()}
-        said |= {"a comment on a column": "\n".join(column.comment for column in about.columns.values())}
+        texts_by_place = {"the query": str((contents.view or {}).get("sql")), "the comment": about.comment}
+        texts_by_place |= {f"the property {key!r}": value for key, value in about.properties.items()}
+        texts_by_place |= {"a comment on a column": "\n".join(column.comment for column in about.columns.values())}
         if not name.startswith(OWN_PREFIX):
-            places += [f"{what} of {name!r}" for what, own in said.items() if any(text in own for text in texts)]
+            places += [
+                f"{what} of {name!r}"
+                for what, content in texts_by_place.items()
+                if any(text in content for text in texts)
+            ]
     return tuple(places)
 
 
 def mentioned(places: Sequence[str]) -> str:
-    """Return a sentence that tells people of these places."""
+    """Return a sentence that lists these places for users."""
     listed = ", ".join(places)
     has = "have" if len(places) > 1 else "has"
     return (
@@ -250,9 +254,9 @@ class _Made:
     Attributes:
         seqno: of the state that it was made for.
         relatives: the ids of all that the collection shares records with, views included.
-        family: those of the collections that were looked at.
+        family: the collections that were examined.
         erased: by id of a collection, what is erased from it.
-        tables: of a collection of some name, those that were published.
+        tables: the published tables of a collection, by its name.
         indexed: the columns of indexes, by name of their collection, which are to be there again.
         views: whether each was ever refreshed, by name.
     """
@@ -279,13 +283,13 @@ class _Erasing:
         self._erasers: dict[str, PartEraser] = {}
         stack.callback(self._discard)
         self._stop = Event()
-        self._erased: Mapping[str, kinds.Erase] = {}  # What the record says, of each collection.
+        self._erased: Mapping[str, kinds.Erase] = {}  # The record's mutation of each collection.
 
     def planned(self) -> _Made | None:
         """Return the record that erases what there is now; None if there is nothing."""
         engine = self._handle.engine
         seqno, relatives = engine.follower.refresh().seqno, related(self._handle)
-        ids = engine.follower.over_all(lambda state: relatives_in(state, self._handle.id))
+        ids = engine.follower.over_all(lambda state: find_relatives(state, self._handle.id))
         concerned: list[tuple[CollectionHandle, CollectionState, kinds.Erase]] = []
         steps: list[Step] = []
         names: dict[str, str] = {}
@@ -305,25 +309,25 @@ class _Erasing:
             steps.append(ExpectDerived(handle.id, derived_holds(contents)))
             steps.append(step)
             tables[contents.name] = contents.tables
-            held = (name for name in map(published_hold, contents.published) if name in contents.holds)
-            steps += (kinds.ReleaseHold(handle.id, name) for name in held)
+            hold_names = (name for name in map(published_hold, contents.published) if name in contents.holds)
+            steps += (kinds.ReleaseHold(handle.id, name) for name in hold_names)
         for handle, _, _ in concerned:
-            known = indexes_of(handle)
-            emptied, named = steps_to_empty(handle, known)
+            indexes = indexes_of(handle)
+            emptied, named = steps_to_empty(handle, indexes)
             steps += emptied
             names |= named
-            indexed[names[handle.id]] = [by for index in known if (by := index.columns_in(handle.known().schema))]
-        made = [step for step in views.steps if isinstance(step, kinds.Create)]
-        by_name = {name: id_ for id_, name in names.items()} | {step.name: step.collection for step in made}
+            indexed[names[handle.id]] = [by for index in indexes if (by := index.columns_in(handle.known().schema))]
+        creations = [step for step in views.steps if isinstance(step, kinds.Create)]
+        by_name = {name: id_ for id_, name in names.items()} | {step.name: step.collection for step in creations}
         owing, owed_names = steps_to_owe(
             Owed(
                 engine.clock.wall_ms(),
                 tuple(by_name[name] for name, was_refreshed in views.views.items() if was_refreshed),
                 {by_name[name]: tuple(columns) for name, columns in indexed.items() if columns},
                 {
-                    by_name[name]: {t: _owed(known) for t, known in given.items()}
-                    for name, given in tables.items()
-                    if given
+                    by_name[name]: {t: _owed(published) for t, published in publications.items()}
+                    for name, publications in tables.items()
+                    if publications
                 },
             )
         )
@@ -357,7 +361,7 @@ class _Erasing:
                     raise
 
     def renewed(self, made: _Made, state: State, *, reads_blobs: bool) -> Sequence[Step]:
-        """Return the steps of a record for the state that it follows: they erase what came since the plan, too.
+        """Return the record's steps for the state that it follows: they also erase updates since the plan.
 
         Args:
             reads_blobs: whether parts may be read that are not inline.
@@ -368,7 +372,7 @@ class _Erasing:
         self._erased = made.erased
         if state.seqno <= made.seqno:
             return made.steps
-        if relatives_in(state, self._handle.id) != made.relatives:
+        if find_relatives(state, self._handle.id) != made.relatives:
             raise Superseded(f"{self._handle.name!r} was cloned, or a clone was dropped, meanwhile: try again")
         erased: dict[str, kinds.Erase] = {}
         for id_ in made.family:
@@ -389,7 +393,7 @@ class _Erasing:
 
     def lost(self, error: BaseException) -> None:
         """Note that a record was refused."""
-        if isinstance(error, UploadExpired):  # What was made may be deleted by now.
+        if isinstance(error, UploadExpired):  # The uploaded parts may be deleted by now.
             for eraser in self._erasers.values():
                 eraser.discard()
 
@@ -407,11 +411,11 @@ class _Erasing:
 def _released_last(steps: Sequence[Step]) -> Sequence[Step]:
     """Return steps of one record in an order in which since stays where it is.
 
-    Where a hold of an index or a view takes the place of another one, since would go on between the two, beyond what
-    the new one is to keep.
+    If a hold of an index or a view replaces another one, since would advance between the two, beyond the time that the
+    new one protects.
     """
-    gone = {step.collection for step in steps if isinstance(step, kinds.Destroy)}
-    late = [step for step in steps if isinstance(step, kinds.ReleaseHold) and step.collection not in gone]
+    destroyed = {step.collection for step in steps if isinstance(step, kinds.Destroy)}
+    late = [step for step in steps if isinstance(step, kinds.ReleaseHold) and step.collection not in destroyed]
     return (*(step for step in steps if step not in late), *late)
 
 
@@ -423,14 +427,14 @@ def _owed(known: Publication) -> OwedTable:
 
 
 def _reported(name: str, made: _Made, erased: Mapping[str, kinds.Erase], seqno: int) -> ErasureReport:
-    others = {made.names[id_] for id_ in erased if id_ != made.own}
-    options = [known.options for tables in made.tables.values() for known in tables.values()]
+    relatives = {made.names[id_] for id_ in erased if id_ != made.own}
+    options = [table.options for tables in made.tables.values() for table in tables.values()]
     untold = [table["identifier"] for table in options if "identifier" in table and "catalog" not in table]
     return ErasureReport(
         name,
         sum(step.updates for step in erased.values()),
         seqno,
-        tuple(sorted(others)),
+        tuple(sorted(relatives)),
         tuple(made.views),
         sum(map(len, made.indexed.values())),
         tuple((name, table) for name, tables in made.tables.items() for table in tables),

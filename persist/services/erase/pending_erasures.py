@@ -1,13 +1,13 @@
-"""What an erasure still has to do after its record: kept in the store until it is done, so that anybody can finish it.
+"""The remaining work of an erasure after its record: stored until it is done, so that any client can finish it.
 
     a hidden collection, which the record of the erasure creates and which its last commit drops
         name                .owed.<an id>
         properties["owed"]  an `Owed` as JSON
 
-Views that began anew are empty until a refresh, and so are indexes; published tables are given up. What they were is in
-no other place once the record is there. All that `settle` does can be done twice, or by two at once: a refresh, an
-index or a publication that is there already stays as it is. Whoever deletes the files of a table that was given up
-publishes it after that, and so shows again what another one has published in between.
+Views that began anew are empty until a refresh, and so are indexes; published tables are given up. Once the record
+exists, only this note knows their previous definitions. All steps of `settle` can be repeated, even concurrently: an
+existing refresh, index or publication stays as it is. After deleting the files of an abandoned table, a client
+publishes it again, and so restores a version that another one has published in between.
 """
 
 import uuid
@@ -30,7 +30,7 @@ from persist.engine.location.opening import loaded_by_id
 from persist.engine.write.operations import Step
 from persist.services.publish import delete_abandoned, format_of, publish
 
-AT_ONCE = 200  # Collections in one note: their names may be long, and what is said of a collection is bounded.
+AT_ONCE = 200  # Collections in one note: their names may be long, and the properties of a collection are bounded.
 PATIENCE_S = 60.0  # For so long, others leave an erasure to the process that made it.
 
 
@@ -42,12 +42,12 @@ class OwedTable(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Owed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is still to be done, by the ids of collections.
+    """Pending work, by the ids of collections.
 
     Attributes:
-        at_ms: when the record was made, by the clock of whoever made it.
-        views: that are to be refreshed, each after those that it reads.
-        indexes: the columns of those that are to be filled.
+        at_ms: the time of the record, by its writer's clock.
+        views: the views to refresh, each after its inputs.
+        indexes: the columns of the indexes to fill.
         tables: by their format.
     """
 
@@ -58,7 +58,7 @@ class Owed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def steps_to_owe(owed: Owed) -> tuple[list[Step], dict[str, str]]:
-    """Return the steps that keep in the erasure's record what is owed, and the names of what they create, by id."""
+    """Return the steps that store the pending work in the erasure's record, and the names that they create, by id."""
     steps, names = list[Step](), dict[str, str]()
     ids = list(dict.fromkeys((*owed.indexes, *owed.tables)))
     for start in range(0, max(len(owed.views), len(ids)), AT_ONCE):
@@ -71,15 +71,15 @@ def steps_to_owe(owed: Owed) -> tuple[list[Step], dict[str, str]]:
         )
         id_ = uuid.uuid4().hex
         names[id_] = f"{OWED_PREFIX}{id_}"
-        said = Words("what an erasure still has to do", {"owed": msgspec.json.encode(piece).decode()})
+        note = Words("what an erasure still has to do", {"owed": msgspec.json.encode(piece).decode()})
         schema = CollectionSchema.of({"k": int}, None).to_json()
-        steps += [kinds.Create(id_, names[id_], schema), kinds.Describe(id_, said)]
+        steps += [kinds.Create(id_, names[id_], schema), kinds.Describe(id_, note)]
     return steps, names
 
 
 def settle_all(engine: Engine) -> None:
     """Do all that erasures of a location still owe; if some of it fails, raise the first error after all the rest."""
-    with first_of() as attempt:
+    with refreshes() as attempt:
         engine.follower.refresh()
         for name, id_ in engine.follower.over_all(lambda state: [*state.ids.starting_with(OWED_PREFIX)]):
             with attempt(), suppress(CollectionNotFound):  # Another one has done it.
@@ -87,7 +87,7 @@ def settle_all(engine: Engine) -> None:
 
 
 @contextmanager
-def first_of() -> Iterator[Callable[[], AbstractContextManager[None]]]:
+def refreshes() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Give a context in which an attempt may fail; raise the first error at the end, when all were tried."""
     errors: list[PersistError] = []
 
@@ -104,19 +104,19 @@ def first_of() -> Iterator[Callable[[], AbstractContextManager[None]]]:
 
 
 def settle_old(engine: Engine, contents: CollectionState) -> None:
-    """Do what a hidden collection says is owed, unless whoever made the erasure is likely to be doing it."""
+    """Do the pending work in a hidden collection, unless its creator is probably doing it."""
     owed = _owed(contents)
     if engine.clock.wall_ms() - owed.at_ms >= 1000 * PATIENCE_S:
         settle(engine, contents)
 
 
 def settle(engine: Engine, contents: CollectionState) -> None:
-    """Do what a hidden collection says is owed, and drop it; if some of that fails, the rest is done, and it stays."""
+    """Do the pending work in a hidden collection, then drop it; if some of it fails, continue, and keep it."""
     owed = _owed(contents)
-    with first_of() as attempt:
+    with refreshes() as attempt:
         views = _not_dropped(engine, owed.views)
         if views:
-            # A query that fails on some rows says so with the next refresh.
+            # A query that fails on some rows raises at the next refresh.
             with (
                 attempt(),
                 suppress(OperatorFailed, NotConverging),
@@ -130,10 +130,10 @@ def settle(engine: Engine, contents: CollectionState) -> None:
         for handle in _not_dropped(engine, [*owed.tables]):
             with attempt():
                 delete_abandoned(handle)
-            for table, known in owed.tables[handle.id].items():
+            for table, publication in owed.tables[handle.id].items():
                 with attempt():
-                    format = format_of(handle, table, known.options)
-                    publish(handle, format, None, options=known.options, digest=known.digest)
+                    format = format_of(handle, table, publication.options)
+                    publish(handle, format, None, options=publication.options, digest=publication.digest)
     with suppress(CollectionNotFound):
         engine.submit("erase", [kinds.Destroy(contents.id)], {contents.id: contents.name}).result()
 

@@ -10,13 +10,13 @@ from persist.engine.location.opening import loaded_by_id
 
 
 def related(handle: CollectionHandle) -> list[CollectionHandle]:
-    """Return a collection, and all that were cloned from it, or that it was cloned from, by way of others, too.
+    """Return a collection with all its direct and indirect clones and origins.
 
-    A view is none of them: its inputs say what it holds.
+    Views are not included: their inputs determine their contents.
     """
     engine = handle.engine
     engine.follower.refresh()
-    others = sorted(engine.follower.over_all(lambda state: relatives_in(state, handle.id)) - {handle.id})
+    others = sorted(engine.follower.over_all(lambda state: find_relatives(state, handle.id)) - {handle.id})
     relatives = [handle.newest()]
     for id_ in others:
         with suppress(CollectionNotFound):  # It was dropped just now.
@@ -26,7 +26,7 @@ def related(handle: CollectionHandle) -> list[CollectionHandle]:
     return relatives
 
 
-def relatives_in(state: State, collection: str) -> Set[str]:
+def find_relatives(state: State, collection: str) -> Set[str]:
     """Return the ids of a collection and its relatives that a state has."""
     shares = {id_: entry.folders for id_, entry in state.entries.each() if entry.folders}
     ids, new = {collection}, {collection}

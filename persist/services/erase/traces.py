@@ -1,19 +1,19 @@
-"""What the store still holds of records that were erased, and the receipt when nothing does.
+"""Searches the store for traces of erased records, and returns a receipt if there are none.
 
 An object holds them for one of two reasons:
 
-- It is *from before* the erasure. Records of the log, checkpoints and what these name tell of parts by their least and
-  greatest values. So each that is older than the erasure and speaks of the collections concerned counts, unread.
-- It has *rows*. So each part that lies in the store, or lives in the log, is read and searched, whoever names it.
+- It is *from before* the erasure. Records of the log, checkpoints and the objects that they name contain the least and
+  greatest values of parts. So every such object that is older than the erasure and mentions the collections counts,
+  unread.
+- It has *rows*. So every part in the store or in the log is read and searched, even if no state names it.
 
-Texts that must not be anywhere, such as an address, are looked for in every object: as they stand, in what stands in
-base64, and in the columns of parts.
+Texts that must not remain anywhere, such as an address, are searched in every object: as plain text, inside base64, and
+in the columns of parts.
 
-When an object goes is decided by the collector (`persist.engine.upkeep.garbage`). What is said here is when it may, by
-the
-same dates: a lease that ends sooner, or a collector that comes later, makes it differ.
+The collector decides when an object is deleted (`persist.engine.upkeep.garbage`). This module predicts the earliest
+time, from the same dates: a lease that ends sooner, or a collector that runs later, changes it.
 
-What lies outside the store is beyond this search, and `BEYOND` says so.
+Traces outside the store are beyond this search, which `BEYOND` states.
 """
 
 import base64
@@ -65,7 +65,7 @@ from persist.engine.follow.checkpoint import directory_blobs, stored_checkpoints
 from persist.engine.follow.follower import STALE_AFTER_S
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.services.erase.derived import WHY, unfollowed
-from persist.services.erase.erasure import wanted_records
+from persist.services.erase.erasure import select_records
 from persist.services.erase.relatives import related
 
 BEYOND = (
@@ -85,9 +85,9 @@ class Trace:
 
     Attributes:
         key: of the object.
-        why: what it has, and what keeps it there.
+        why: the trace, and the reason why the object still exists.
         until: when the collector may delete it; None if it never does.
-        rows: how many rows were found in it; None where nobody looked inside.
+        rows: the number of matching rows; None if the object was not searched.
     """
 
     key: str
@@ -98,13 +98,13 @@ class Trace:
 
 @dataclass(frozen=True)
 class Traces(Shown):
-    """What a search for erased records found.
+    """The result of a search for erased records.
 
     Attributes:
         collection: the name of the collection.
         objects, bytes: how many objects of the store were looked at, and how large they are.
         found: the objects that still hold something, or may.
-        facts: what else a receipt says.
+        facts: further facts for the receipt.
     """
 
     collection: str
@@ -131,8 +131,12 @@ class Traces(Shown):
                 f"{self.found[0].key} ({self.found[0].why}). Collect garbage with gc "
                 f"{'then' if until is None else f'after {until}'}, and search again"
             )
-        said = {**self.facts, "searched": {"objects": self.objects, "bytes": self.bytes}, "not_searched": [*BEYOND]}
-        return {**said, "digest": receipt_digest(said)}
+        receipt_facts = {
+            **self.facts,
+            "searched": {"objects": self.objects, "bytes": self.bytes},
+            "not_searched": [*BEYOND],
+        }
+        return {**receipt_facts, "digest": receipt_digest(receipt_facts)}
 
     def __str__(self) -> str:
         if self.is_gone:
@@ -150,8 +154,8 @@ class Traces(Shown):
 
 def receipt_digest(receipt: dict[str, Any]) -> str:
     """Return the digest of a receipt: SHA-256 of its JSON without the digest, members sorted, no white space."""
-    said = {name: value for name, value in receipt.items() if name != "digest"}
-    text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    signed = {name: value for name, value in receipt.items() if name != "digest"}
+    text = json.dumps(signed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
@@ -159,7 +163,7 @@ def traces(handle: CollectionHandle, keys: Any = None, where: Any = None, *, tex
     """Search the store for what was erased from a collection; see `Collection.traces`."""
     if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
         raise InvalidUsage(f'texts={texts!r:.100} is not a list of texts: give texts=["ada@example.com"]')
-    records = None if keys is None and where is None else wanted_records(handle, keys, where)
+    records = None if keys is None and where is None else select_records(handle, keys, where)
     return _Search(handle, records, tuple(texts)).run()
 
 
@@ -193,8 +197,8 @@ class _Search:
         traces: list[Trace] = []
         objects = size = 0
         entries = [*self._blob.list("")]
-        made = [entry for entry in entries if entry.key.startswith(CHECKPOINTS)]
-        self._marks = [(checkpoint_seqno(entry.key) or 0, entry.modified_s) for entry in made]
+        checkpoints = [entry for entry in entries if entry.key.startswith(CHECKPOINTS)]
+        self._marks = [(checkpoint_seqno(entry.key) or 0, entry.modified_s) for entry in checkpoints]
         for entry in entries:
             objects, size = objects + 1, size + entry.bytes
             trace = self._look(entry)
@@ -205,17 +209,17 @@ class _Search:
         return Traces(self._handle.known().name, objects, size, tuple(traces), self._facts())
 
     def _facts(self) -> dict[str, Any]:
-        known = self._handle.known()
+        state = self._handle.known()
         return {
             "location": self._blob.url,
             "location_id": self._state.location,
             "seqno": self._state.seqno,
             "at": _moment(self._engine.clock.wall_ms() / 1000).isoformat(),
-            "collection": known.name,
-            "collection_id": known.id,
+            "collection": state.name,
+            "collection_id": state.id,
             "erasures": [
                 {**msgspec.to_builtins(erasure), "at": _moment(erasure.at_ms / 1000).isoformat()}
-                for erasure in known.erasures
+                for erasure in state.erasures
             ],
         }
 
@@ -224,9 +228,9 @@ class _Search:
         if not any(contents.erasures for contents in self._family.values()):
             return 0
         control = self._state.control
-        own = [seqno for seqno, collection in control.erasures if collection in self._family]
-        # Where it is not known any more, it was before the last one of those that the log does not reach back to.
-        return max(own, default=control.erasures[0][0] if control.erasures else control.log_floor)
+        seqnos = [seqno for seqno, collection in control.erasures if collection in self._family]
+        # If unknown, it was before the last erasure that the log no longer covers.
+        return max(seqnos, default=control.erasures[0][0] if control.erasures else control.log_floor)
 
     def _policy(self) -> Policy:
         now_s = self._engine.clock.wall_ms() / 1000
@@ -253,7 +257,7 @@ class _Search:
         if seqno is None and not self._texts:
             return None
         data = self._blob.get(key)
-        rows = 0 if data is None else self._rows_in(data)
+        rows = 0 if data is None else self._count_rows(data)
         return Trace(key, "it has such rows, written after the erasure or never erased", None, rows) if rows else None
 
     def _is_state_since(self, key: str, collection: str | None) -> bool:
@@ -271,10 +275,10 @@ class _Search:
             contents = self._family.get(collection or "")
             if contents is not None and self._erased_at and not contents.published:
                 return Trace(key, "it belongs to a published table that was given up: erase again")
-            return self._said(entry)
+            return self._find_texts(entry)
         if not key.endswith(".parquet"):
             is_of_another = collection not in self._family and collection in self._state.entries
-            return self._said(entry) if is_named or is_of_another else self._waiting(entry, None)
+            return self._find_texts(entry) if is_named or is_of_another else self._explain_wait(entry, None)
         is_ours = collection in self._family
         is_dropped = collection not in self._state.entries
         if not (is_ours or is_dropped or self._texts):
@@ -282,23 +286,23 @@ class _Search:
         data = self._blob.get(key)
         if data is None:
             return None
-        rows = self._rows_of(data, collection)
+        rows = self._count_batch_rows(data, collection)
         if is_named:
             return (
                 Trace(key, "it has such rows, written after the erasure or never erased", None, rows) if rows else None
             )
         if is_ours or is_dropped:
-            return self._waiting(entry, rows) if rows or (is_dropped and self._erased_at) else None
+            return self._explain_wait(entry, rows) if rows or (is_dropped and self._erased_at) else None
         return Trace(key, "it has such texts", None, rows) if rows else None
 
-    def _said(self, entry: BlobEntry) -> Trace | None:
-        """Return whether a file that is no part has one of the texts."""
+    def _find_texts(self, entry: BlobEntry) -> Trace | None:
+        """Return whether a file that is not a part contains one of the texts."""
         data = self._blob.get(entry.key) if self._texts else None
-        rows = 0 if data is None else self._rows_in(_unpacked(data))
+        rows = 0 if data is None else self._count_rows(_unpacked(data))
         return Trace(entry.key, "it has such texts", None, rows) if rows else None
 
-    def _waiting(self, entry: BlobEntry, rows: int | None) -> Trace:
-        """Return a trace that says why a blob is kept that nothing names."""
+    def _explain_wait(self, entry: BlobEntry, rows: int | None) -> Trace:
+        """Return a trace with the reason why an unreferenced blob still exists."""
         policy, control = self._policy(), self._state.control
         dropped: Dropped | None = self._dropped.get(entry.key) or self._gone.get(collection_part(entry.key) or "")
         if dropped is None:
@@ -313,14 +317,14 @@ class _Search:
             why = f"{', '.join(holders)} may still read it: close these clients, or let them read anew; then gc"
         return Trace(entry.key, why, _moment(until_s), rows)
 
-    def _rows_in(self, data: bytes) -> int:
-        """Return how many rows of what was erased, or texts, are in an object that is no part."""
+    def _count_rows(self, data: bytes) -> int:
+        """Return the number of erased rows, or texts, in an object that is not a part."""
         count = sum(text.encode() in data or _escaped(text) in data for text in self._texts)
         for inline in _inline(data):
-            count += self._rows_of(inline.data, inline.collection, inline)
+            count += self._count_batch_rows(inline.data, inline.collection, inline)
         return count
 
-    def _rows_of(self, data: bytes, collection: str | None, inline: "_Inline | None" = None) -> int:
+    def _count_batch_rows(self, data: bytes, collection: str | None, inline: "_Inline | None" = None) -> int:
         """Return how many rows of a part are of what was erased, or have one of the texts."""
         contents = self._family.get(collection or "")
         records = self._records.get(collection or "")
@@ -374,7 +378,7 @@ class _Erasures(msgspec.Struct, frozen=True):
 
 
 class _StateObject(msgspec.Struct, frozen=True):
-    """What a state object says of erasures."""
+    """The entries of a state object about erasures."""
 
     collection: _Erasures = _Erasures()
 
@@ -384,9 +388,9 @@ class _Inline:
     """A part inside of an object.
 
     Attributes:
-        collection: its id, if the object says it.
+        collection: its id, if the object has it.
         version: of the schema that it was written with.
-        is_of_events: whether it has events; None where only its rows tell that.
+        is_of_events: whether it has events; None if only its rows can show that.
     """
 
     data: bytes
@@ -447,14 +451,14 @@ def _tables(data: bytes, contents: CollectionState | None, inline: _Inline | Non
 
 
 def _names_now(schema: pa.Schema, contents: CollectionState | None) -> list[str]:
-    known: dict[int, str] = {}
+    names_by_id: dict[int, str] = {}
     if contents is not None:
         newest = events_of(contents) if contents.keyed is not None and DELETED in schema.names else contents.schema
-        known = dict(zip(newest.ids, newest.names, strict=True))
+        names_by_id = dict(zip(newest.ids, newest.names, strict=True))
     names = []
     for field in schema:
         written = (field.metadata or {}).get(b"PARQUET:field_id")
-        names.append(known.get(int(written) - 1, field.name) if written is not None else field.name)
+        names.append(names_by_id.get(int(written) - 1, field.name) if written is not None else field.name)
     return names
 
 
@@ -485,7 +489,7 @@ def _matching(table: pa.Table, records: ErasedRecords, contents: CollectionState
 
 
 def _mentions(table: pa.Table, text: str) -> int:
-    """Return in how many cells a text stands; columns inside of others count, too."""
+    """Return the number of cells that contain a text, including nested columns."""
     cells = 0
     waiting = [chunk for column in table.columns for chunk in column.chunks]
     while waiting:

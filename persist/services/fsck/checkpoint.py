@@ -1,22 +1,22 @@
 """Repair of checkpoints, and of a log that has something beyond its end.
 
-A checkpoint is repaired by a new one in place of those that cannot be read, and only then these are deleted.
+To repair checkpoints, a new one replaces the unreadable ones, which are deleted only afterwards.
 
-The new one is made from the state that the examination replayed, at its seqno, with a new state object for every
-collection and a new directory, so that it relies on nothing that may be damaged, too.
+The new one contains the state of the replay, at its seqno, with a new state object for every collection and a new
+directory, so it depends on nothing that may be damaged as well.
 
-What lies beyond the end of the log is set aside, so that the log can go on from there.
+Objects beyond the end of the log are set aside, so that the log can continue from there.
 
     lost/<key>      what lay at <key>
 
-Checkpoints and records are moved: copied, read back, and only then deleted, the last one first, so that a repair that
-is interrupted leaves a location in which the rest still lies beyond the end and can be set aside by the next one. What
-only these name (parts, part lists, directory and state objects) is copied; where it lay it is garbage like any other,
-and goes by its rules. Nothing below `lost/` is ever changed or deleted by this library.
+Checkpoints and records are moved: copied, read back, and only then deleted, the last one first. After an interrupted
+repair, the others therefore still lie beyond the end, and the next repair can set them aside. Objects that only these
+name (parts, part lists, directory and state objects) are copied; the originals become ordinary garbage. Nothing below
+`lost/` is ever changed or deleted by this library.
 
 Only the end of the log decides what is set aside, and it is looked at again before anything is moved. If a record was
-put back there in between, nothing is done. Clients that were open during the roll-back must be closed before: one that
-has not noticed it could go on writing beyond the end.
+put back there in between, nothing is done. Clients that were open during the roll-back must be closed before: a client
+that did not notice it could continue to write beyond the end.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,7 +48,7 @@ _BLOCKING = ("rule", "disagrees", "incompatible")
 
 
 class Renewal:
-    """What is to be done about the checkpoints of one location."""
+    """The pending repair of a location's checkpoints."""
 
     def __init__(self, blob: Blob, state: State, bad: Sequence[str], *, makes_one: bool) -> None:
         self._blob = blob
@@ -76,8 +76,8 @@ class Renewal:
             for pointer, data in self._objects():
                 present = _present(self._blob, pointer)
                 if present != data:
-                    yield self._made(pointer.blob, present is not None)
-            yield self._made(self._key, self._key in self._bad)
+                    yield self._report(pointer.blob, present is not None)
+            yield self._report(self._key, self._key in self._bad)
         for key in self._bad:
             if not (self._makes_one and key == self._key):
                 yield self._deleted(key)
@@ -86,9 +86,9 @@ class Renewal:
         """Do it; yield each thing that was done."""
         if self._makes_one:
             yield from self._make()
-            made = read_checkpoint(self._blob, self._key)
-            if made is None or _is_bad(self._blob, self._key):
-                return  # What was written cannot be read: then nothing may be deleted.
+            checkpoint = read_checkpoint(self._blob, self._key)
+            if checkpoint is None or _is_bad(self._blob, self._key):
+                return  # The new checkpoint cannot be read back: then nothing may be deleted.
         for key in self._bad:
             if key != self._key and _is_bad(self._blob, key):
                 self._blob.delete(key)
@@ -101,14 +101,14 @@ class Renewal:
             present = _present(self._blob, pointer)
             if present != data:
                 self._blob.set(pointer.blob, data)
-                yield self._made(pointer.blob, present is not None)
+                yield self._report(pointer.blob, present is not None)
         assert self._directory is not None, "it is made with the objects"
         data = encode_framed(checkpoint_of(state, self._directory))
         if self._blob.create(self._key, data):
-            yield self._made(self._key, False)
+            yield self._report(self._key, False)
         elif was_bad:
             self._blob.set(self._key, data)
-            yield self._made(self._key, True)
+            yield self._report(self._key, True)
 
     def _objects(self) -> Iterator[tuple[BlobRef, bytes]]:
         """Yield what the new checkpoint needs besides itself, and set `_directory`."""
@@ -123,15 +123,15 @@ class Renewal:
             entries[entry.id] = replace(entry, base=pointer, levels=(), pending=(), contents=None)
             yield pointer, data
         directory = Directory(state.entries.with_changes(entries), state.ids)
-        made: list[tuple[BlobRef, bytes]] = []
+        objects: list[tuple[BlobRef, bytes]] = []
 
         def store(key: str, data: bytes) -> None:
-            made.append((pointer_to(key, data), data))
+            objects.append((pointer_to(key, data), data))
 
         self._directory = new_directory(self._blob, state, directory, (), (), store)
-        yield from made
+        yield from objects
 
-    def _made(self, key: str, is_there: bool) -> Repair:
+    def _report(self, key: str, is_there: bool) -> Repair:
         return Repair("replace" if is_there else "create", key, f"what the log says up to seqno {self._state.seqno}")
 
     def _deleted(self, key: str) -> Repair:
@@ -153,7 +153,7 @@ def _is_bad(blob: Blob, key: str) -> bool:
 
 
 def _present(blob: Blob, pointer: BlobRef) -> bytes | None:
-    """Return what is where pointer says, as far as it can be what belongs there; None if there is nothing."""
+    """Return the object at pointer, as far as it can belong there; None if it does not exist."""
     try:
         return get_at_most(blob, pointer.blob, pointer.bytes)
     except CorruptBlob:
@@ -164,7 +164,7 @@ LOST = "lost/"
 
 
 class SettingAside:
-    """What is to be done about records and checkpoints beyond the end of the log of one location."""
+    """The records and checkpoints beyond the end of a location's log, to be moved."""
 
     def __init__(
         self, blob: Blob, state: State, beyond: Iterable[int], named: Iterable[str], checkpoints: Iterable[int] = ()
@@ -177,13 +177,13 @@ class SettingAside:
 
     @classmethod
     def of(cls, blob: Blob, log: LogExamination, inventory: Iterable[str]) -> "SettingAside | None":
-        """Return what is to be done, given the keys of all blobs; None if nothing lies beyond the end."""
+        """Return the objects to move, from the keys of all blobs; None if nothing lies beyond the end."""
         if not (log.beyond or log.beyond_checkpoints) or log.state is None:
             return None
-        kept = log.state.named_blobs()
-        named = {key for seqno in log.beyond for key in _named_by_record(blob, seqno)}
-        named |= {key for seqno in log.beyond_checkpoints for key in _named_by_checkpoint(blob, seqno)} - log.named
-        return cls(blob, log.state, log.beyond, named.intersection(inventory) - kept, log.beyond_checkpoints)
+        still_named = log.state.named_blobs()
+        named = {key for seqno in log.beyond for key in _list_record_names(blob, seqno)}
+        named |= {key for seqno in log.beyond_checkpoints for key in _list_checkpoint_names(blob, seqno)} - log.named
+        return cls(blob, log.state, log.beyond, named.intersection(inventory) - still_named, log.beyond_checkpoints)
 
     def plan(self) -> Iterator[Repair]:
         """Yield what `run` will do."""
@@ -194,7 +194,7 @@ class SettingAside:
         """Do it; yield each thing that was done."""
         following = read_record(self._blob, self._state.seqno + 1)
         if following is not None and following.previous == self._state.commit:
-            return  # The log goes on: somebody has restored what was missing.
+            return  # The log continues: a missing record has been restored.
         for key in self._copied:
             if self._copy(key):
                 yield _copied(key)
@@ -216,7 +216,7 @@ class SettingAside:
         return True
 
 
-def _named_by_checkpoint(blob: Blob, seqno: int) -> Iterator[str]:
+def _list_checkpoint_names(blob: Blob, seqno: int) -> Iterator[str]:
     """Yield the keys of all that a checkpoint refers to, as far as that can be read."""
     with suppress(Corruption):
         checkpoint = read_checkpoint(blob, checkpoint_key(seqno))
@@ -233,7 +233,7 @@ def _named_by_checkpoint(blob: Blob, seqno: int) -> Iterator[str]:
                 yield from contents.named_blobs if contents is not None else ()
 
 
-def _named_by_record(blob: Blob, seqno: int) -> Iterator[str]:
+def _list_record_names(blob: Blob, seqno: int) -> Iterator[str]:
     """Yield the keys of the parts and lists that a record brings, as far as it can be read."""
     try:
         record = read_record(blob, seqno)

@@ -1,22 +1,21 @@
 """Examination of a whole location, and what of it can be repaired: nothing that the log does not hold anyway.
 
 An examination reads everything once: the log and its checkpoints (`persist.services.fsck.log`), then the parts
-(`persist.services.fsck.parts`), then a listing of all blobs, then the log to its end again. Whatever is wrong becomes a
-`Problem`, so that the rest is examined, too; only a store that does not answer ends it.
+(`persist.services.fsck.parts`), then a listing of all blobs, then the log to its end again. Every fault becomes a
+`Problem`, and the examination goes on; only an unavailable store ends it.
 
-What `repair` does, and nothing else:
+`repair` does exactly this:
 
-- *Checkpoints*. If the newest cannot be read, or what it needs cannot, or there has been none for long, one is made at
-  the end of the log, with new directory and state objects, from what the examination replayed. Only after it has been
-  read back, those that cannot be read are deleted. This needs a replay that came to the end and disagreed with no
-  checkpoint.
+- *Checkpoints*. If the newest or an object that it needs cannot be read, or if it is old, one is made at the end of the
+  log, with new directory and state objects, from the state of the replay. The unreadable ones are deleted only after it
+  has been read back. This requires a replay that reached the end and agreed with all checkpoints.
 - *Leaks*. Blobs that nothing refers to are deleted by `persist.engine.upkeep.garbage`, by its rules: old enough,
   declared void in the log first if they are uploads. Not in a run that found a problem in the log, in a checkpoint, in
   a state
   object or in a list: what those may refer to is not known. Repair first, then run again.
 
-- *What lies beyond the end of the log*, only if that is asked for: see `persist.services.fsck.checkpoint`. Nothing
-  else is done in that run.
+- *Objects beyond the end of the log*, only if requested: see `persist.services.fsck.checkpoint`. Nothing else is done
+  in that run.
 
 A damaged record or part is reported and never touched. Every step looks again before it acts.
 """
@@ -96,14 +95,14 @@ def fsck(
     settings: Settings | None = None,
     clock: Clock | None = None,
 ) -> FsckReport:
-    """Examine a location, even one that is too damaged to be opened. Safe while others read, write and collect.
+    """Examine a location, even if it is too damaged to be opened. Safe while others read, write and collect.
 
     Args:
         location, storage_options, settings, clock: as for `persist.open`.
-        repair: make a checkpoint in place of ones that cannot be read, and delete old blobs that nothing refers to.
-        set_aside: together with repair, move records and checkpoints that lie beyond the end of the log to `lost/`, and
-            do nothing else if there are any. All clients of the location must be closed. docs/run/operations.md says
-            when to do that.
+        repair: replace unreadable checkpoints by a new one, and delete old unreferenced blobs.
+        set_aside: together with repair, move records and checkpoints beyond the end of the log to `lost/`; if there are
+            any, do nothing else. All clients of the location must be closed. docs/run/restore.md describes when to
+            use it.
         dry_run: together with repair, change nothing, and list what would be done as `repairs_planned`.
         deep: read and verify every part; without, only look whether they are there and of the right size.
 
@@ -111,7 +110,7 @@ def fsck(
     Memory: the state with all collections, the names of all blobs, and one part.
 
     Raises:
-        Unavailable: the store did not answer, so the examination did not come to its end.
+        Unavailable: the store failed before the end of the examination.
         InvalidUsage: the location or an option is not known; or dry_run or set_aside without repair.
     """
     settings, clock = settings or Settings(), clock or SystemClock()
@@ -144,9 +143,9 @@ def examine(
     set_aside: bool,
     deep: bool,
 ) -> FsckReport:
-    """Do what `fsck` says, with collect to delete leaked blobs.
+    """Do the work of `fsck`; collect: also delete leaked blobs.
 
-    If something was wrong and a repair was done, all is examined once more: that tells what is left.
+    After a repair, examine everything again to find the remaining problems.
     """
     if dry_run and not repair:
         raise InvalidUsage("nothing would be changed without a repair.").with_remedy(
@@ -159,8 +158,8 @@ def examine(
     examination = _Examination(blob, settings, clock, deep)
     report = _repaired(blob, examination, collect, repair=repair, dry_run=dry_run, set_aside=set_aside)
     is_changed = bool(report.problems and report.repairs_done)
-    left = _Examination(blob, settings, clock, deep).run().problems if is_changed else report.problems
-    return replace(report, problems_left=left)
+    remaining = _Examination(blob, settings, clock, deep).run().problems if is_changed else report.problems
+    return replace(report, problems_left=remaining)
 
 
 def _repaired(
@@ -185,7 +184,7 @@ def _repaired(
     if renewal is not None:
         return replace(report, repairs_done=tuple(renewal.run()))
     deleted = collect(doomed)
-    gone = {CLOCK_KEY, *deleted.keys}
+    deleted_keys = {CLOCK_KEY, *deleted.keys}
     commits = iter(deleted.declared_at)
     done = []
     for step in planned:
@@ -193,9 +192,13 @@ def _repaired(
             seqno = next(commits, None)
             done += [replace(step, blob=record_key(seqno))] if seqno is not None else []
         elif step.blob.startswith(CHECKPOINTS):
-            made = deleted.declared_at and checkpoint_key(deleted.declared_at[-1])
-            done += [replace(step, blob=made)] if made and blob.get(made, range=(0, 0)) is not None else []
-        elif step.blob in gone:
+            checkpoint = deleted.declared_at and checkpoint_key(deleted.declared_at[-1])
+            done += (
+                [replace(step, blob=checkpoint)]
+                if checkpoint and blob.get(checkpoint, range=(0, 0)) is not None
+                else []
+            )
+        elif step.blob in deleted_keys:
             done.append(step)
     return replace(report, repairs_done=tuple(done))
 
@@ -230,7 +233,7 @@ class _Examination:
         self._check_overdue()
         if log.at or self.findings.problems:
             self.unreferenced = list(self._unreferenced())
-        else:  # What objects are for is not known without a log.
+        else:  # Without a log, the purpose of objects is unknown.
             self._check_empty()
         return FsckReport(
             url=self._url,
@@ -260,8 +263,8 @@ class _Examination:
             return ()
         state = self.log.state
         assert state is not None
-        known = CLOCK_KEY in self.inventory
-        steps = [Repair("replace" if known else "create", CLOCK_KEY, "to ask the store what time it is")]
+        has_clock = CLOCK_KEY in self.inventory
+        steps = [Repair("replace" if has_clock else "create", CLOCK_KEY, "to ask the store what time it is")]
         if any(key.startswith(PARTS) for key in doomed) and self._void_floor() > state.control.upload_floor:
             steps.append(_declaration(state.seqno + 1, "old uploads void"))
         if any(key.startswith(tuple(OBJECTS.values())) for key in doomed):
@@ -284,11 +287,11 @@ class _Examination:
                         examine_keyframes(self._blob, entry.contents, self.findings)
                         examine_values(self._blob, entry.contents, self.findings)
                 done(1)
-        known = {part.checksum for part in state.stored_parts()} if state is not None else set()
+        checksums = {part.checksum for part in state.stored_parts()} if state is not None else set()
         for loose in self.log.loose:
             id_, part = loose.collection, loose.part
             is_gone = self.log.is_complete and state is not None and id_ not in state.entries
-            if part.checksum in known or is_gone:
+            if part.checksum in checksums or is_gone:
                 continue
             owner = state.entries.get(id_) if state is not None else None
             if owner is not None and owner.contents is not None:
@@ -313,7 +316,7 @@ class _Examination:
             self.findings.add("overdue", CHECKPOINTS, what)
 
     def _check_empty(self) -> None:
-        """Add a problem where there is no log, but something else."""
+        """Add a problem if there is no log, but other objects exist."""
         keys = [key for key in self.inventory if key != CLOCK_KEY]
         data = [key for key in keys if _KINDS.get(key.partition("/")[0]) is not None or key.startswith(LOST)]
         if data:
@@ -388,7 +391,7 @@ class _Examination:
         ).orphan_grace_s
 
     def _is_doomed(self, leak: Unreferenced, state: State, upload_floor: int) -> bool:
-        """Whether `persist.engine.upkeep.garbage` deletes a blob once its rules are told of upload_floor."""
+        """Return whether `persist.engine.upkeep.garbage` deletes a blob under its rules and this upload_floor."""
         if leak.kind == "record":
             return True
         if leak.kind in ("foreign", "lost", "table") or leak.age_s < self._orphan_grace_s():
@@ -412,7 +415,7 @@ def _is_published(state: State, collection: str, key: str) -> bool:
 
 
 def _unfinished(state: State | None) -> Iterator[str]:
-    """Yield what erasures still owe, which a hidden collection keeps."""
+    """Yield the pending work of erasures, which hidden collections store."""
     for entry in () if state is None else state.entries.values():
         if entry.contents is not None and entry.name.startswith(OWED_PREFIX):
             owed = msgspec.json.decode(entry.contents.about.properties["owed"])

@@ -1,13 +1,13 @@
 """The part of an examination that replays the log: records, part lists, checkpoints and state objects.
 
 Records are read one after the other and applied, beginning at seqno 0 or at the oldest checkpoint from which all
-records are there. Where the replay comes to the seqno of a checkpoint, both must say the same. After a record that is
+records are there. When the replay reaches the seqno of a checkpoint, both states must be equal. After a record that is
 missing or cannot be applied, the replay goes on from the next checkpoint; records in between are verified only by
-themselves. If there is no next checkpoint, and what is missing or cannot follow is all that keeps the replay from
-going on, then the log ends there, and what comes after lies beyond its end.
+themselves. If there is no next checkpoint, and only a missing or invalid record stops the replay, the log ends there,
+and later records lie beyond its end.
 
-Writers and collectors of garbage go on meanwhile. What is found missing therefore counts only if it is still needed
-when the end of the log has been read again: see `LogExamination.finish`.
+Writers and collectors of garbage go on meanwhile. A missing object therefore only counts if it is still needed after
+the end of the log has been read again: see `LogExamination.finish`.
 """
 
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ from persist.services.fsck.report import Findings
 
 @dataclass(frozen=True, slots=True)
 class Loose:
-    """A part that a record or a checkpoint names; is_events tells whether it holds events."""
+    """A part that a record or a checkpoint names; is_events: whether it holds events."""
 
     collection: str
     part: Part
@@ -54,10 +54,10 @@ class LogExamination:
     """Replays the log of one location.
 
     Attributes:
-        state: what the replay came to, with the contents of every collection that could be read; None if there was
-            nothing to begin with.
+        state: the state after the replay, with the contents of every readable collection; None if there was nothing to
+            begin with.
         at: the next seqno, whose record is not there yet.
-        floor: the first seqno that the newest readable checkpoint says is still needed.
+        floor: the first seqno that the newest readable checkpoint still needs.
         newest: the seqno of the newest checkpoint from which everything could be read; -1 if there is none.
         bad_checkpoints: the keys of those from which not everything could be read.
         named: part lists that records or checkpoints refer to, and state objects.
@@ -96,7 +96,7 @@ class LogExamination:
 
     @property
     def is_complete(self) -> bool:
-        """Whether `state` is that of the end of the log, with all contents."""
+        """Whether `state` is complete and at the end of the log."""
         state = self.state
         return (
             state is not None
@@ -107,7 +107,7 @@ class LogExamination:
     def run(self) -> None:
         """Read everything there is."""
         self._list_checkpoints()
-        self.floor = self.at = self._declared_floor()
+        self.floor = self.at = self._read_floor()
         if self.floor == 0:
             self.state = State()
         self.follow()
@@ -120,7 +120,7 @@ class LogExamination:
                 self.at += 1
                 continue
             following = self._following()
-            # What is there now was created since, or its slot was skipped by a listing that went on meanwhile.
+            # The record was created since, or a concurrent listing skipped it.
             if following is not None and self._examine_record():
                 self.at += 1
             elif following is not None:
@@ -240,7 +240,7 @@ class LogExamination:
         self._doubtful = beyond_the_log(self._blob)
         self._waiting = sorted(listed - self._examined - {*self._doubtful})
 
-    def _declared_floor(self) -> int:
+    def _read_floor(self) -> int:
         for seqno in reversed(self._waiting):
             try:
                 checkpoint = read_checkpoint(self._blob, checkpoint_key(seqno))
@@ -251,7 +251,7 @@ class LogExamination:
         return 0
 
     def _examine_checkpoints(self) -> None:
-        """Examine those of the seqnos before `at`."""
+        """Examine the checkpoints with seqnos before `at`."""
         while self._waiting and self._waiting[0] < self.at:
             seqno = self._waiting.pop(0)
             self._examined.add(seqno)
@@ -297,18 +297,18 @@ class LogExamination:
         if self.state is not None and self.state.seqno == seqno:
             self._compare(checkpoint, checkpointed)
         elif self.state is None or self.state.seqno < seqno:
-            for id_, before in self.state.entries.items() if self.state is not None else ():
+            for id_, previous in self.state.entries.items() if self.state is not None else ():
                 if (
-                    before.contents is not None
+                    previous.contents is not None
                     and id_ in checkpointed.entries
                     and checkpointed.entries[id_].contents is None
                 ):
-                    self.loose += [Loose(id_, part, False) for part in before.contents.parts]
-                    self.loose += [Loose(id_, part, True) for part in before.contents.pending.values()]
+                    self.loose += [Loose(id_, part, False) for part in previous.contents.parts]
+                    self.loose += [Loose(id_, part, True) for part in previous.contents.pending.values()]
             self.state = checkpointed
 
     def _contents(self, checkpointed: State, entry: CollectionEntry) -> CollectionState | None:
-        """Return the contents that a checkpoint gives a collection, None if they cannot be had."""
+        """Return a collection's contents in a checkpoint, None if they cannot be read."""
         assert checkpointed.location is not None
         key = checkpoint_key(checkpointed.seqno)
         try:
@@ -334,8 +334,8 @@ class LogExamination:
         return contents
 
     def _base(self, location: str, entry: CollectionEntry) -> CollectionState | None:
-        known = self._bases.get(entry.id)
-        if known is None or known[0] != entry.stored:
+        previous = self._bases.get(entry.id)
+        if previous is None or previous[0] != entry.stored:
             self._bases[entry.id] = (entry.stored, None)
             base = load_base(self._blob, location, entry, self._levels)
             self._bases[entry.id] = (entry.stored, base)
@@ -358,21 +358,21 @@ class LogExamination:
         if checkpointed.ids != state.ids or len(checkpointed.entries) != len(state.entries):
             disagrees("it has other collections")
         for id_, entry in checkpointed.entries.items():
-            known = state.entries.get(id_)
-            if known is not None and known.leased != entry.leased:
+            current = state.entries.get(id_)
+            if current is not None and current.leased != entry.leased:
                 disagrees("it says something else of the leases of its holds", entry.name)
             # Before format 6, a source of which a clone has no part was left out.
-            if known is not None and not set(known.folders).issuperset(entry.folders):
+            if current is not None and not set(current.folders).issuperset(entry.folders):
                 disagrees("it says something else of where its parts lie", entry.name)
-            if known is None or entry.contents is None:
+            if current is None or entry.contents is None:
                 continue
-            if known.contents is None:  # It could not be read before, and now it can.
+            if current.contents is None:  # It could not be read before, and now it can.
                 self.state = state = state.with_entry(entry)
                 continue
-            if entry.contents != known.contents:
-                disagrees(f"it says something else of {_differences(entry.contents, known.contents)}", entry.name)
-            elif entry.id in self._bases and self._bases[id_][1] == known.contents:
-                self._bases[id_] = (self._bases[id_][0], known.contents)  # So that there is one of them in memory.
+            if entry.contents != current.contents:
+                disagrees(f"it says something else of {_differences(entry.contents, current.contents)}", entry.name)
+            elif entry.id in self._bases and self._bases[id_][1] == current.contents:
+                self._bases[id_] = (self._bases[id_][0], current.contents)  # So that there is one of them in memory.
 
 
 def _examine_state(state: State, findings: Findings) -> None:
@@ -387,8 +387,8 @@ def _examine_state(state: State, findings: Findings) -> None:
         if dict(entry.leased) != {hold: h.lease for hold, h in contents.holds.items() if h.lease is not None}:
             what = "the holds that live by leases are not noted both in the directory and with the collection"
             findings.add("rule", key, what, collection=entry.name)
-        held = {**{hold: h.time for hold, h in contents.holds.items()}, **contents.tags}
-        passed = sorted(hold for hold, time in held.items() if not contents.since <= Antichain(time))
+        times_by_name = {**{hold: h.time for hold, h in contents.holds.items()}, **contents.tags}
+        passed = sorted(hold for hold, time in times_by_name.items() if not contents.since <= Antichain(time))
         if passed:
             findings.add("rule", key, f"since has passed the holds {passed}", collection=entry.name)
         inline = sum(len(part.inline) for part in contents.stored_parts)

@@ -1,13 +1,13 @@
-"""The examination of what collections hold: their parts, what keyframes make of the history, and values per key.
+"""Examines the contents of collections: parts, keyframes against the history, and values per key.
 
-- Each part is verified against its descriptor, and with the others of its run. One part is in memory at a time. What is
-  missing is looked for again by `PartExamination.finish`, because the collection may have been destroyed, or the part
-  replaced, and its blob collected, while the examination went on.
-- Each keyframe must be the one before it and the updates between, added up. No checksum tells whether compaction put
-  the right rows into blobs that are themselves intact. The first keyframe can only be checked if the history reaches
-  back to the beginning. Cost: each keyframe is read twice, and the history once. Memory: a slice of the key space.
-- A keyed collection must have at most one value per key at every time that can be told apart: a resolution may be made
-  of something else than its record says. Cost: see `persist.engine.read.keyed.key_history`.
+- Each part is verified against its descriptor, and with the others of its run. One part is in memory at a time.
+  `PartExamination.finish` looks for missing parts again, because the collection may have been destroyed, or the part
+  replaced and its blob collected, during the examination.
+- Each keyframe must equal the previous one plus the updates between them. Checksums cannot show whether compaction put
+  the right rows into intact blobs. The first keyframe can only be checked if the history reaches back to the beginning.
+  Cost: each keyframe is read twice, and the history once. Memory: a slice of the key space.
+- A keyed collection must have at most one value per key at every readable time: a resolution may be wrong although its
+  record is valid. Cost: see `persist.engine.read.keyed.key_history`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from persist.codecs.errors import DiffOverflow
 from persist.codecs.evolution import versions
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.describing import check_part, described_bounds, overlaps
-from persist.codecs.part.part import Part, checksum_of
+from persist.codecs.part.part import Part, compute_checksum
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.keyed.form import machine_of
@@ -85,7 +85,7 @@ class PartExamination:
 
     def examine_tables(self, contents: CollectionState) -> None:
         """Examine whether the blobs are there that published tables need besides parts."""
-        for key in sorted({key for known in contents.published.values() for key in known.blobs}):
+        for key in sorted({key for publication in contents.published.values() for key in publication.blobs}):
             if not self._has(key):
                 why = "a published table needs it: unpublish it, and publish again"
                 self._gone.append((contents.id, contents.name, key, why))
@@ -109,7 +109,7 @@ class PartExamination:
         return self._blob.get(key, (0, 0)) is not None if self._sizes is None else key in self._sizes
 
     def examine_alone(self, loose: Loose, contents: CollectionState) -> None:
-        """Examine a part that is not, or not any more, among those of the collection."""
+        """Examine a part that the collection does not, or does no longer, contain."""
         owner = self._owner(contents.id, contents.name, [*contents.earlier, contents.schema_json])
         self._examine_loose(loose, owner, contents.keyed)
 
@@ -131,7 +131,7 @@ class PartExamination:
             entry = state.entries.get(id_) if state is not None else None
             is_needed = state is None or (
                 entry is not None
-                and (entry.contents is None or any(known.blob == part.blob for known in entry.contents.stored_parts))
+                and (entry.contents is None or any(stored.blob == part.blob for stored in entry.contents.stored_parts))
             )
             if is_needed and self._blob.get(part.blob, (0, 1)) is None:
                 what = f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there"
@@ -146,10 +146,10 @@ class PartExamination:
                 f"it has {size} bytes with checksum {checksum}, and its descriptor says {part.bytes} bytes with "
                 f"checksum {part.checksum}"
             )
-            other = _owner_of(state, checksum)
-            if other is not None:
-                what += f": it holds what belongs to {other}"
-            self._findings.add("damaged" if other is None else "exchanged", _name(part), what, collection=name)
+            owner_id = _find_owner(state, checksum)
+            if owner_id is not None:
+                what += f": it holds what belongs to {owner_id}"
+            self._findings.add("damaged" if owner_id is None else "exchanged", _name(part), what, collection=name)
 
     def _owner(self, id_: str, name: str, known: list[dict[str, Any]]) -> "_Owner | None":
         try:
@@ -162,12 +162,12 @@ class PartExamination:
     def _examine_run(self, run: "list[tuple[Part, pa.Table | None]]", owner: "_Owner") -> None:
         bounds: list[tuple[Part, pa.Table]] = []
         for part, bound in run if len(run) > 1 else ():
-            known = described_bounds(part, owner.schema) if bound is None else bound
-            if known is not None:
-                bounds.append((part, known))
-        for one, other in overlaps([table for _, table in bounds], owner.schema):
-            what = f"it overlaps in key with {_name(bounds[one][0])}, and both are in one run"
-            self._findings.add("overlap", _name(bounds[other][0]), what, collection=owner.name)
+            part_bounds = described_bounds(part, owner.schema) if bound is None else bound
+            if part_bounds is not None:
+                bounds.append((part, part_bounds))
+        for first, second in overlaps([table for _, table in bounds], owner.schema):
+            what = f"it overlaps in key with {_name(bounds[first][0])}, and both are in one run"
+            self._findings.add("overlap", _name(bounds[second][0]), what, collection=owner.name)
 
     def _examine_part(self, part: Part, owner: "_Owner") -> pa.Table | None:
         """Return the least and greatest key, None if they are not known."""
@@ -178,7 +178,7 @@ class PartExamination:
         data = self._data(part, owner)
         if data is None:
             return None
-        if (len(data), checksum := checksum_of(data)) != (part.bytes, part.checksum):
+        if (len(data), checksum := compute_checksum(data)) != (part.bytes, part.checksum):
             self._mismatched.append((owner.name, part, len(data), checksum))
             return None
         try:
@@ -221,7 +221,7 @@ def _of_events(owner: _Owner, form: KeyedForm) -> _Owner:
     return replace(owner, schema=events_schema(owner.schema, event_fields(owner.schema, form)))
 
 
-def _owner_of(state: State | None, checksum: str) -> str | None:
+def _find_owner(state: State | None, checksum: str) -> str | None:
     """Return the part that has these bytes, if one has."""
     parts = state.stored_parts() if state is not None else ()
     return next((_name(part) for part in parts if part.checksum == checksum), None)
@@ -235,15 +235,15 @@ SLICE_BYTES = 32 << 20
 
 
 def examine_keyframes(blob: Blob, contents: CollectionState, findings: Findings) -> None:
-    """Add a problem for each keyframe that is not what it should be; one that cannot be read is for others to tell."""
-    reader, before = PartReader(blob), None
+    """Add a problem for each wrong keyframe; other checks report unreadable ones."""
+    reader, previous = PartReader(blob), None
     for keyframe in contents.keyframes:
         try:
-            if before is not None or contents.history_from == 0:
-                _compare(reader, contents, before, keyframe, findings)
+            if previous is not None or contents.history_from == 0:
+                _compare(reader, contents, previous, keyframe, findings)
         except (CorruptBlob, DiffOverflow):
             pass
-        before = keyframe
+        previous = keyframe
 
 
 def _compare(
@@ -253,17 +253,21 @@ def _compare(
     base = contents.parts_of(before.parts) if before is not None else ()
     lower = before.as_of + 1 if before is not None else 0
     expected = Scan(schema, contents.history_parts, lower, keyframe.as_of + 1, schema.names, base=base).pruned()
-    made = replace(expected, parts=(), base=contents.parts_of(keyframe.parts))
+    actual = replace(expected, parts=(), base=contents.parts_of(keyframe.parts))
     columns, differing = [*schema.names, "_diff"], 0
-    for piece in replace(expected, base=(*expected.base, *made.base)).slices_within(SLICE_BYTES):
-        one, other = (replace(scan, keys=piece.keys).pruned() for scan in (expected, made))
-        tables = [piece.empty(columns), *one.base_rows(reader, columns), *one.updates(reader, columns)]
-        tables += map(negated, other.base_rows(reader, columns))
+    for piece in replace(expected, base=(*expected.base, *actual.base)).slices_within(SLICE_BYTES):
+        expected_slice, actual_slice = (replace(scan, keys=piece.keys).pruned() for scan in (expected, actual))
+        tables = [
+            piece.empty(columns),
+            *expected_slice.base_rows(reader, columns),
+            *expected_slice.updates(reader, columns),
+        ]
+        tables += map(negated, actual_slice.base_rows(reader, columns))
         differing += len(consolidate(pa.concat_tables(tables), schema.names))
     if differing:
         start = "the history" if before is None else f"the keyframe as of {before.as_of} and the history after it"
         what = f"the keyframe as of {keyframe.as_of} differs in {differing} records from what {start} come to"
-        blob = next((part.blob for part in made.base), f"{PARTS}{contents.id}/")
+        blob = next((part.blob for part in actual.base), f"{PARTS}{contents.id}/")
         findings.add("disagrees", blob, what, collection=contents.name)
 
 
@@ -273,13 +277,13 @@ def examine_values(blob: Blob, contents: CollectionState, findings: Findings) ->
         return
     machine = machine_of(contents.keyed, None, contents.name)
     if machine is None or not machine.has_one_value:
-        return  # What is not known here may have any number of them.
+        return  # A record of an unknown kind may have any number of them.
     count, first = 0, None
     try:
         for key, _ in keys_with_several(contents, PartReader(blob)):
             count, first = count + 1, key if first is None else first
     except (CorruptBlob, DiffOverflow):
-        return  # What cannot be read is for others to tell.
+        return  # Other checks report unreadable parts.
     if first is not None:
         what = f"{count} keys have more than one value, or less than none, at some time; one is {first}"
         findings.add("rule", f"{PARTS}{contents.id}/", what, collection=contents.name)

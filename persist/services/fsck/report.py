@@ -1,4 +1,4 @@
-"""What an examination of a location finds: the problems, the store as it reads it, and a report for people.
+"""The problems of a location, the store as an examination reads it, and a report for people.
 
 | kind of problem | means |
 |---|---|
@@ -7,9 +7,9 @@
 | damaged | its bytes are not what was written: changed, cut short or replaced |
 | exchanged | its bytes are whole, and belong in another place |
 | incompatible | a newer version of persist wrote it |
-| rule | a record, or what a state says, breaks a rule of the log |
-| disagrees | a checkpoint or state object says something else than the log up to it |
-| descriptor | a part is what was stored, and not what the log says of it |
+| rule | a record, or a statement of a state, breaks a rule of the log |
+| disagrees | a checkpoint or state object contradicts the log up to it |
+| descriptor | a part is as it was stored, but contradicts its descriptor in the log |
 | values | a part holds a time, diff or float that may not be stored |
 | unsorted | rows of a part are not in order |
 | unconsolidated | two rows of a part are equal in key, value and time |
@@ -79,9 +79,9 @@ class Problem:
 
     Attributes:
         kind: see the table above.
-        blob: the key of the blob it is about; of an inline part, that of the record or state object that holds it
-            is not kept, and this is "inline part <checksum>".
-        what: what is wrong with it, a sentence.
+        blob: the key of the blob with the problem; for an inline part, whose record or state object is not known here,
+            "inline part <checksum>".
+        what: the problem, in a sentence.
         advice: what to do about it.
         collection: the name of the collection concerned, if it is about one.
     """
@@ -95,7 +95,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Unreferenced:
-    """A blob that nothing refers to. That alone is no problem: an upload may be on its way into the log.
+    """A blob that nothing refers to. This is not yet a problem: an upload may be about to enter the log.
 
     Attributes:
         age_s: since its last change.
@@ -137,10 +137,10 @@ class FsckReport(Shown):
 
     Attributes:
         url: of the location.
-        problems: what is wrong, in the order in which it was found.
+        problems: in the order of discovery.
         unreferenced: blobs that nothing refers to, by key.
         checked: how much was read and verified, by kind of blob ("part" counts what was only looked up, too).
-        unfinished: what clients have begun and still owe, a sentence for each; that is no problem.
+        unfinished: the pending work of clients, a sentence for each; not a problem.
         seqno: of the last record seen, -1 if there is none.
         deep: whether the contents of parts were read.
         repairs_planned: what a repair would do, or was to do.
@@ -178,7 +178,7 @@ class FsckReport(Shown):
         lines += _problems("problems", self.problems)
         leaked = [(u.kind, u.blob, f"{u.bytes:,}", _age(u.age_s), u.advice) for u in self.unreferenced]
         lines += _section("nothing refers to", ("kind", "blob", "bytes", "age", "what to do"), leaked, right=(2, 3))
-        lines += ["", "unfinished", *(f"  {said}" for said in self.unfinished)] if self.unfinished else []
+        lines += ["", "unfinished", *(f"  {sentence}" for sentence in self.unfinished)] if self.unfinished else []
         planned = [(r.action, r.blob, r.why) for r in self.repairs_planned]
         lines += _section("repairs planned", ("action", "blob", "why"), planned)
         done = [(r.action, r.blob, r.why) for r in self.repairs_done]
@@ -235,7 +235,7 @@ class Findings:
         self._problems.setdefault((kind, blob, what), problem)
 
     def no_log(self, what: str, advice: str) -> None:
-        """Add that there is no log where there should be one."""
+        """Add the problem that there is no log."""
         self._problems[LOG] = Problem("missing", LOG, what, advice)
 
     def corruption(self, error: Corruption, *, collection: str | None = None) -> None:
@@ -249,14 +249,14 @@ class Findings:
         self.add(kind, error.key, error.reason, collection=collection)
 
     def count(self, kind: str, size: int) -> None:
-        before = self.checked.get(kind, Checked())
-        self.checked[kind] = Checked(before.blobs + 1, before.bytes + size)
+        checked = self.checked.get(kind, Checked())
+        self.checked[kind] = Checked(checked.blobs + 1, checked.bytes + size)
 
     def _kind_of_damage(self, error: CorruptBlob) -> ProblemKind:
         try:
             data = get_at_most(self._blob, error.key, OBJECT_BYTES_MAX)
         except CorruptBlob:
-            return "damaged"  # It is no plain file, or larger than anything that belongs into a location.
+            return "damaged"  # It is not a plain file, or larger than any object of a location.
         kind_of_object = None if data is None else intact_kind(data)
         if kind_of_object is None:
             return "damaged"
@@ -277,14 +277,14 @@ class CountedBlob:
         return self._inner.url
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        """Return the value at key; a key that no store can have counts as one that is not there."""
+        """Return the value at key; an invalid key counts as missing."""
         try:
             data = self._inner.get(key, range)
         except StoreMisconfigured:
             raise
         except InvalidUsage:
             return None
-        return data if range is not None else self._counted(key, data)
+        return data if range is not None else self._count(key, data)
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
         """Like `get`, for a value of at most so many bytes."""
@@ -294,9 +294,9 @@ class CountedBlob:
             raise
         except InvalidUsage:
             return None
-        return self._counted(key, data)
+        return self._count(key, data)
 
-    def _counted(self, key: str, data: bytes | None) -> bytes | None:
+    def _count(self, key: str, data: bytes | None) -> bytes | None:
         if data is not None and key not in self._seen:
             self._seen.add(key)
             self._findings.count(key.partition("/")[0], len(data))
@@ -315,4 +315,4 @@ class CountedBlob:
         raise AssertionError("an examination deletes nothing")
 
     def close(self) -> None:
-        """Do nothing: whoever opened the store closes it."""
+        """Do nothing: the opener of the store closes it."""

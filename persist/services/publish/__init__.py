@@ -1,7 +1,7 @@
 """Publishing: what a collection holds as of a sealed time, as a table in the format of other programs, without copying.
 
-Promises: a version of a table is exactly a snapshot, and says which; what a version names stays until two later ones
-are there and the grace period is over, whatever is compacted; nothing is shown that the log does not keep.
+Promises: a version of a table is exactly a snapshot, and names its time; files of a version stay until two later ones
+exist and the grace period is over, despite compaction; every visible version is recorded in the log.
 """
 
 from persist.services.publish.catalog import IcebergCatalog
@@ -11,9 +11,9 @@ from persist.services.publish.publication import (
     delete_abandoned,
     format_of,
     keep_tables_current,
+    parse_every,
     publish,
     publish_together,
     published_tables,
     unpublish,
-    wanted_every,
 )

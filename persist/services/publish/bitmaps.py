@@ -8,7 +8,7 @@ Sources: the Delta protocol, "Deletion Vector Format", and the Roaring bitmaps' 
 not written, and so not read: what is read here was written here.
 
 A blob of vectors has a version byte, 1, then for each of them its length u32, its bytes and their CRC-32, both
-big-endian. `Deletes.start` of a vector is where its length stands.
+big-endian. `Deletes.start` of a vector is the position of its length.
 """
 
 import struct
@@ -48,23 +48,23 @@ def decoded_rows(vector: bytes, name: str) -> Rows:
         at, pieces = 12, []
         for _ in range(buckets):
             (high,) = struct.unpack_from("<I", vector, at)
-            rows, at = _rows_of(vector, at + 4)
+            rows, at = _decode_bitmap(vector, at + 4)
             pieces.append(rows | high << 32)
         return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
     except (ValueError, struct.error) as error:
         raise CorruptBlob(name, f"it holds no deletion vector as this library writes them: {error}") from error
 
 
-def framed(vector: bytes) -> bytes:
-    """Return a vector as it stands in a blob of vectors."""
+def frame_vector(vector: bytes) -> bytes:
+    """Return a vector with its length and checksum, as a blob of vectors contains it."""
     return struct.pack(">I", len(vector)) + vector + struct.pack(">I", zlib.crc32(vector))
 
 
-def unframed(data: bytes, name: str) -> bytes:
-    """Return the vector at the beginning of what `framed` gives.
+def unframe_vector(data: bytes, name: str) -> bytes:
+    """Return the vector at the beginning of frame_vector data.
 
     Raises:
-        CorruptBlob: its checksum says that it is another one.
+        CorruptBlob: the checksum differs.
     """
     size = int.from_bytes(data[:4], "big")
     vector = data[4 : 4 + size]
@@ -99,7 +99,7 @@ def _container(low: Rows) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-def _rows_of(vector: bytes, at: int) -> tuple[Rows, int]:
+def _decode_bitmap(vector: bytes, at: int) -> tuple[Rows, int]:
     """Return the rows of the bitmap at a place, and where it ends."""
     cookie, containers = struct.unpack_from("<II", vector, at)
     if cookie != COOKIE:

@@ -5,13 +5,13 @@
     part/<collection>/_delta_log/_last_checkpoint
 
 The root of the table is the folder of the collection's parts, because readers agree on names below the root alone:
-Polars and pyarrow take no absolute ones. What a version says follows from the state of the collection, so whoever finds
-that the table does not show the present version yet writes it.
+Polars and pyarrow take no absolute ones. The state of the collection determines each version, so any client that finds
+an outdated table can write it.
 
-A program that takes this for a table of its own would delete the parts that the table does not name, as VACUUM does.
-So the protocol of the table asks each writer for a feature, `GUARD`, that no program has: the Delta protocol says that
-such a program must not write. Readers need not know of it. Some programs delete files without asking the protocol.
-So the table also says that deleted files are kept for a hundred years, less than which they refuse unless forced.
+A program that takes this for a table of its own would delete the parts that the table does not name, as VACUUM does. So
+the table's protocol requires of each writer a feature, `GUARD`, that no program has: the Delta protocol forbids such a
+program to write. Readers need not know of it. Some programs delete files without asking the protocol. So the table also
+sets a retention of a hundred years for deleted files: these programs refuse a shorter one unless forced.
 
 A table may have a change feed. Then each version after the first has a file of the rows that came and went since the
 version before (`change_rows`), and readers of the feed look at nothing else. `Publication.metadata` names these files,
@@ -48,7 +48,7 @@ from persist.core.state_rules.schemas import version_of
 from persist.engine.collection.reads import difference
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import CHANGE, OLD
-from persist.services.publish.bitmaps import VERSION, Rows, decoded_rows, encoded_rows, framed, unframed
+from persist.services.publish.bitmaps import VERSION, Rows, decoded_rows, encoded_rows, frame_vector, unframe_vector
 from persist.services.publish.planning import COMMON_NAMES, PlannedFile, check_columns, foreign, rows_left_out
 
 CHECKPOINT_EVERY = 10
@@ -56,7 +56,7 @@ VERSIONS_SHOWN = 3 * CHECKPOINT_EVERY  # At most: then those before a checkpoint
 CHANGE_TYPE = "_change_type"
 FEED = {"delta.enableChangeDataFeed": "true"}
 FEED_COLUMNS = (CHANGE_TYPE, "_commit_version", "_commit_timestamp", CHANGE)
-HEAD_BYTES = 1024  # Of a version: who wrote it stands first.
+HEAD_BYTES = 1024  # The first bytes of a version, which name its writer.
 GUARD = "persistPublication"
 KEPT = {"delta.deletedFileRetentionDuration": "interval 36500 days", "delta.enableExpiredLogCleanup": "false"}
 NAMES = COMMON_NAMES | {pa.int8(): "byte", pa.int16(): "short", pa.int32(): "integer", pa.int64(): "long"}
@@ -106,26 +106,28 @@ class DeltaTable:
                 "publish without feed"
             )
 
-    def left_out(self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool) -> list[Deletes | None]:
+    def store_deletes(
+        self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool
+    ) -> list[Deletes | None]:
         """Store vectors of the rows that are left out, all in one blob, as far as they are not what was before."""
         key, _ = vectors_key(self._handle.id, self._handle.engine.follower.next_seqno())
         blob, deletes = bytearray(VERSION), list[Deletes | None]()
-        known = self._rows_of([before for _, before in pieces if before is not None])
-        for file, before in pieces:
-            rows = rows_left_out(file, None if before is None else known[before], is_anew)
+        rows_by_deletes = self._read_rows([previous for _, previous in pieces if previous is not None])
+        for file, previous in pieces:
+            rows = rows_left_out(file, None if previous is None else rows_by_deletes[previous], is_anew)
             if rows is None:
-                deletes.append(before)
+                deletes.append(previous)
             elif not len(rows):
                 deletes.append(None)
             else:
                 vector = encoded_rows(rows)
                 deletes.append(Deletes(key, len(blob), len(vector), len(rows)))
-                blob += framed(vector)
+                blob += frame_vector(vector)
         if len(blob) > len(VERSION):
             self._blob.set(key, bytes(blob))
         return deletes
 
-    def _rows_of(self, wanted: Sequence[Deletes]) -> dict[Deletes, Rows]:
+    def _read_rows(self, wanted: Sequence[Deletes]) -> dict[Deletes, Rows]:
         """Return the rows that vectors leave out. Cost: a GET for each blob of vectors, from the first to the last."""
         rows: dict[Deletes, Rows] = {}
         for name in {deletes.blob for deletes in wanted}:
@@ -134,19 +136,21 @@ class DeltaTable:
             data = self._blob.get(name, (first, max(deletes.start + deletes.bytes + 8 for deletes in inside)))
             if data is None:
                 raise MissingBlob(name, "it is missing, and a published table leaves rows out by it", "unpublish it")
-            rows |= {deletes: decoded_rows(unframed(data[deletes.start - first :], name), name) for deletes in inside}
+            rows |= {
+                deletes: decoded_rows(unframe_vector(data[deletes.start - first :], name), name) for deletes in inside
+            }
         return rows
 
     def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
-        """Store what changed since the version before, if the table has a feed; return the files that say it.
+        """Store the changes since the version before, if the table has a feed; return its files.
 
-        Where the files of the table itself are stands in the log alone.
+        Only the log has the paths of the table's own files.
         """
-        known = contents.published.get(self.name)
-        if known is None or not has_feed(step.options) or not has_feed(known.options):
+        publication = contents.published.get(self.name)
+        if publication is None or not has_feed(step.options) or not has_feed(publication.options):
             return ()
-        earlier = known.metadata[: VERSIONS_SHOWN - 1]
-        rows = change_rows(self._handle, known.as_of, step.as_of, step.schema)
+        earlier = publication.metadata[: VERSIONS_SHOWN - 1]
+        rows = change_rows(self._handle, publication.as_of, step.as_of, step.schema)
         if rows is None:
             return earlier
         key, sink = part_key(self._handle.id, self._handle.engine.follower.next_seqno()), io.BytesIO()
@@ -161,24 +165,24 @@ class DeltaTable:
             InvalidUsage: a version of that number is there that is not of this table.
         """
         key, now_ms = log_key(contents.id, known.version), self._handle.engine.clock.wall_ms()
-        shown = None if is_new else self._blob.get(key, (0, HEAD_BYTES))
-        changes = [] if shown is not None else [*map(self._change_file, known.metadata[:1])]
+        head = None if is_new else self._blob.get(key, (0, HEAD_BYTES))
+        changes = [] if head is not None else [*map(self._change_file, known.metadata[:1])]
         changes = [] if known.metadata[:1] == known.metadata_before[:1] else changes
-        if shown is None and not self._blob.create(key, version_bytes(contents, known, now_ms, changes)):
-            shown = self._blob.get(key, (0, HEAD_BYTES))
-        if shown is not None and self.mark(known.id) not in shown:
+        if head is None and not self._blob.create(key, version_bytes(contents, known, now_ms, changes)):
+            head = self._blob.get(key, (0, HEAD_BYTES))
+        if head is not None and self.mark(known.id) not in head:
             raise foreign(f"{self._blob.url}/{key}", contents.name)
-        if shown is None and known.version and known.version % CHECKPOINT_EVERY == 0:
+        if head is None and known.version and known.version % CHECKPOINT_EVERY == 0:
             checkpoint, last = checkpoint_keys(contents.id, known.version)
             for name, data in zip((checkpoint, last), checkpoint_bytes(contents, known, now_ms), strict=True):
                 self._blob.set(name, data)
             self._shorten(known.version - 2 * CHECKPOINT_EVERY)
 
     def mark(self, table: str) -> bytes:
-        """Return what the first line of each version says of its table."""
+        """Return the marker in the first line of each version of this table."""
         return f'"persist.table":"{table}"'.encode()
 
-    def shown_at_s(self, known: Publication) -> float | None:
+    def visible_since_s(self, known: Publication) -> float | None:
         """Return since when the present version is in the log."""
         listed = self._blob.list(log_key(self._handle.id, known.version))
         return next((entry.modified_s for entry in listed), None)
@@ -189,7 +193,7 @@ class DeltaTable:
         return {"cdc": {"path": path, "partitionValues": {}, "size": size, "dataChange": False}}
 
     def _shorten(self, version: int) -> None:
-        """Delete the versions before one at which there is a checkpoint, when there is a later one, too."""
+        """Delete the versions before a checkpoint, if there is a later checkpoint as well."""
         end, _ = checkpoint_keys(self._handle.id, max(0, version))
         listed = (entry.key for entry in self._blob.list(f"{table_root(self._handle.id)}_delta_log/"))
         delete_all(self._blob, [key for key in listed if is_shown(key, self._handle.id) and key < end and version > 0])
@@ -213,14 +217,20 @@ def checkpoint_keys(collection: str, version: int) -> tuple[str, str]:
 def version_bytes(
     contents: CollectionState, known: Publication, now_ms: int, changes: Sequence[dict[str, Any]] = ()
 ) -> bytes:
-    """Return what the log says of the present version of a table; changes name the file of its change feed."""
-    said = {
+    """Return the present version as the log describes it; changes names the file of its change feed."""
+    description = {
         "persist.as_of": str(known.as_of),
         "persist.collection": contents.id,
         "persist.table": known.id,
         **({"persist.digest": known.digest} if known.digest is not None else {}),
     }
-    info = {"timestamp": now_ms, "operation": "PUBLISH", "operationParameters": {}, "engineInfo": "persist", **said}
+    info = {
+        "timestamp": now_ms,
+        "operation": "PUBLISH",
+        "operationParameters": {},
+        "engineInfo": "persist",
+        **description,
+    }
     actions: list[dict[str, Any]] = [{"commitInfo": info}]
     if known.is_renewed:
         actions += _header(contents, known, now_ms)
@@ -232,7 +242,7 @@ def version_bytes(
 
 
 def checkpoint_bytes(contents: CollectionState, known: Publication, now_ms: int) -> tuple[bytes, bytes]:
-    """Return a checkpoint of the present version, and what tells readers of it."""
+    """Return a checkpoint of the present version, and the pointer to it."""
     rows = _header(contents, known, now_ms)
     rows += [{"add": _added(contents, known.schema, number, file, now_ms)} for number, file in known.files.items()]
     sink = io.BytesIO()
@@ -347,11 +357,11 @@ def _z85(data: bytes) -> str:
 
 
 def _stats(part: Part, schema: CollectionSchema, *, is_whole: bool) -> dict[str, Any]:
-    """Return the statistics of a part by which readers leave files out: bounds of what JSON says exactly."""
-    known = {name: bounds for name, bounds in part.stats.items() if name in schema.names}
-    least = _bounds(((name, bounds[0]) for name, bounds in known.items()), schema)
-    greatest = _bounds(((name, bounds[1]) for name, bounds in known.items()), schema)
-    nulls = {name: bounds[2] for name, bounds in known.items()}
+    """Return the statistics with which readers skip a part: bounds that JSON represents exactly."""
+    stats = {name: bounds for name, bounds in part.stats.items() if name in schema.names}
+    least = _bounds(((name, bounds[0]) for name, bounds in stats.items()), schema)
+    greatest = _bounds(((name, bounds[1]) for name, bounds in stats.items()), schema)
+    nulls = {name: bounds[2] for name, bounds in stats.items()}
     return {
         "numRecords": part.rows,
         "minValues": least,

@@ -12,7 +12,7 @@ names. All names in an Iceberg table are whole URLs: a location that is moved ha
 Each version is one snapshot, and its metadata has no other. Position deletes are written anew for a part of which other
 rows are left out, in a file for each part, because a reader then reads only what it needs.
 
-A catalog of pyiceberg may be told of each version, too. It then writes metadata of its own beside ours.
+Each version can also be registered with a catalog of pyiceberg. It then writes metadata of its own beside ours.
 
 Source: the Iceberg table spec, version 2: "Position Delete Files", "Table Metadata Fields".
 """
@@ -79,7 +79,7 @@ class IcebergTable:
         self._catalog_name = options.get("catalog", "")
 
     def check(self, schema: CollectionSchema, options: Mapping[str, str]) -> None:
-        """Raise InvalidUsage if a table cannot have such columns, or nobody else could read what is there."""
+        """Raise InvalidUsage if a table cannot have such columns, or if other programs could not read it."""
         url = self._blob.url
         if url.startswith("memory://"):
             raise InvalidUsage(f"{url} is in this process alone, so nobody else could read a table there")
@@ -89,12 +89,14 @@ class IcebergTable:
             raise InvalidUsage(f"Iceberg readers cut {url} off at its '#': publish from a location without that")
         check_columns(schema, "iceberg", iceberg_type, HAS)
 
-    def left_out(self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool) -> list[Deletes | None]:
+    def store_deletes(
+        self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool
+    ) -> list[Deletes | None]:
         """Store position deletes, a file for each part, as far as they are not what was before."""
         deletes: list[Deletes | None] = []
-        for file, before in pieces:
-            rows = rows_left_out(file, None if before is None else self._rows_of(before), is_anew)
-            deletes.append(before if rows is None else self._stored(file.part, rows) if len(rows) else None)
+        for file, previous in pieces:
+            rows = rows_left_out(file, None if previous is None else self._read_rows(previous), is_anew)
+            deletes.append(previous if rows is None else self._stored(file.part, rows) if len(rows) else None)
         return deletes
 
     def _stored(self, part: Part, rows: Rows) -> Deletes:
@@ -105,7 +107,7 @@ class IcebergTable:
         self._blob.set(key, sink.getvalue())
         return Deletes(key, 0, len(sink.getvalue()), len(rows))
 
-    def _rows_of(self, deletes: Deletes) -> Rows:
+    def _read_rows(self, deletes: Deletes) -> Rows:
         data = self._blob.get(deletes.blob)
         if data is None:
             raise MissingBlob(
@@ -119,20 +121,20 @@ class IcebergTable:
         return Manifests(self._handle, contents, step, self.url_of).stored()
 
     def show(self, contents: CollectionState, known: Publication, *, is_new: bool) -> None:
-        """Write the metadata of the present version, unless it is there, and say that it is the newest."""
+        """Write the metadata of the present version, unless it exists, and point to it as the newest."""
         root, number = f"{table_root(contents.id)}metadata/", known.version + 1
         key, hint = f"{root}v{number}.metadata.json", f"{root}version-hint.text"
-        shown = None if is_new else self._blob.get(key)
-        if shown is None and not self._blob.create(key, self._table_bytes(contents, known)):
-            shown = self._blob.get(key)
+        current = None if is_new else self._blob.get(key)
+        if current is None and not self._blob.create(key, self._table_bytes(contents, known)):
+            current = self._blob.get(key)
         pointer = self._blob.get(hint)
         newest = int(pointer) if pointer is not None and pointer.strip().isdigit() else 0
         if newest > number:
             key = f"{root}v{newest}.metadata.json"
-            shown = self._blob.get(key)
-        if shown is not None and self.mark(known.id) not in shown.replace(b" ", b""):
+            current = self._blob.get(key)
+        if current is not None and self.mark(known.id) not in current.replace(b" ", b""):
             raise foreign(f"{self._blob.url}/{key}", contents.name)
-        if shown is not None and (below := json.loads(shown)["location"]) != self.location(contents):
+        if current is not None and (below := json.loads(current)["location"]) != self.location(contents):
             raise InvalidUsage(
                 f"the iceberg table of {contents.name!r} names its files below {below}, and they lie below "
                 f'{self.location(contents)}: call unpublish("iceberg"), and publish again'
@@ -142,14 +144,15 @@ class IcebergTable:
             if number > 2 and "identifier" not in known.options:  # Or else a catalog may point to it.
                 self._blob.delete(f"{root}v{number - 2}.metadata.json")
         if self._catalog is not None or self._catalog_name:
-            told = CatalogTable(self._catalog, self._catalog_name, known.options["identifier"])
-            told.take(contents, known, self.url_of, self.url(contents, known), self._handle.engine.clock.wall_ms())
+            catalog_table = CatalogTable(self._catalog, self._catalog_name, known.options["identifier"])
+            now_ms = self._handle.engine.clock.wall_ms()
+            catalog_table.take(contents, known, self.url_of, self.url(contents, known), now_ms)
 
     def mark(self, table: str) -> bytes:
-        """Return what each metadata file says of its table."""
+        """Return the marker in each metadata file of this table."""
         return f'"table-uuid":"{UUID(table)}"'.encode()
 
-    def shown_at_s(self, known: Publication) -> float | None:
+    def visible_since_s(self, known: Publication) -> float | None:
         """Return since when the metadata of the present version is there."""
         listed = self._blob.list(f"{table_root(self._handle.id)}metadata/v{known.version + 1}.metadata.json")
         return next((entry.modified_s for entry in listed), None)
@@ -177,7 +180,7 @@ class IcebergTable:
     def url_of(self, key: str) -> str:
         """Return what a blob is called in the table: not percent-encoded, because readers take names as they are."""
         url = f"{self._blob.url.rstrip('/')}/{key}".removeprefix("fsspec+")
-        # Of a URL, pyiceberg leaves out what follows these; a path it takes whole.
+        # pyiceberg drops these and the following characters from a URL; it uses a path as a whole.
         is_sure = url.startswith("/") and not {"?", "#"} & {*url}
         return f"file://{url}" if is_sure else url
 
@@ -255,7 +258,7 @@ class CatalogTable:
             if table.properties.get("persist.table") == known.id:
                 self._update(catalog, table, contents, known, snapshot_json(contents, known, url_of, now_ms))
                 return
-        except Exception as error:  # What is raised depends on the kind of catalog.
+        except Exception as error:  # The exception depends on the kind of catalog.
             raise Unavailable(
                 f"the catalog did not take version {known.version} of {self._identifier}: {error}. It is published, "
                 "and publishing again tells the catalog of it"
@@ -284,12 +287,12 @@ class CatalogTable:
             changes.append(updates.SetCurrentSchemaUpdate(schema_id=known.schema))
         snapshot |= {} if current is None else {"parent-snapshot-id": current.snapshot_id}
         id_ = snapshot["snapshot-id"]
-        gone = [older.snapshot_id for older in table.metadata.snapshots]  # Their files go, too.
+        snapshot_ids = [older.snapshot_id for older in table.metadata.snapshots]  # Their files are removed as well.
         changes += [
             updates.AddSnapshotUpdate(snapshot=Snapshot.model_validate(snapshot)),
             updates.SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=id_),
             updates.SetPropertiesUpdate(updates=properties(contents, known)),
-            *([updates.RemoveSnapshotsUpdate(snapshot_ids=gone)] if gone else []),
+            *([updates.RemoveSnapshotsUpdate(snapshot_ids=snapshot_ids)] if snapshot_ids else []),
         ]
         required_state = (
             updates.AssertTableUUID(uuid=table.metadata.table_uuid),
@@ -299,11 +302,11 @@ class CatalogTable:
 
 
 class CatalogTransaction:
-    """Gathers what a catalog of pyiceberg is told of several tables; to `CatalogTable` it is a catalog.
+    """Collects updates of several tables for a catalog of pyiceberg; `CatalogTable` uses it like a catalog.
 
-    A REST catalog that has the endpoint takes all of it at once, or nothing. Others are told table by table, in order.
-    Tables that a catalog does not know yet, or whose rows were erased, are registered at once, because no transaction
-    of a catalog does that.
+    A REST catalog that has the endpoint takes all of it at once, or nothing. Other catalogs are updated table by table,
+    in order. Tables that a catalog does not know yet, or whose rows were erased, are registered at once, because no
+    transaction of a catalog does that.
 
     Source: the Iceberg REST catalog's specification, `commitTransaction`. pyiceberg has no call for it.
     """
@@ -334,15 +337,15 @@ class CatalogTransaction:
         Raises:
             Unavailable: it did not take all of it, or none where it takes all at once. That can be tried again.
         """
-        asked, self._asked = self._asked, []
+        pending, self._asked = self._asked, []
         try:
-            if len(asked) > 1 and self.is_atomic:
-                self._send(asked)
+            if len(pending) > 1 and self.is_atomic:
+                self._send(pending)
             else:
-                for table, requirements, changes in asked:
+                for table, requirements, changes in pending:
                     self._catalog.commit_table(table, requirements, changes)
-        except Exception as error:  # What is raised depends on the kind of catalog.
-            names = ", ".join(".".join(table.name()) for table, *_ in asked)
+        except Exception as error:  # The exception depends on the kind of catalog.
+            names = ", ".join(".".join(table.name()) for table, *_ in pending)
             raise Unavailable(
                 f"the catalog did not take new versions of {names}: {error}. They are published, and publishing again "
                 "tells the catalog of them"

@@ -1,4 +1,4 @@
-"""What an Iceberg table consists of: its schema, its snapshot, and the manifests of its files.
+"""The parts of an Iceberg table's metadata: its schema, its snapshot, and the manifests of its files.
 
 Source: the Iceberg table spec, version 2: "Manifests", "Manifest Lists"; "Column Projection" for ids and the mapping of
 names.
@@ -55,7 +55,7 @@ def iceberg_type(kind: pa.DataType) -> Any:
         return "timestamptz" if kind.unit == "us" else None
     if not pt.is_nested(kind):
         return None
-    inside = [(_id_of(child), child.name, iceberg_type(child.type)) for child in children(kind)]
+    inside = [(_field_id(child), child.name, iceberg_type(child.type)) for child in children(kind)]
     if any(written is None for _, _, written in inside):
         return None
     if pt.is_struct(kind):
@@ -68,7 +68,7 @@ def iceberg_type(kind: pa.DataType) -> Any:
     return {"type": "list", "element-id": first_id, "element": first, "element-required": False}
 
 
-def _id_of(field: pa.Field) -> int:
+def _field_id(field: pa.Field) -> int:
     return int((field.metadata or {}).get(FIELD_ID, -1))
 
 
@@ -131,7 +131,7 @@ def snapshot_id(table: str, version: int) -> int:
 
 
 def properties(contents: CollectionState, known: Publication) -> dict[str, str]:
-    """Return the properties of a table: whose it is, that nobody deletes files of it, and names of columns."""
+    """Return a table's properties: its owner, the ban on deleting its files, and column names."""
     return {
         "persist.collection": contents.id,
         "persist.table": known.id,
@@ -143,7 +143,7 @@ def properties(contents: CollectionState, known: Publication) -> dict[str, str]:
 def schema_json(schema: CollectionSchema) -> dict[str, Any]:
     """Return the schema of a table."""
     written = {f.name: f for f in file_schema(schema)}
-    fields = [_field(_id_of(written[name]), name, iceberg_type(written[name].type)) for name in schema.columns]
+    fields = [_field(_field_id(written[name]), name, iceberg_type(written[name].type)) for name in schema.columns]
     return {"type": "struct", "schema-id": schema.version, "identifier-field-ids": [], "fields": fields}
 
 
@@ -151,10 +151,10 @@ def name_mapping(schema: CollectionSchema) -> list[dict[str, Any]]:
     """Return what columns are called in parts that have no field ids, `_time` and `_diff` among them."""
 
     def mapped(field: pa.Field) -> dict[str, Any]:
-        inside = named_inside(field.type)
-        return {"field-id": _id_of(field), "names": [field.name], **({"fields": inside} if inside else {})}
+        inside = inner_names(field.type)
+        return {"field-id": _field_id(field), "names": [field.name], **({"fields": inside} if inside else {})}
 
-    def named_inside(kind: pa.DataType) -> list[dict[str, Any]]:
+    def inner_names(kind: pa.DataType) -> list[dict[str, Any]]:
         if not pt.is_nested(kind):
             return []
         named = ["key", "value"] if pt.is_map(kind) else None if pt.is_struct(kind) else ["element"]
@@ -167,7 +167,7 @@ def name_mapping(schema: CollectionSchema) -> list[dict[str, Any]]:
 def all_fields(schema: CollectionSchema) -> Iterator[tuple[int, pa.DataType]]:
     def below(fields: Iterable[pa.Field]) -> Iterator[tuple[int, pa.DataType]]:
         for field in fields:
-            yield _id_of(field), field.type
+            yield _field_id(field), field.type
             yield from below(children(field.type) if pt.is_nested(field.type) else ())
 
     return below(field for field in file_schema(schema) if field.name in schema.names)
@@ -186,13 +186,14 @@ class Manifests:
         self._columns = version_of(contents, step.schema)
         self._schema = Schema.model_validate(schema_json(self._columns))
         self._spec = PartitionSpec()
-        known = contents.published.get(step.table)
-        files = {} if known is None else {n: file for n, file in known.files.items() if n not in step.removed}
+        publication = contents.published.get(step.table)
+        old_files = publication.files if publication is not None else {}
+        files = {n: file for n, file in old_files.items() if n not in step.removed}
         numbers = resolved_numbers(tuple(file.number for file in step.files), contents.next_number)
         came = zip(numbers, step.files, strict=True)
         files |= {number: PublishedFile(step.version, file.deletes) for number, file in came}
-        brought = dict(enumerate(step.parts, contents.next_number))
-        self._files = [(brought[n] if n in brought else contents.part(n), file) for n, file in files.items()]
+        new_parts = dict(enumerate(step.parts, contents.next_number))
+        self._files = [(new_parts[n] if n in new_parts else contents.part(n), file) for n, file in files.items()]
 
     def stored(self) -> tuple[str, ...]:
         from pyiceberg.manifest import ManifestContent, ManifestListWriterV2, ManifestWriterV2
@@ -292,14 +293,14 @@ class DataFiles:
         """Return the least and greatest values of columns, as Iceberg writes them, and how many NULLs there are."""
         low, high, nulls = dict[int, bytes](), dict[int, bytes](), dict[int, int]()
         for field in file_schema(self._columns):
-            known = part.stats.get(field.name)
-            if known is None or field.name not in self._columns.names:
+            stats = part.stats.get(field.name)
+            if stats is None or field.name not in self._columns.names:
                 continue
-            nulls[_id_of(field)] = known[2]
-            for bounds, value in ((low, known[0]), (high, known[1])):
+            nulls[_field_id(field)] = stats[2]
+            for bounds, value in ((low, stats[0]), (high, stats[1])):
                 written = _written(value, self._columns.arrow.field(field.name).type)
                 if written is not None:
-                    bounds[_id_of(field)] = written
+                    bounds[_field_id(field)] = written
         return low, high, nulls
 
 

@@ -1,20 +1,20 @@
-"""Which files a table has for what a collection holds as of a time, and which of their rows it leaves out.
+"""Plans the files of a table for a collection's snapshot at a time, and their deleted rows.
 
     rows of the table  =  rows of parts as they lie       those that stand
     (`persist.engine.read.merging.Split`) and others can read
                        -  rows of touched keys            and of tombstones: told by their places in the part
                        +  rows of new parts               what the touched keys hold, and all that lies otherwise
 
-A part is named as it lies if all of its rows are of the time, each once, in columns that a reader by names and a reader
-by field ids find alike. What lies otherwise goes to new parts: small writes in the log, multiplicities above 1, parts
-that hold other times, too, or columns by other names or types. So does a part of which most rows are left out.
+A part is used directly if all of its rows are of the time, each once, in columns that readers find alike by names and
+by field ids. Other rows go to new parts: small writes in the log, multiplicities above 1, parts that also contain other
+times, or columns with other names or types. A part of which most rows are deleted is rewritten as well.
 
 The next version of a table is made of the one before and of the changes since: rows of changed keys are left out of the
 files that it has, and what these keys hold by now becomes a new part. That costs what has changed. When that would be
 no less work, or when there are many small files, all is planned anew, over what compaction has made meanwhile.
 
-New parts are parts like others, though in no run. Readers count rows, and a part holds equal records once, so records
-that are there several times are told apart by `_time`, which means nothing there.
+New parts are ordinary parts, though in no run. Readers count rows, but a part holds equal records once, so repeated
+records get different values in `_time`, which means nothing there.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from persist.codecs.order.digits import RowSorter
 from persist.codecs.order.ordering import order_keys
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
-from persist.codecs.part.filters import columns_of, parts_that_may_match
+from persist.codecs.part.filters import parts_that_may_match, referenced_columns
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import CollectionSchema
@@ -52,10 +52,10 @@ from persist.services.publish.bitmaps import Rows
 
 NONE: Rows = np.zeros(0, np.int64)
 REPLACES = "replaces"  # An option: the ids of tables that erasures gave up, of which a catalog may have one.
-LEFT_OUT_SHARE = 0.5  # Of the rows of a part: where more of them are left out, the others are written anew.
+LEFT_OUT_SHARE = 0.5  # A share of the rows of a part: if more of them are deleted, the others are rewritten.
 SMALL_FILES_MAX = 16  # Beyond so many that only the table has, all is planned anew.
-CHANGED_SHARE = 0.1  # Of the rows of a table: where more of them changed, all is planned anew.
-# What the formats call types alike.
+CHANGED_SHARE = 0.1  # A share of the rows of a table: if more of them changed, everything is planned anew.
+# The names of types that the formats share.
 COMMON_NAMES = {
     pa.bool_(): "boolean",
     pa.float32(): "float",
@@ -85,9 +85,9 @@ class Plan:
     Attributes:
         contents: the state whose parts it names by number.
         erasures: how many there were in the state that was read.
-        files: those that come, or of which more rows are left out than before.
-        removed: numbers of those that the version before has and this one has not.
-        is_anew: whether left_out says of each file all that is left out; otherwise only what is left out from now on.
+        files: new files, and files with more deleted rows than before.
+        removed: numbers of the previous version's files that this one drops.
+        is_anew: whether left_out has all deleted rows of each file, and not only the new ones.
     """
 
     contents: CollectionState
@@ -98,7 +98,7 @@ class Plan:
     is_anew: bool
 
 
-Store = Callable[[bytes, Part], Part]  # Of an encoded part; returns its descriptor.
+Store = Callable[[bytes, Part], Part]  # Stores an encoded part; returns its descriptor.
 
 
 class Planner:
@@ -129,7 +129,7 @@ class Planner:
             with reading.explained():
                 reader = reading()
                 scan = snapshot_scan(contents, self._handle.schema_in(contents, None), as_of, None)
-                # Others go on meanwhile: numbers are those of this state, whatever the client learns while it plans.
+                # Others may commit meanwhile: numbers belong to this state, whatever the client learns while it plans.
                 newest = self._handle.known()
                 is_moved = newest.published.get(self._table) != known
                 if is_moved or len(newest.earlier) + 1 != scan.schema.version:
@@ -151,16 +151,20 @@ class Planner:
         lying = self._lying([*split.base, *split.history], scan, numbers)
         touched = self._touched(scan, [*split.base_rest, *split.rest], reader)
         dead = self._dead(contents, scan.schema)
-        places = {id(part): left_out(part, scan.schema, touched, dead, reader) for part in lying}
+        places = {id(part): find_omitted_rows(part, scan.schema, touched, dead, reader) for part in lying}
         listed = [part for part in lying if len(places[id(part)]) <= self._share * part.rows]
         ids = {id(part) for part in listed}
         files = [PlannedFile(part, numbers[part.blob], places[id(part)]) for part in listed]
-        held = None
+        current = None
         if len(listed) == len({part.name for part in (*split.base, *split.history)}) and not split.base_rest:
-            held = self._newest(contents, scan, split.rest, split.history, touched, reader)
-        new = self._written(scan, lambda part: id(part) in ids, reader) if held is None else self._stored([held], scan)
-        there = {file.number for file in files}
-        removed = [] if known is None else [number for number in known.files if number not in there]
+            current = self._newest(contents, scan, split.rest, split.history, touched, reader)
+        new = (
+            self._written(scan, lambda part: id(part) in ids, reader)
+            if current is None
+            else self._stored([current], scan)
+        )
+        listed_numbers = {file.number for file in files}
+        removed = [] if known is None else [number for number in known.files if number not in listed_numbers]
         return Plan(newest, erasure_number(contents), scan.as_of, [*files, *new], removed, is_anew=True)
 
     def _following(
@@ -178,23 +182,23 @@ class Planner:
         small = sum(number in newest.kept for number in parts)
         listed = self._lying([part for part in changes.parts if not part.negatives], changes, numbers)
         ids = {id(part) for part in listed}
-        rest = [part for part in changes.parts if id(part) not in ids]
-        if small >= SMALL_FILES_MAX or sum(part.rows for part in rest) > CHANGED_SHARE * rows:
+        unlisted = [part for part in changes.parts if id(part) not in ids]
+        if small >= SMALL_FILES_MAX or sum(part.rows for part in unlisted) > CHANGED_SHARE * rows:
             return None
-        touched = self._touched(changes, rest, reader)
+        touched = self._touched(changes, unlisted, reader)
         files = [
             PlannedFile(part, number, places)
             for number, part in parts.items()
             if touched is not None and len(places := places_of(touched, part, schema, reader))
         ]
         dead = self._dead(contents, schema)
-        files += [PlannedFile(p, numbers[p.blob], left_out(p, schema, touched, dead, reader)) for p in listed]
+        files += [PlannedFile(p, numbers[p.blob], find_omitted_rows(p, schema, touched, dead, reader)) for p in listed]
         if touched is not None:
-            held = self._newest(contents, changes, rest, listed, touched, reader)
-            if held is None:
+            current = self._newest(contents, changes, unlisted, listed, touched, reader)
+            if current is None:
                 lookup = Lookup(scan)
-                held = lookup.contents(lookup.wanted(pa.Table.from_batches([touched.batch])), "diff", reader)
-            files += self._stored([held], scan)
+                current = lookup.contents(lookup.wanted(pa.Table.from_batches([touched.batch])), "diff", reader)
+            files += self._stored([current], scan)
         return Plan(newest, erasure_number(contents), scan.as_of, files, [], is_anew=False)
 
     def _lying(self, parts: Sequence[Part], scan: Scan, numbers: Mapping[str, int]) -> list[Part]:
@@ -231,14 +235,14 @@ class Planner:
         touched: SortedKeys | None,
         reader: PartReader,
     ) -> pa.Table | None:
-        """Return what the keys of updates hold, each with a diff of 1, as far as the updates themselves tell.
+        """Return the contents of the updates' keys, each with a diff of 1, as far as the updates determine them.
 
-        A key of a keyed collection has one value at each time (rule 18). So what came with its newest updates is what
-        it holds, and values of other parts need not be read: with 1% of the keys touched, that is 3 times as fast.
+        A key of a keyed collection has one value at each time (rule 18). So its newest updates determine its contents,
+        and values of other parts need not be read: with 1% of the keys touched, that is 3 times as fast.
 
         Args:
             rest: parts with updates of the touched keys.
-            history: all other parts of the scan but those of its keyframe.
+            history: the scan's parts outside its keyframe.
 
         Returns:
             None of other collections, whose updates may take away what is not there; where history is read back; and
@@ -257,9 +261,9 @@ class Planner:
         order, starts = RowSorter(order_keys(table, [*schema.key_names])).sort()
         times, diffs = (table[name].to_numpy()[order] for name in ("_time", "_diff"))
         newest = np.maximum.reduceat(times, np.flatnonzero(starts))[np.cumsum(starts) - 1]
-        held = table.take(int64_array(order[(times == newest) & (diffs > 0)])).select([*names, "_diff"])
+        current = table.take(int64_array(order[(times == newest) & (diffs > 0)])).select([*names, "_diff"])
         dead = self._dead(contents, schema)
-        return held if dead is None else held.filter(~dead)
+        return current if dead is None else current.filter(~dead)
 
     def _dead(self, contents: CollectionState, schema: CollectionSchema) -> pc.Expression | None:
         """Return the filter that passes tombstones alone; None if there are none."""
@@ -267,7 +271,7 @@ class Planner:
         return None if form is None or form.tombstone is None else dead_filter(schema, form)
 
     def _written(self, scan: Scan, is_listed: Callable[[Part], bool], reader: PartReader) -> list[PlannedFile]:
-        """Return new parts with all rows of a scan but those that stand, untouched, in parts that are listed."""
+        """Return new parts with all rows of a scan that listed parts do not already contain."""
 
         def tables() -> Iterator[pa.Table]:
             for piece in scan.slices_within(reader.rewrite_slice_bytes):
@@ -277,7 +281,7 @@ class Planner:
                     rows = [*read_snapshot(piece, "rows", reader)]
                 rows = [table for table in rows if len(table)]
                 if rows:
-                    yield _counted(pa.concat_tables(rows), scan.schema)
+                    yield _with_diffs(pa.concat_tables(rows), scan.schema)
 
         return self._stored(tables(), scan)
 
@@ -289,12 +293,12 @@ class Planner:
             InvalidUsage: they are more rows than a table may have.
         """
         stream = PartStream(scan.schema)
-        made: list[PlannedFile] = []
+        new_files: list[PlannedFile] = []
         for table in tables:
             if len(table):
-                rows = _told_apart(table, scan)
-                made += [PlannedFile(self._store(data, part), None) for data, part in stream.add(rows)]
-        return [*made, *(PlannedFile(self._store(data, part), None) for data, part in stream.finish())]
+                rows = _make_distinct(table, scan)
+                new_files += [PlannedFile(self._store(data, part), None) for data, part in stream.add(rows)]
+        return [*new_files, *(PlannedFile(self._store(data, part), None) for data, part in stream.finish())]
 
 
 def _numbers(contents: CollectionState) -> dict[str, int]:
@@ -302,7 +306,7 @@ def _numbers(contents: CollectionState) -> dict[str, int]:
 
 
 def foreign(url: str, name: str) -> InvalidUsage:
-    """Return the error of whoever finds a file that is not of a published table where one of its own is to be."""
+    """Return the error for a file at a table's path that belongs to another program."""
     return InvalidUsage(
         f"{url} was not written by this library: another program writes to a published table, which holds a copy of "
         f"{name!r}. Stop it, unpublish, and publish again."
@@ -314,13 +318,13 @@ def rows_left_out(file: PlannedFile, before: Rows | None, is_anew: bool) -> Rows
 
     Args:
         before: which were until now.
-        is_anew: a plan that is not made of the version before says all rows, and not only those that are added.
+        is_anew: whether the plan has all rows, and not only those added since the previous version.
     """
     if is_anew or before is None:
         rows = file.left_out
     else:
-        both = np.sort(np.concatenate([before, file.left_out]), kind="stable")  # A merge of two runs.
-        rows = both[np.diff(both, prepend=np.array([-1])) > 0]
+        deleted = np.sort(np.concatenate([before, file.left_out]), kind="stable")  # A merge of two runs.
+        rows = deleted[np.diff(deleted, prepend=np.array([-1])) > 0]
     return None if before is not None and np.array_equal(before, rows) else rows
 
 
@@ -329,10 +333,10 @@ def check_columns(schema: CollectionSchema, table: str, type_of: Callable[[pa.Da
 
     Args:
         type_of: returns the type of a column in that format, None if it has none.
-        has: says which types it has.
+        has: returns whether the format has a type.
 
     Raises:
-        InvalidUsage: names the first such column, and says what to do.
+        InvalidUsage: it has not; the message names the first such column, and a remedy.
     """
     folded: dict[str, str] = {}
     for name in schema.names:
@@ -347,21 +351,21 @@ def check_columns(schema: CollectionSchema, table: str, type_of: Callable[[pa.Da
                 f"key column {name!r} is of type {kind}, and rows of a published table are found by flat keys only: "
                 "publish a view with another key"
             )
-        if (other := folded.setdefault(name.lower(), name)) != name:
+        if (first := folded.setdefault(name.lower(), name)) != name:
             raise InvalidUsage(
-                f"columns {other!r} and {name!r} differ by case only, and many readers take them for one: rename one "
+                f"columns {first!r} and {name!r} differ by case only, and many readers take them for one: rename one "
                 "with evolve"
             )
 
 
-def left_out(
+def find_omitted_rows(
     part: Part, schema: CollectionSchema, touched: SortedKeys | None, dead: pc.Expression | None, reader: PartReader
 ) -> Rows:
-    """Return the places of the rows of a part that a table does not show: those of touched keys, and dead ones."""
+    """Return the places of the rows that a table omits from a part: touched keys and retracted rows."""
     places = NONE if touched is None else places_of(touched, part, schema, reader)
     if dead is None or not parts_that_may_match([part], dead, schema):
         return places
-    table = reader.table(part, schema, columns_of(dead, schema.arrow))
+    table = reader.table(part, schema, referenced_columns(dead, schema.arrow))
     numbered = table.append_column("place", pa.array(np.arange(len(table))))
     return np.union1d(places, numbered.filter(dead)["place"].to_numpy())
 
@@ -384,14 +388,14 @@ def is_read_alike(part: Part, schema: CollectionSchema) -> bool:
     return True
 
 
-def _counted(rows: pa.Table, schema: CollectionSchema) -> pa.Table:
+def _with_diffs(rows: pa.Table, schema: CollectionSchema) -> pa.Table:
     """Return records with their multiplicities, of rows."""
-    ones = pa.array(np.ones(len(rows), np.int64))
-    return consolidate(rows.append_column(schema.arrow.field("_diff"), ones), [*schema.names])
+    diffs = pa.array(np.ones(len(rows), np.int64))
+    return consolidate(rows.append_column(schema.arrow.field("_diff"), diffs), [*schema.names])
 
 
-def _told_apart(records: pa.Table, scan: Scan) -> pa.Table:
-    """Return records, each as often as its multiplicity says, in the order of parts, as updates that differ."""
+def _make_distinct(records: pa.Table, scan: Scan) -> pa.Table:
+    """Return each record as often as its multiplicity, in part order, as distinct updates."""
     counts = records["_diff"].to_numpy()
     rows = pa.concat_tables(repeated(records, scan))
     occurrence = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)

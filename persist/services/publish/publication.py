@@ -5,18 +5,18 @@
     3  a `Publish` record names them: from here on they are kept, whatever is compacted, allowed or collected
     4  the table shows the version: its log, or its metadata, gets a name by which readers find it
 
-Whoever dies before 3 has changed nothing; what is stored is garbage. Between 3 and 4, readers see the version before,
-which is kept as long as no later one has been recorded. If two publish at once, the second finds the record of the
-first, and plans again from there. A table is never shown without a record that keeps what it names.
+A process that dies before 3 has changed nothing; its stored objects are garbage. Between 3 and 4, readers see the
+version before, which is kept as long as no later one has been recorded. If two publish at once, the second finds the
+record of the first, and plans again from there. A table is never shown without a record that keeps what it names.
 
-A table may be given up between 3 and 4, by `unpublish` or an erasure, and another one may have begun. So whoever shows
-a version looks at the log after that, and takes back what is of no table any more. If it died before, the next version
-that meets such a file takes it away.
+Between 3 and 4, `unpublish` or an erasure may give up the table, and another one may begin. So a client that has made a
+version visible checks the log afterwards, and removes files of abandoned tables. If it died before, the next version
+that finds such a file removes it.
 
-Tables are kept current by whoever writes to the location, in the background, or by `Client.maintain`. A table remembers
+Clients that write to the location keep tables current, in the background; so does `Client.maintain`. A table remembers
 how often it is to have a version: after each seal, with each keyframe, or at least so long after the version before.
 When a client looks after a collection, it publishes what is due. If several do so at once, one makes the version, and
-the others find it there. The age of a version is that of what shows it, as the store dates it.
+the others find it there. The age of a version is that of its visible file, as the store dates it.
 """
 
 import re
@@ -53,7 +53,7 @@ from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
 from persist.services.publish.planning import LEFT_OUT_SHARE, REPLACES, Plan, PlannedFile, Planner
 
-SHOWN_MAX = 8  # Each finds a file of a table that was given up.
+SHOWN_MAX = 8  # Each attempt finds a file of an abandoned table.
 
 
 @dataclass(frozen=True)
@@ -88,18 +88,20 @@ class Published(Shown):
 
 
 class TableFormat(Protocol):
-    """What differs between the formats of tables."""
+    """The differences between the formats of tables."""
 
     name: str  # Of the table: that of the format, or of a pinned time.
 
     def check(self, schema: CollectionSchema, options: Mapping[str, str]) -> None:
         """Raise InvalidUsage if a table cannot have such columns, or options."""
 
-    def left_out(self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool) -> list[Deletes | None]:
-        """Store which rows are left out of files, given what was before; return where that is, file by file."""
+    def store_deletes(
+        self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool
+    ) -> list[Deletes | None]:
+        """Store the deleted rows of files, given the previous ones; return their place for each file."""
 
     def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
-        """Store what says where the files of a version are, if it is in blobs of its own; return their keys."""
+        """Store the list of a version's files, if the format uses blobs of its own; return their keys."""
 
     def show(self, contents: CollectionState, known: Publication, *, is_new: bool) -> None:
         """Let readers find the present version, if they do not yet; idempotent.
@@ -112,12 +114,12 @@ class TableFormat(Protocol):
         """
 
     def mark(self, table: str) -> bytes:
-        """Return what each file by which readers find a table says of it, without spaces."""
+        """Return the marker of the table in each file by which readers find it, without spaces."""
 
     def url(self, contents: CollectionState, known: Publication) -> str:
         """Return where readers find the table."""
 
-    def shown_at_s(self, known: Publication) -> float | None:
+    def visible_since_s(self, known: Publication) -> float | None:
         """Return since when the present version is shown, by the clock of the store; None if it is not."""
 
 
@@ -137,44 +139,44 @@ def publish(
     def plan() -> Published:
         nonlocal contents, is_again
         contents, is_again = handle.contents() if is_again else contents, True
-        known = contents.published.get(format.name)
-        attempt = Attempt(handle, format, {**_catalog_of(known), **options})
+        publication = contents.published.get(format.name)
+        attempt = Attempt(handle, format, {**_catalog_options(publication), **options})
         schema = handle.schema_in(contents, None)
         format.check(schema, options)
-        if known is None:
+        if publication is None:
             if not format.name.startswith(PIN_PREFIX):
                 _check_free(handle, format.name)
         else:
-            if not _show(handle, format, contents, known, is_new=False):
+            if not _show(handle, format, contents, publication, is_new=False):
                 raise Superseded(f"the {format.name} table of {handle.name!r} was given up meanwhile")
-            is_same = known.schema == schema.version and known.options == attempt.options
-            if is_same and (known.as_of == time or (as_of is None and known.as_of > time)):
-                return _published(format, contents, known, is_new=False)
-        # Some readers of a feed take the rows that a first version leaves out for those that it has.
-        is_whole = options["deletes"] != "vectors" or (known is None and "feed" in options)
+            is_same = publication.schema == schema.version and publication.options == attempt.options
+            if is_same and (publication.as_of == time or (as_of is None and publication.as_of > time)):
+                return _published(format, contents, publication, is_new=False)
+        # Some readers of a feed take the rows that a first version omits for existing ones.
+        is_whole = options["deletes"] != "vectors" or (publication is None and "feed" in options)
         planner = Planner(handle, format.name, attempt.store, 0.0 if is_whole else LEFT_OUT_SHARE)
         try:
-            plan = planner.next_version(known, time)
+            plan = planner.next_version(publication, time)
             if len(plan.contents.earlier) != len(contents.earlier):
                 raise Superseded(f"{handle.name!r} has other columns by now: try again")  # These are not checked yet.
-            taken = _digest(handle, time) if digest else None
-            step = attempt.step(known, plan, taken)
+            source_digest = _digest(handle, time) if digest else None
+            step = attempt.step(publication, plan, source_digest)
             expected = ExpectErasures(handle.id, plan.erasures)
-            writer.submit([expected, step, *_held(plan.contents, step)], {handle.id: handle.name}).result()
+            writer.submit([expected, step, *_hold_steps(plan.contents, step)], {handle.id: handle.name}).result()
         except BaseException as error:
             if not isinstance(error, Indeterminate):  # Or else the record may be there.
                 attempt.discard()
             raise
         contents = handle.known()
-        known = contents.published.get(format.name)
-        if known is None:
+        publication = contents.published.get(format.name)
+        if publication is None:
             raise Conflict(f"the {format.name} table of {handle.name!r} was given up as soon as it was published")
-        said = f"version {known.version} of the {format.name} table of {handle.name!r} is committed"
-        with note_on_error(partial("{}, and not all readers find it yet: publish again.".format, said)):
-            is_shown = _show(handle, format, contents, known, is_new=True)
+        what = f"version {publication.version} of the {format.name} table of {handle.name!r} is committed"
+        with note_on_error(partial("{}, and not all readers find it yet: publish again.".format, what)):
+            is_shown = _show(handle, format, contents, publication, is_new=True)
         if not is_shown:
             raise Superseded(f"the {format.name} table of {handle.name!r} was given up meanwhile")
-        return _published(format, contents, known, is_new=True)
+        return _published(format, contents, publication, is_new=True)
 
     conflicts = (Superseded, UploadExpired, HoldMoved)
     return commit_with_retry(plan, action="publish", clock=handle.engine.clock, conflicts=conflicts)
@@ -183,7 +185,7 @@ def publish(
 def _show(
     handle: CollectionHandle, format: TableFormat, contents: CollectionState, known: Publication, *, is_new: bool
 ) -> bool:
-    """Let readers find a version; return False if its table was given up meanwhile, and show nothing of it then."""
+    """Make a version visible; return False, without a visible file, if its table was removed meanwhile."""
     if format.name.startswith(PIN_PREFIX):
         return True  # The catalog shows it.
     for last in range(SHOWN_MAX):
@@ -192,7 +194,7 @@ def _show(
         except InvalidUsage:
             if _present_id(handle, format) != known.id:
                 return False
-            # Somebody has shown, late, a version of a table that was given up. If not, the file is another program's.
+            # Another client has shown, late, a version of an abandoned table. If not, the file is another program's.
             if last + 1 == SHOWN_MAX or not _delete_others(handle, format, known.id):
                 raise
         else:
@@ -207,23 +209,24 @@ def _show(
 
 def _present_id(handle: CollectionHandle, format: TableFormat) -> str | None:
     """Return the id of the table that a collection is published as now. Cost: one GET."""
-    known = handle.contents().published.get(format.name)
-    return None if known is None else known.id
+    publication = handle.contents().published.get(format.name)
+    return None if publication is None else publication.id
 
 
 def _delete_others(handle: CollectionHandle, format: TableFormat, present: str | None) -> bool:
-    """Delete the files by which readers find a table of this collection, but those of one; return whether any was."""
+    """Delete the visible files of a collection's other tables; return whether there were any."""
     blob = handle.engine.blob
-    keys = [key for key in _shown(blob, handle.id, format.name) if is_shown(key, handle.id)]
-    said = {key: data.replace(b" ", b"") for key in keys if key.endswith(".json") and (data := blob.get(key))}
+    keys = [key for key in _list_visible_keys(blob, handle.id, format.name) if is_shown(key, handle.id)]
+    texts = {key: data.replace(b" ", b"") for key in keys if key.endswith(".json") and (data := blob.get(key))}
     ours = _mark(handle)
-    others = [key for key, data in said.items() if ours in data and (not present or format.mark(present) not in data)]
-    # A checkpoint goes with its version. What points to the newest one goes, too: readers look for it then.
-    stems = tuple(key.removesuffix("json") for key in others)
-    rest = [key for key in keys if not key.endswith(".json")]
-    pointers = [key for key in rest if key.startswith(stems) or not key.endswith(".parquet")]
-    delete_all(blob, [*others, *pointers] if others else [])
-    return bool(others)
+    stale = [key for key, data in texts.items() if ours in data and (not present or format.mark(present) not in data)]
+    # A checkpoint goes with its version. The pointer to the newest one is deleted as well: readers look for the
+    # checkpoint then.
+    stems = tuple(key.removesuffix("json") for key in stale)
+    other_keys = [key for key in keys if not key.endswith(".json")]
+    pointers = [key for key in other_keys if key.startswith(stems) or not key.endswith(".parquet")]
+    delete_all(blob, [*stale, *pointers] if stale else [])
+    return bool(stale)
 
 
 def publish_together(
@@ -234,7 +237,7 @@ def publish_together(
     options: Mapping[str, str],
     digest: bool = False,
 ) -> list[Published]:
-    """Publish collections as Iceberg tables as of one time, and tell a catalog of all; see `Client.publish`.
+    """Publish collections as Iceberg tables at one time, and register them with a catalog; see `Client.publish`.
 
     Args:
         handles: of the collections, by what they are called in the catalog.
@@ -248,18 +251,18 @@ def publish_together(
     for name, handle in handles.items():
         # The catalog has to have the newest versions before later ones come: these let go of what older ones need.
         contents = handle.contents()
-        known = contents.published.get("iceberg")
-        if known is not None and known.options.get("identifier") == name:
-            formats[name].show(contents, known, is_new=False)
+        publication = contents.published.get("iceberg")
+        if publication is not None and publication.options.get("identifier") == name:
+            formats[name].show(contents, publication, is_new=False)
     transaction.commit()
     if as_of is None:
         as_of = min(last_sealed(handle.known()) for handle in handles.values())
-    made = [
+    new_tables = [
         publish(handle, formats[name], as_of, options={**options, **named, "identifier": name}, digest=digest)
         for name, handle in handles.items()
     ]
     transaction.commit()
-    return made
+    return new_tables
 
 
 def unpublish(handle: CollectionHandle, table: str) -> bool:
@@ -280,15 +283,15 @@ def _give_up(handle: CollectionHandle, name: str) -> bool:
 
     def plan() -> bool:
         contents = handle.contents()
-        known = contents.published.get(name)
-        if known is None:
+        publication = contents.published.get(name)
+        if publication is None:
             return False
-        step = kinds.Unpublish(handle.id, name, known.version)
+        step = kinds.Unpublish(handle.id, name, publication.version)
         step = msgspec.structs.replace(step, unused=left_unused(contents, step))
-        writer.submit([step, *_held(contents, step)], {handle.id: handle.name}).result()
-        said = f"the {name} table of {handle.name!r} is given up, and readers may still find it"
+        writer.submit([step, *_hold_steps(contents, step)], {handle.id: handle.name}).result()
+        what = f"the {name} table of {handle.name!r} is given up, and readers may still find it"
         if not name.startswith(PIN_PREFIX):
-            with note_on_error(partial("{}: unpublish it again.".format, said)):
+            with note_on_error(partial("{}: unpublish it again.".format, what)):
                 _delete_shown(handle.engine.blob, handle.id, name)
         return True
 
@@ -315,15 +318,15 @@ def unpin(handle: CollectionHandle, as_of: int) -> None:
     _give_up(handle, f"{PIN_PREFIX}{as_of}")
 
 
-def _held(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> list[Step]:
+def _hold_steps(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> list[Step]:
     """Return the steps that hold the changes for the feed of a table until its next version, or let go of them."""
     name = published_hold(step.table)
-    held = contents.holds.get(name)
+    hold = contents.holds.get(name)
     if isinstance(step, kinds.Publish) and step.options.get("feed") == "true":
-        if held is None or held.time < step.as_of:
-            return [kinds.SetHold(step.collection, name, step.as_of, expected=None if held is None else held.time)]
+        if hold is None or hold.time < step.as_of:
+            return [kinds.SetHold(step.collection, name, step.as_of, expected=None if hold is None else hold.time)]
         return []
-    return [] if held is None else [kinds.ReleaseHold(step.collection, name, held.time)]
+    return [] if hold is None else [kinds.ReleaseHold(step.collection, name, hold.time)]
 
 
 def published_tables(handle: CollectionHandle) -> list[Published]:
@@ -333,10 +336,10 @@ def published_tables(handle: CollectionHandle) -> list[Published]:
     return [_published(format_of(handle, table), contents, known, is_new=False) for table, known in tables]
 
 
-def _catalog_of(known: Publication | None) -> dict[str, str]:
+def _catalog_options(known: Publication | None) -> dict[str, str]:
     """Return how a catalog knows a table, which stays so."""
-    kept = ("catalog", "identifier", REPLACES)
-    return {} if known is None else {name: value for name, value in known.options.items() if name in kept}
+    names = ("catalog", "identifier", REPLACES)
+    return {} if known is None else {name: value for name, value in known.options.items() if name in names}
 
 
 def format_of(
@@ -346,10 +349,10 @@ def format_of(
 
     Args:
         options: what the table is published with; None where it is not to be published.
-        catalog: of pyiceberg, which is told of versions; None for that which options name, if they do.
+        catalog: a pyiceberg catalog that registers versions; None for that in options, if any.
 
     Raises:
-        InvalidUsage: there is no such format, or what it needs is not installed.
+        InvalidUsage: the format does not exist, or its package is not installed.
     """
     if table == "delta":
         from persist.services.publish.delta import DeltaTable
@@ -363,7 +366,7 @@ def format_of(
 
 
 class Attempt:
-    """What was stored for one version, to be deleted if it is not recorded."""
+    """The stored objects of one version, to be deleted if it is not recorded."""
 
     def __init__(self, handle: CollectionHandle, format: TableFormat, options: Mapping[str, str]) -> None:
         self._format = format
@@ -379,19 +382,19 @@ class Attempt:
         return stored
 
     def step(self, known: Publication | None, plan: Plan, digest: str | None) -> kinds.Publish:
-        """Store what goes with the files of a plan; return what records the version."""
+        """Store the remaining objects of a plan; return the step that records the version."""
         contents = plan.contents
-        before = [None if known is None or f.number is None else known.files.get(f.number) for f in plan.files]
-        old = [None if file is None else file.deletes for file in before]
-        deletes = self._format.left_out([*zip(plan.files, old, strict=True)], plan.is_anew)
+        previous = [None if known is None or f.number is None else known.files.get(f.number) for f in plan.files]
+        old = [None if file is None else file.deletes for file in previous]
+        deletes = self._format.store_deletes([*zip(plan.files, old, strict=True)], plan.is_anew)
         fresh = {d.blob for d in deletes if d is not None} - {d.blob for d in old if d is not None}
         self._blobs += sorted(fresh)
         new = [file.part for file in plan.files if file.number is None]
         numbers = {id(part): -1 - at for at, part in enumerate(new)}
         files = [
             TableFile(numbers[id(file.part)] if file.number is None else file.number, left_out)
-            for file, left_out, there in zip(plan.files, deletes, before, strict=True)
-            if there is None or there.deletes != left_out
+            for file, left_out, existing in zip(plan.files, deletes, previous, strict=True)
+            if existing is None or existing.deletes != left_out
         ]
         step = kinds.Publish(
             self._handle.id,
@@ -412,7 +415,7 @@ class Attempt:
         return msgspec.structs.replace(step, unused=left_unused(contents, step))
 
     def discard(self) -> None:
-        """Delete what no record will name. What cannot be deleted now is left to garbage collection."""
+        """Delete what no record will name. Objects that cannot be deleted now are left to garbage collection."""
         self._handle.engine.writer("publish").part_writer().discard(self._parts)
         for key in self._blobs:
             try:
@@ -433,24 +436,24 @@ def _published(format: TableFormat, contents: CollectionState, known: Publicatio
 def _digest(handle: CollectionHandle, time: int) -> str:
     from persist.engine.collection.reads import snapshot
 
-    with snapshot(handle, time) as taken:
-        return taken.digest()
+    with snapshot(handle, time) as contents:
+        return contents.digest()
 
 
-def _shown(blob: Blob, collection: str, table: str) -> list[str]:
-    """Return the names that a table of a format has, or another one that lies there."""
+def _list_visible_keys(blob: Blob, collection: str, table: str) -> list[str]:
+    """Return the keys of the files by which readers find a table, or another program's at its path."""
     folder = {"delta": "_delta_log/", "iceberg": "metadata/"}[table]
     return [entry.key for entry in blob.list(f"{table_root(collection)}{folder}")]
 
 
 def _check_free(handle: CollectionHandle, table: str) -> None:
-    """Delete what a table has left that was given up; refuse one of somebody else.
+    """Delete the files of an abandoned table; refuse those of another program.
 
     Raises:
         InvalidUsage: another table lies where this one is to be.
     """
     blob = handle.engine.blob
-    keys = [key for key in _shown(blob, handle.id, table) if is_shown(key, handle.id)]
+    keys = [key for key in _list_visible_keys(blob, handle.id, table) if is_shown(key, handle.id)]
     read = ((key, blob.get(key)) for key in keys if key.endswith(".json"))
     foreign = [key for key, data in read if data is not None and _mark(handle) not in data.replace(b" ", b"")]
     if foreign:
@@ -462,15 +465,15 @@ def _check_free(handle: CollectionHandle, table: str) -> None:
 
 
 def _mark(handle: CollectionHandle) -> bytes:
-    """Return what each version of a table says of its collection, without spaces."""
+    """Return the marker of a collection in each version of its table, without spaces."""
     return f'"persist.collection":"{handle.id}"'.encode()
 
 
 def delete_abandoned(handle: CollectionHandle) -> None:
     """Delete the files by which readers find tables that a collection is not published as any more.
 
-    An erasure gives tables up in its record, and whoever made it may have died then. Files of tables that others keep
-    there stay.
+    The record of an erasure gives up tables, and its writer may have died then. Files of tables that others keep there
+    stay.
     """
     published = handle.contents().published
     for table in get_args(Table):
@@ -481,14 +484,14 @@ def delete_abandoned(handle: CollectionHandle) -> None:
 
 def _delete_shown(blob: Blob, collection: str, table: str) -> None:
     """Let no reader find a table any more."""
-    delete_all(blob, (key for key in _shown(blob, collection, table) if is_shown(key, collection)))
+    delete_all(blob, (key for key in _list_visible_keys(blob, collection, table) if is_shown(key, collection)))
 
 
 UNITS_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 _SPAN = re.compile(rf"([1-9][0-9]{{0,8}}) ({'|'.join(UNITS_S)})s?")
 
 
-def wanted_every(every: str | None) -> dict[str, str]:
+def parse_every(every: str | None) -> dict[str, str]:
     """Return the option that lets a table be kept current.
 
     Raises:
@@ -504,10 +507,10 @@ def wanted_every(every: str | None) -> dict[str, str]:
 def keep_tables_current(engine: Engine) -> None:
     """Let a client that writes publish what is due, in the collections that it looks after."""
     # The thread that does so must not keep the client alive.
-    held = weakref.ref(engine)
+    engine_ref = weakref.ref(engine)
 
     def look_after(contents: CollectionState) -> bool:
-        alive = held() if contents.published else None
+        alive = engine_ref() if contents.published else None
         if alive is not None:
             publish_due(alive, contents)
         return bool(contents.published)  # Some are due after a while.
@@ -517,11 +520,11 @@ def keep_tables_current(engine: Engine) -> None:
 
 def publish_due(engine: Engine, contents: CollectionState) -> None:
     """Publish the tables of a collection that are to have a newer version by now."""
-    for table, known in contents.tables.items():
-        time = _due(engine, contents, table, known)
+    for table, publication in contents.tables.items():
+        time = _due(engine, contents, table, publication)
         if time is not None:
             handle = handle_on(engine, contents, contents.schema)
-            publish(handle, format_of(handle, table, known.options), time, options=known.options)
+            publish(handle, format_of(handle, table, publication.options), time, options=publication.options)
 
 
 def _due(engine: Engine, contents: CollectionState, table: str, known: Publication) -> int | None:
@@ -536,6 +539,6 @@ def _due(engine: Engine, contents: CollectionState, table: str, known: Publicati
     span = _SPAN.fullmatch(every)
     if span is None:
         return time if every == "seal" else None
-    shown_at = format_of(handle_on(engine, contents, contents.schema), table, known.options).shown_at_s(known)
+    shown_at = format_of(handle_on(engine, contents, contents.schema), table, known.options).visible_since_s(known)
     is_old = shown_at is None or engine.clock.wall_ms() / 1000 - shown_at >= int(span[1]) * UNITS_S[span[2]]
     return time if is_old else None

@@ -1,12 +1,12 @@
-"""Committing for others: requests of clients to the committer of the one that serves, and its answers.
+"""Commits for others: passes requests of clients to the server's committer, and returns the answers.
 
-A request is answered when all of its operations are: each is in the log, was rejected for good, or is in doubt, and
-then whoever asked finds out in the log. Operations of one client are queued in the order of its requests. Those of all
+A request is answered when all of its operations are decided: each is in the log, rejected for good, or in doubt; in
+doubt, the client reads the log. Operations of one client are queued in the order of its requests. The operations of all
 clients are committed together, like those of one (`persist.engine.write.committer`).
 
-What is in doubt here is never more than one of: the store gave the server no clear answer, the server ends, the client
-has gone on without it, or the request is not one that can be understood here. None of these lets an operation be
-committed twice, because each has an id in the log (`persist.engine.follow.log_queries`).
+An operation is in doubt here only if the store gave the server no clear answer, the server ends, the client has
+continued without it, or the server does not understand the request. None of these lets an operation be committed twice,
+because each has an id in the log (`persist.engine.follow.log_queries`).
 """
 
 import threading
@@ -31,7 +31,7 @@ from persist.engine.write.relay_messages import (
 )
 
 SUBMITTERS_MAX = 4096
-ROOM_BYTES = 2 * REQUEST_BYTES_MAX  # Of all requests that are being received and answered.
+ROOM_BYTES = 2 * REQUEST_BYTES_MAX  # The limit for all requests that are being received and answered.
 
 
 class Room:
@@ -70,7 +70,7 @@ class CommitsForOthers:
         self._committer = committer
         self._follower = follower
         self._lock = threading.Lock()
-        self._newest: OrderedDict[str, int] = OrderedDict()  # The last number that each submitter asked for.
+        self._newest: OrderedDict[str, int] = OrderedDict()  # The last request number of each submitter.
         self.room = Room(ROOM_BYTES)
         self._counts = {"requests": 0, "operations": 0}
 
@@ -80,7 +80,7 @@ class CommitsForOthers:
 
     def location(self) -> str | None:
         """Return which location is committed to, None if there is none yet."""
-        # Perhaps the client that asks has only just begun the location.
+        # The client may have created the location just now.
         return self._follower.state.location or self._follower.refresh().location
 
     def answer(self, data: bytes) -> bytes:
@@ -97,7 +97,7 @@ class CommitsForOthers:
         with self._lock:
             self._counts["requests"] += 1
             self._counts["operations"] += len(request.operations)
-        futures = [self._asked(request, asking) for asking in request.operations]
+        futures = [self._queue(request, asking) for asking in request.operations]
         return answers_bytes([_answer(future) for future in futures])
 
     def _check_new(self, request: Request) -> None:
@@ -110,8 +110,8 @@ class CommitsForOthers:
         if request.operations[0].number <= newest:
             raise ValueError("its operations were asked for before")
 
-    def _asked(self, request: Request, asking: Asking) -> CommitFuture | None:
-        """Queue an operation; return its future, or None if it is left in doubt: whoever asked finds out why."""
+    def _queue(self, request: Request, asking: Asking) -> CommitFuture | None:
+        """Queue an operation; return its future, or None if it stays in doubt, so that the client reads the log."""
         id_ = Submission(request.submitter, asking.number, request.after, is_own=False)
         try:
             return self._committer.submit(self._steps(asking), dict(asking.names), id_)
@@ -122,7 +122,7 @@ class CommitsForOthers:
         try:
             return steps_from(asking, self._follower.load)
         except ValueError:
-            self._follower.refresh()  # Whoever asks may know of collections and schemas that are newer.
+            self._follower.refresh()  # The client may use collections and schemas that are newer.
             return steps_from(asking, self._follower.load)
 
 
@@ -132,7 +132,7 @@ def _answer(asked: CommitFuture | None) -> Answer:
     error = asked.exception()
     if error is None:
         return asked.committed()
-    # What is wrong with the server's way to the store says nothing about that of others.
+    # An error of the server's own store connection does not concern its clients.
     is_rejected = isinstance(error, InvalidUsage | Conflict) and not isinstance(
         error, StoreMisconfigured | ReadOnlyStore
     )

@@ -1,9 +1,9 @@
 """A server of Arrow Flight's calls that keeps its limits before a message is in memory.
 
-gRPC tells the headers of a call first, so a caller without a token is refused before anything of the body is read.
-gRPC takes at most `MESSAGE_BYTES_MAX` of a body, and of a connection no more than its window until somebody reads. The
-Flight server of pyarrow cannot be used: it takes messages of any size, whole, before it looks at a token. A process
-with a limit of memory for that server is no way out: three requests of strangers end it (measured: SIGABRT at 1.5 GiB).
+gRPC delivers the headers of a call first, so a caller without a token is refused before its body is read. gRPC accepts
+at most `MESSAGE_BYTES_MAX` of a body, and buffers no more of a connection than its window. The Flight server of pyarrow
+cannot be used: it takes messages of any size, whole, before it looks at a token. A memory limit for the process of that
+server does not help: three requests of strangers end it (measured: SIGABRT at 1.5 GiB).
 
     connections        CONNECTIONS_MAX, and half of the files that the process may open
     a connection       headers of HEADER_BYTES_MAX, CALLS_A_CONNECTION_MAX calls;
@@ -46,7 +46,7 @@ from persist.blob.threads import DaemonThreads
 from persist.blob.written_errors import WrittenError
 from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError, Unavailable
 from persist.core.written_errors import ERRORS
-from persist.services.serve.messages import Address, decode_message, message_of
+from persist.services.serve.messages import Address, decode_message, encode_fields
 from persist.services.serve.rights import RIGHTS, NotAllowed, Tokens
 
 try:
@@ -62,7 +62,7 @@ MESSAGE_BYTES_MAX = 256 << 10
 HEADER_BYTES_MAX = 8 << 10
 RECEIVE_BYTES_A_SECOND = 128 << 10
 HANDSHAKE_S, IDLE_S, RECEIVE_S = 10.0, 60.0, 10.0
-ERROR_CHARS_MAX = 2000  # Errors travel in headers, which clients bound, too.
+ERROR_CHARS_MAX = 2000  # Errors travel in headers, which clients limit as well.
 DATA_HEADER, METADATA, DATA_BODY = 2, 3, 1000  # Fields of FlightData.
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 
@@ -90,8 +90,8 @@ class FlightCalls:
         """Begin to serve.
 
         Args:
-            methods: by the name of a Flight call, what returns its answers, given its messages.
-            tokens: say who may call.
+            methods: by the name of a Flight call, a function from its messages to its answers.
+            tokens: check the caller's rights.
             hidden: the URL of the location, which no error shows.
 
         Raises:
@@ -109,7 +109,7 @@ class FlightCalls:
         self.port = _listen(self._server, address, certificate)
         self._server.start()
 
-    def cut_slow(self) -> None:
+    def drop_slow(self) -> None:
         """End the calls whose messages did not come in time."""
         limit_s = time.monotonic() - RECEIVE_S
         with self._lock:
@@ -136,14 +136,14 @@ class FlightCalls:
             except grpc.RpcError:
                 return  # The client has gone, or was too slow.
             except Exception as error:
-                code, text = _told(error, self._hidden)
+                code, text = _map_error(error, self._hidden)
                 context.abort(code, text)
 
         return grpc.stream_stream_rpc_method_handler(answer)
 
     def _timed(self, requests: Iterator[bytes], context: "grpc.ServicerContext") -> Iterator[bytes]:
-        """Yield messages, all of which must come within `RECEIVE_S` after the first was asked for."""
-        since_s, number = time.monotonic(), id(context)  # What comes steadily may be long.
+        """Yield messages, which must all arrive within `RECEIVE_S` after the first request for one."""
+        since_s, number = time.monotonic(), id(context)  # Steady streams may take long.
         while True:
             with self._lock:
                 self._receiving[number] = context, since_s
@@ -199,7 +199,7 @@ def cut(context: "grpc.ServicerContext") -> None:
     """End a call at once, even if it is blocked because its client takes nothing; the client finds it unavailable.
 
     `context.cancel()` would end it as cancelled, and pyarrow takes that for a signal: its client would raise
-    KeyboardInterrupt. What gRPC has to say it otherwise is only reached by a name that is not public.
+    KeyboardInterrupt. Only a private name of gRPC can end it otherwise.
     """
     call = getattr(getattr(context, "_rpc_event", None), "call", None)
     if call is None:
@@ -210,7 +210,7 @@ def cut(context: "grpc.ServicerContext") -> None:
 
 def schema_message(schema: pa.Schema) -> bytes:
     """Return the message that begins a stream of data."""
-    return message_of((DATA_HEADER, memoryview(pa.ipc.read_message(schema.serialize()).metadata)))
+    return encode_fields((DATA_HEADER, memoryview(pa.ipc.read_message(schema.serialize()).metadata)))
 
 
 def batch_messages(batch: pa.RecordBatch, metadata: bytes = b"") -> Iterator[bytes]:
@@ -222,7 +222,7 @@ def batch_messages(batch: pa.RecordBatch, metadata: bytes = b"") -> Iterator[byt
     for message in messages:
         extra = [(METADATA, metadata)] if metadata and message is messages[-1] else []
         body = b"" if message.body is None else memoryview(message.body)
-        yield message_of((DATA_HEADER, memoryview(message.metadata)), *extra, (DATA_BODY, body))
+        yield encode_fields((DATA_HEADER, memoryview(message.metadata)), *extra, (DATA_BODY, body))
 
 
 def _refuse(requests: object, context: "grpc.ServicerContext") -> Iterator[bytes]:
@@ -230,8 +230,8 @@ def _refuse(requests: object, context: "grpc.ServicerContext") -> Iterator[bytes
     yield b""
 
 
-def _told(error: Exception, hidden: str) -> tuple["grpc.StatusCode", str]:
-    """Return the status and the message by which a client is told of an error."""
+def _map_error(error: Exception, hidden: str) -> tuple["grpc.StatusCode", str]:
+    """Return the status and the message of an error for a client."""
     code = grpc.StatusCode.UNAVAILABLE
     if isinstance(error, CollectionNotFound):
         code = grpc.StatusCode.NOT_FOUND
@@ -244,15 +244,15 @@ def _told(error: Exception, hidden: str) -> tuple["grpc.StatusCode", str]:
         return grpc.StatusCode.INTERNAL, f"the server failed ({type(error).__name__}); its log says how"
     if not isinstance(error, PersistError):
         return code, without_location(str(error), hidden)[:ERROR_CHARS_MAX]
-    # Clients of all sorts show this to people: kind and text of the written form say all that they need.
+    # All clients show this to people: kind and text of the written form are enough.
     written = ERRORS.write(error, partial(without_location, url=hidden))
     return code, f"{written['kind']}: {written['text']}"[:ERROR_CHARS_MAX]
 
 
 def without_location(text: str, url: str) -> str:
     """Return a text that does not show where the location is."""
-    for shown in (url, url.removeprefix("file://")):
-        text = text.replace(shown, "the location")
+    for form in (url, url.removeprefix("file://")):
+        text = text.replace(form, "the location")
     return text
 
 
@@ -265,17 +265,17 @@ def _limits() -> list[tuple[str, int]]:
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
         ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
         ("grpc.max_concurrent_streams", CALLS_A_CONNECTION_MAX),
-        # gRPC would count calls that have ended until it has cleaned up behind them. A client that is told of the limit
-        # keeps to it, counts only what goes on, and would find calls refused. A connection that begins and resets
+        # gRPC would count calls that have ended until it has cleaned up behind them. A client that knows the limit
+        # respects it, counts only running calls, and would find calls refused. A connection that begins and resets
         # calls as fast as it can costs no more memory without it: 10 MiB for millions of calls, measured both ways.
         ("grpc.http.overload_protection", 0),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", HEADER_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", HEADER_BYTES_MAX),
-        # Or gRPC would take more and more of what a fast client sends before anybody has read it.
+        # Otherwise gRPC would buffer more and more data of a fast client before it is read.
         ("grpc.http2.bdp_probe", 0),
-        # Whose machine is gone without a word is noticed.
+        # Detects clients whose machine has vanished.
         ("grpc.keepalive_time_ms", int(IDLE_S * 1000)),
         ("grpc.keepalive_timeout_ms", int(HANDSHAKE_S * 1000)),
     ]
@@ -307,7 +307,7 @@ T = TypeVar("T")
 
 
 class BlobCalls:
-    """Answers the calls of `ServedBlob`; `persist.services.serve.rights` says who may call."""
+    """Answers the calls of `ServedBlob`; `persist.services.serve.rights` checks the caller."""
 
     def __init__(self, blob: Blob) -> None:
         self._blob = blob
@@ -332,7 +332,7 @@ class BlobCalls:
             self._blob.set(put.put, value)
             return BlobHead(found=True)
 
-        return msgspec.json.encode(self._told(store, lambda failure: BlobHead(failure=failure)))
+        return msgspec.json.encode(self._catch(store, lambda failure: BlobHead(failure=failure)))
 
     def _got(self, wanted: BlobGet) -> Iterator[bytes]:
         def read() -> bytes | WrittenError | None:
@@ -343,7 +343,7 @@ class BlobCalls:
         if not self._turns.acquire(timeout=GET_S):
             raise Unavailable(f"{GETS_MAX} values are being read, for more than {GET_S:g} s: try again later")
         try:
-            value = self._told(read, lambda failure: failure)
+            value = self._catch(read, lambda failure: failure)
             if isinstance(value, bytes):
                 yield msgspec.json.encode(BlobHead(found=True, bytes=len(value)))
                 for start in range(0, len(value), PIECE_BYTES):
@@ -358,7 +358,7 @@ class BlobCalls:
             entries: Iterator[BlobEntry] = islice(self._blob.list(wanted.prefix, wanted.start_after), LIST_PAGE_ENTRIES)
             return BlobPage([(entry.key, entry.bytes, entry.modified_s) for entry in entries])
 
-        return self._told(read, lambda failure: BlobPage([], failure))
+        return self._catch(read, lambda failure: BlobPage([], failure))
 
     def _deleted(self, wanted: BlobDelete) -> BlobHead:
         if len(wanted.keys) > SERVED_DELETE_KEYS:
@@ -371,10 +371,10 @@ class BlobCalls:
                 return BlobHead(failed={key: self._failure(cause) for key, cause in error.failed.items()})
             return BlobHead(found=True)
 
-        return self._told(delete, lambda failure: BlobHead(failure=failure))
+        return self._catch(delete, lambda failure: BlobHead(failure=failure))
 
-    def _told(self, do: Callable[[], T], told: Callable[[WrittenError], T]) -> T:
-        """Return what something returns, or what is told of its error."""
+    def _catch(self, do: Callable[[], T], told: Callable[[WrittenError], T]) -> T:
+        """Return the result of a function, or its error as a message."""
         try:
             return do()
         except PersistError as error:

@@ -1,9 +1,9 @@
-"""Flight SQL: whoever speaks it asks queries of the collections, over the port and with the limits of a server.
+"""Flight SQL: lets its clients query the collections, over the port and with the limits of a server.
 
-A query is bound when it is asked for (`GetFlightInfo`): its collections, the time of each, and its columns. All of that
-is in the ticket, so the server keeps nothing between the two calls, and a ticket gives the same however often it is
-taken: sealed times do not change. A prepared statement is kept, with the parameters that it was given last, until it is
-closed or nobody has used it for `PREPARED_S`; of `PREPARED_MAX`, the one that was used longest ago goes first.
+A query is bound by `GetFlightInfo`: its collections, the time of each, and its columns. The ticket contains all of
+that, so the server keeps no state between the two calls, and a ticket always returns the same rows: sealed times do not
+change. A prepared statement is kept, with its last parameters, until it is closed or unused for `PREPARED_S`; beyond
+`PREPARED_MAX`, the least recently used one is dropped first.
 
 It only reads: what writes is refused. A query ends when its client has gone, when it is cancelled, and at its limits.
 """
@@ -27,8 +27,8 @@ import pyarrow.flight as flight
 
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.services.serve.flight_calls import DATA_BODY, DATA_HEADER
-from persist.services.serve.messages import fields_of, message_of
-from persist.services.serve.sql_answers import ANSWERS, PREPARED_S, Asked, Facts, schema_of
+from persist.services.serve.messages import encode_fields, group_fields
+from persist.services.serve.sql_answers import ANSWERS, PREPARED_S, Asked, Facts, result_schema
 
 PREPARED_MAX = 1024
 QUERIES_MAX = 8  # That run at a time, and as many that are bound.
@@ -39,7 +39,7 @@ PARAMETER_BYTES_MAX = 1 << 20
 TEXT_MAX = 128 << 10
 _PREFIX = "type.googleapis.com/arrow.flight.protocol.sql."
 _CONTINUATION = b"\xff\xff\xff\xff"
-_CANCELLED, _NOT_CANCELLABLE, _CLOSED = 1, 3, 1  # Of the enumerations of Flight.
+_CANCELLED, _NOT_CANCELLABLE, _CLOSED = 1, 3, 1  # Values of Flight's enumerations.
 
 Path = tuple[str, ...]
 
@@ -68,7 +68,7 @@ class Answered(Protocol):
 
 
 class Queries(Facts, Protocol):
-    """Who answers queries; see `persist.compute.query.Queries`."""
+    """Answers queries; see `persist.compute.query.Queries`."""
 
     def ask(self, sql: str, parameters: Sequence[Any] = (), times: Mapping[Path, int] | None = None) -> Answered:
         """Return the answer of a query."""
@@ -80,7 +80,7 @@ class Queries(Facts, Protocol):
 
 
 class _Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a ticket says: a query, the time of each of its tables, and its parameters as Arrow in base64."""
+    """The contents of a ticket: a query, the time of each of its tables, and its parameters as Arrow in base64."""
 
     sql: Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
     times: list[tuple[list[str], int]]
@@ -89,7 +89,7 @@ class _Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class _Prepared:
-    """A prepared statement, and the rows of parameters that it was given."""
+    """A prepared statement, and its rows of parameters."""
 
     sql: str
     count: int
@@ -113,31 +113,31 @@ class FlightSql:
 
     def info(self, command: bytes) -> flight.FlightInfo:
         """Return where the answer of a command is, and its columns."""
-        name, message = command_of(command)
+        name, message = unpack_command(command)
         if name in ANSWERS:
-            schema, ticket = schema_of(name, message), command
+            schema, ticket = result_schema(name, message), command
         else:
             statement = self._statement(name, message)
             schema, statement = self._bound(statement)
             handle = msgspec.json.encode(statement)
-            ticket = _any("TicketStatementQuery", message_of((1, handle)))
+            ticket = _any("TicketStatementQuery", encode_fields((1, handle)))
         endpoint = flight.FlightEndpoint(ticket, [])
         return flight.FlightInfo(schema, flight.FlightDescriptor.for_command(command), [endpoint], -1, -1)
 
     def schema(self, command: bytes) -> bytes:
-        """Return the message that tells the columns of the answer of a command."""
-        return message_of((1, self.info(command).schema.serialize()))
+        """Return the message with the columns of a command's answer."""
+        return encode_fields((1, self.info(command).schema.serialize()))
 
     def opened(self, ticket: bytes, context: Any) -> Opened:
-        """Return the columns of what a ticket asks for, what gives it up, and its batches."""
-        name, message = command_of(ticket)
+        """Return the columns for a ticket, a function that releases it, and its batches."""
+        name, message = unpack_command(ticket)
         if name in ANSWERS:
             batch = ANSWERS[name][1](self._queries, Asked(message))
             return batch.schema, lambda: None, iter([batch])
         if name != "TicketStatementQuery":
             raise ValueError(f"a ticket of the kind {name[:100]!r} is none of this server's")
         try:
-            statement = msgspec.json.decode(fields_of(message).get(1, b""), type=_Statement)
+            statement = msgspec.json.decode(group_fields(message).get(1, b""), type=_Statement)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"the ticket is none of this server's: {error}") from error
         return self._answered(statement, ticket, context)
@@ -145,14 +145,14 @@ class FlightSql:
     def done(self, what: str, body: bytes) -> bytes | None:
         """Do an action and return its result; None if it is none of Flight SQL."""
         if what == "CancelFlightInfo":
-            return message_of((1, self._cancelled(fields_of(body).get(1, b""))))
+            return encode_fields((1, self._cancelled(group_fields(body).get(1, b""))))
         if what == "CloseSession":
-            return message_of((1, _CLOSED))
+            return encode_fields((1, _CLOSED))
         if what not in SQL_ACTIONS:
             return None
-        fields = fields_of(command_of(body)[1])
+        fields = group_fields(unpack_command(body)[1])
         if what == "CancelQuery":
-            return _any("ActionCancelQueryResult", message_of((1, self._cancelled(fields.get(1, b"")))))
+            return _any("ActionCancelQueryResult", encode_fields((1, self._cancelled(fields.get(1, b"")))))
         if what == "ClosePreparedStatement":
             with self._lock:
                 self._prepared.pop(fields.get(1, b""), None)
@@ -160,28 +160,28 @@ class FlightSql:
         return _any("ActionCreatePreparedStatementResult", self._prepare(_text(fields.get(1, b""))))
 
     def put(self, requests: Iterator[bytes]) -> bytes:
-        """Take the parameters of a prepared statement, and return what a client is told of it."""
-        first = fields_of(next(requests))
-        command = fields_of(first.get(1, b"")).get(2, b"")
-        name, message = command_of(command)
+        """Store the parameters of a prepared statement, and return the message for the client."""
+        first = group_fields(next(requests))
+        command = group_fields(first.get(1, b"")).get(2, b"")
+        name, message = unpack_command(command)
         if name != "CommandPreparedStatementQuery":
             raise ValueError(_only_reads(name))
-        handle = fields_of(message).get(1, b"")
-        prepared, rows = self._prepared_of(handle), _table_of(first, requests)
+        handle = group_fields(message).get(1, b"")
+        prepared, rows = self._find_prepared(handle), _read_table(first, requests)
         if rows.num_columns != prepared.count:
             raise InvalidUsage(f"the statement has {prepared.count} parameters, and {rows.num_columns} were given")
         prepared.rows = rows
-        return message_of((1, message_of((1, handle))))
+        return encode_fields((1, encode_fields((1, handle))))
 
     def _statement(self, name: str, message: bytes) -> _Statement:
-        """Return what a command asks for, without times."""
-        fields = fields_of(message)
+        """Return the statement of a command, without times."""
+        fields = group_fields(message)
         if name == "CommandStatementQuery":
             if fields.get(2):
                 raise ValueError("there are no transactions here: a query reads all at one point of the log")
             return _Statement(_text(fields.get(1, b"")), [])
         if name == "CommandPreparedStatementQuery":
-            prepared = self._prepared_of(fields.get(1, b""))
+            prepared = self._find_prepared(fields.get(1, b""))
             if prepared.count and prepared.rows is None:
                 raise InvalidUsage(f"the statement has {prepared.count} parameters, and none were given")
             return _Statement(prepared.sql, [], "" if prepared.rows is None else _encoded(prepared.rows))
@@ -212,11 +212,11 @@ class FlightSql:
 
         def close() -> None:
             with self._lock:
-                left = self._running.get(ticket, [])
-                if running in left:
-                    left.remove(running)
+                queries = self._running.get(ticket, [])
+                if running in queries:
+                    queries.remove(running)
                     self._free += 1
-                if not left:
+                if not queries:
                     self._running.pop(ticket, None)
             running.close()
 
@@ -242,7 +242,7 @@ class FlightSql:
         except InvalidUsage:
             if not count:
                 raise
-            # Its columns may depend on the types of its parameters. They are told when it is asked for.
+            # Its columns may depend on the types of its parameters. They are determined when it is executed.
         handle = uuid.uuid4().hex.encode()
         with self._lock:
             now_s = time.monotonic()
@@ -252,10 +252,10 @@ class FlightSql:
                     break
                 self._prepared.popitem(last=False)
             self._prepared[handle] = _Prepared(sql, count)
-        given = pa.schema([(f"${at}", pa.null()) for at in range(1, count + 1)])
-        return message_of((1, handle), (2, schema), (3, given.serialize()))
+        parameters = pa.schema([(f"${at}", pa.null()) for at in range(1, count + 1)])
+        return encode_fields((1, handle), (2, schema), (3, parameters.serialize()))
 
-    def _prepared_of(self, handle: bytes) -> _Prepared:
+    def _find_prepared(self, handle: bytes) -> _Prepared:
         with self._lock:
             prepared = self._prepared.get(handle)
             if prepared is None:
@@ -283,7 +283,7 @@ class _Running:
     """A query at work: for each row of its parameters an answer, one after the other."""
 
     def __init__(self, ask: Callable[[Sequence[Any]], Answered], rows: Sequence[Sequence[Any]]) -> None:
-        """Begin with the answer for the first row; errors are those of `Queries.ask`."""
+        """Begin with the answer for the first row; raises the errors of `Queries.ask`."""
         self._ask = ask
         self._rows = rows
         self._lock = threading.Lock()  # Over which answer is the present one, and whether there may be another.
@@ -320,13 +320,13 @@ class _Running:
         self._answer.close()
 
 
-def command_of(message: bytes) -> tuple[str, bytes]:
+def unpack_command(message: bytes) -> tuple[str, bytes]:
     """Return the kind and the contents of a message that may be of any kind of Flight SQL.
 
     Raises:
         ValueError: it is of none.
     """
-    fields = fields_of(message)
+    fields = group_fields(message)
     kind = fields.get(1, b"").decode(errors="replace")
     if not kind.startswith(_PREFIX):
         raise ValueError("the command is none of Flight SQL")
@@ -339,7 +339,7 @@ def is_sql(message: bytes) -> bool:
 
 
 def _any(kind: str, message: bytes) -> bytes:
-    return message_of((1, (_PREFIX + kind).encode()), (2, message))
+    return encode_fields((1, (_PREFIX + kind).encode()), (2, message))
 
 
 def _text(data: bytes) -> str:
@@ -353,11 +353,11 @@ def _only_reads(name: str) -> str:
     return f"this server only reads, and {name[:100]} is not among the questions that it answers"
 
 
-def _table_of(first: dict[int, bytes], requests: Iterator[bytes]) -> pa.Table:
+def _read_table(first: dict[int, bytes], requests: Iterator[bytes]) -> pa.Table:
     """Return the table that messages of data make, of which the first is there."""
     pieces: list[bytes] = []
     length = 0
-    for fields in itertools.chain([first], map(fields_of, _until_end(requests))):
+    for fields in itertools.chain([first], map(group_fields, _until_end(requests))):
         header, body = fields.get(DATA_HEADER, b""), fields.get(DATA_BODY, b"")
         if header:
             padded = header + bytes(-len(header) % 8)
@@ -378,7 +378,7 @@ def _table_of(first: dict[int, bytes], requests: Iterator[bytes]) -> pa.Table:
 
 
 def _until_end(requests: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield messages until there are no more, which is the end of what is put."""
+    """Yield messages until the client ends the upload."""
     with contextlib.suppress(ValueError):
         yield from requests
 

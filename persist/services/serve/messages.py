@@ -1,4 +1,4 @@
-"""What clients ask a server for, and what it answers: JSON in Flight's tickets and actions.
+"""The messages between clients and a server: JSON in Flight's tickets and actions.
 
     ticket  = {"get": "snapshot", "collection": name, "as_of"?: n, "columns"?: [name, …]}
             | {"get": "changes", "collection": name, "start": n, "end": n, "columns"?: [name, …]}
@@ -18,7 +18,7 @@ each step.
 
 Below them are messages of protobuf as far as Arrow Flight and Flight SQL have them: whole numbers, and bytes.
 
-An address says where a server is and what a client needs to reach it; sockets are what this library listens at.
+An address names a server and how a client reaches it; this library listens on sockets.
 """
 
 import ipaddress
@@ -61,7 +61,7 @@ class GetChanges(_Get, frozen=True, tag="changes"):
 
 
 class GetSubscription(_Get, frozen=True, tag="subscription"):
-    """What follows a time; before it the contents, if they are wanted."""
+    """The updates after a time; before them the contents, if requested."""
 
     as_of: int | None = None
     contents: bool = True
@@ -127,7 +127,7 @@ def decode_message(data: bytes, kind: type[T]) -> T:
 
 
 def decode_ticket(data: bytes) -> Get:
-    """Return what a ticket asks for. Raises ValueError as `decode_message` does."""
+    """Return the message in a ticket. Raises ValueError as `decode_message` does."""
     ticket: Get = _decoded(data, _tickets)
     return ticket
 
@@ -144,7 +144,7 @@ def _decoded(data: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
         raise ValueError(f"it is not understood: {error}") from error
 
 
-def message_of(*fields: tuple[int, bytes | memoryview | int]) -> bytes:
+def encode_fields(*fields: tuple[int, bytes | memoryview | int]) -> bytes:
     """Return a message of fields by number."""
     pieces: list[bytes | memoryview] = []
     for number, value in fields:
@@ -155,7 +155,7 @@ def message_of(*fields: tuple[int, bytes | memoryview | int]) -> bytes:
     return b"".join(pieces)
 
 
-def every_field(message: bytes) -> Iterator[tuple[int, bytes | int]]:
+def read_fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
     """Yield the fields of a message by number. Raises ValueError if it is none of whole numbers and bytes."""
     at = 0
     while at < len(message):
@@ -170,15 +170,15 @@ def every_field(message: bytes) -> Iterator[tuple[int, bytes | int]]:
         at += value
 
 
-def fields_of(message: bytes) -> dict[int, bytes]:
-    """Return the last of each field of a message that is bytes. Raises ValueError as `every_field` does."""
-    return {number: value for number, value in every_field(message) if isinstance(value, bytes)}
+def group_fields(message: bytes) -> dict[int, bytes]:
+    """Return the last of each field of a message that is bytes. Raises ValueError as `read_fields` does."""
+    return {number: value for number, value in read_fields(message) if isinstance(value, bytes)}
 
 
-def numbers_of(message: bytes, number: int) -> list[int]:
-    """Return the whole numbers of a repeated field, packed or not. Raises ValueError as `every_field` does."""
+def read_numbers(message: bytes, number: int) -> list[int]:
+    """Return the whole numbers of a repeated field, packed or not. Raises ValueError as `read_fields` does."""
     numbers: list[int] = []
-    for field, value in every_field(message):
+    for field, value in read_fields(message):
         if field != number:
             continue
         if isinstance(value, int):
@@ -239,12 +239,12 @@ class Address:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Notify:
-    """A server to be told by of new records: see `persist.open(notify=)`.
+    """A server to notify of new records: see `persist.open(notify=)`.
 
     Attributes:
         url: `grpc://host:port`, or `grpc+tls://host:port`.
         token: what the server was started with.
-        certificate: of who vouches for the server, as PEM; None for those that the machine trusts.
+        certificate: the authority of the server's certificate, as PEM; None for the machine's trusted ones.
     """
 
     url: str
@@ -252,7 +252,7 @@ class Notify:
     certificate: str | bytes | None = None
 
     def __post_init__(self) -> None:
-        address = parsed_address(self.url)
+        address = parse_address(self.url)
         if not address.port:
             raise InvalidUsage(f"notify={self.url!r} has no port: give the one that the server told of itself")
         check_token(self.token)
@@ -263,8 +263,8 @@ class Notify:
         return f"Notify({self.url!r})"
 
 
-def parsed_address(url: str) -> Address:
-    """Return what a URL says. Raises InvalidUsage if it is not one of a server."""
+def parse_address(url: str) -> Address:
+    """Return the parts of a server's URL. Raises InvalidUsage for any other URL."""
     try:
         parts = urlsplit(url if isinstance(url, str) else "")
         port = parts.port
@@ -294,7 +294,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def host_of(header: str) -> str:
+def parse_host(header: str) -> str:
     """Return the host that a Host header names, empty if it names none."""
     try:
         return (urlsplit(f"//{header}").hostname or "").rstrip(".")

@@ -1,15 +1,14 @@
-"""What a client asks a server for, over Arrow Flight: to be told of new records, and to commit for it.
+"""The client's side of a server over Arrow Flight: news of records, and commits through it.
 
-A thread (`Listener`) asks the server to wait for a record, and wakes who waits here. What the server says is only ever
-taken for a reason to look at the log sooner; the record itself is read from the store, and a seqno that turns out to be
-untrue keeps the next ones from being believed for a second (`Follower.hint`). When the server cannot be reached, the
-client polls as it would without one, and the thread tries again after a pause that grows to `RETRY_S_MAX`. A second
-thread tells the server of records that this client has seen first, most often because it made them. It sends the newest
-only, so there is nothing to queue up, and nobody waits for it.
+A thread (`Listener`) waits at the server for a record, and wakes the waiting readers here. The server's news is only a
+hint to read the log sooner; the record itself is read from the store, and after a wrong seqno further hints are ignored
+for a second (`Follower.hint`). When the server cannot be reached, the client polls as it would without one, and the
+thread tries again after a pause that grows to `RETRY_S_MAX`. A second thread notifies the server of records that this
+client has seen first, usually its own. It only sends the newest, so it needs no queue, and no caller waits for it.
 
-`FlightRelay` has a server commit: one request at a time, like one record at a time. When the server cannot be reached,
-does not answer in time or refuses, the client commits by itself, and asks again after a pause. What the server did not
-answer is looked up in the log (`persist.engine.write.committer`).
+`FlightRelay` has a server commit: one request at a time, like one record at a time. If the server cannot be reached, is
+too slow or refuses, the client commits by itself, and tries the server again after a pause. Operations without an
+answer are looked up in the log (`persist.engine.write.committer`).
 """
 
 import contextlib
@@ -39,12 +38,12 @@ from persist.services.serve.messages import (
     Notify,
     Wait,
     decode_message,
-    parsed_address,
+    parse_address,
 )
 
 WAIT_S = 10.0
-ANSWER_S = 5.0  # What an answer may take beyond that.
-COMMIT_S = 10.0  # What a commit may take.
+ANSWER_S = 5.0  # Seconds for an answer beyond that.
+COMMIT_S = 10.0  # Seconds for a commit.
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 30.0
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 def connected(server: Notify) -> flight.FlightClient:
     """Return a client that calls a server; nothing is sent yet."""
-    return wire.connected(parsed_address(server.url).url, server.certificate)
+    return wire.connected(parse_address(server.url).url, server.certificate)
 
 
 def ask(client: flight.FlightClient, server: Notify, what: str, body: bytes, timeout_s: float) -> bytes:
@@ -83,7 +82,7 @@ class Listener:
             thread.start()
 
     def counts(self) -> dict[str, int]:
-        """Return whether a server answers (one or none), how often it told of a record, and how often it failed."""
+        """Return the number of answering servers (0 or 1), of records announced, and of failures."""
         return dict(self._counts)
 
     def request_stop(self) -> None:
@@ -92,7 +91,7 @@ class Listener:
         self._news.set()
 
     def close(self) -> None:
-        """End the threads; idempotent. Takes one answer of the server, or `ANSWER_S` if it gives none."""
+        """End the threads; idempotent. Takes one answer of the server, or `ANSWER_S` without one."""
         self.request_stop()
         client = self._client
         if client is not None:
@@ -151,7 +150,7 @@ class Listener:
             if client is None or seqno <= max(newest_told, self._heard) or self._stop.is_set():
                 continue
             newest_told = seqno
-            with contextlib.suppress(*wire.CALL_FAILED):  # The other thread says so.
+            with contextlib.suppress(*wire.CALL_FAILED):  # The other thread reports it.
                 self._ask(client, "committed", Committed(seqno), ANSWER_S)
 
     def _ask(self, client: flight.FlightClient, what: str, message: msgspec.Struct, timeout_s: float) -> bytes:
@@ -169,11 +168,11 @@ class FlightRelay:
         self._counts = {"requests": 0, "failures": 0}
 
     def counts(self) -> dict[str, int]:
-        """Return how often the server was asked, and how often it did not answer."""
+        """Return the number of requests to the server, and of those without an answer."""
         return dict(self._counts)
 
     def check(self, location: str | None) -> None:
-        """Ask the server whether it commits for others, and where; one that gives no answer may do so later.
+        """Check that the server commits for this location; skipped if it does not answer.
 
         Raises:
             InvalidUsage: it does not, not for this client, or for another location.

@@ -1,4 +1,4 @@
-"""Who may do what at a server: one table of endpoints, and the tokens that have their rights.
+"""Rights at a server: one table of endpoints, and the tokens that grant them.
 
     caller                                READ   COMMIT                        STORE
     anybody, if the server has no token   yes    yes                           no
@@ -16,7 +16,7 @@ from enum import Enum
 
 
 class Right(Enum):
-    """What an endpoint lets a caller do."""
+    """The rights that endpoints require."""
 
     READ = "read"
     COMMIT = "have the server commit"
@@ -59,8 +59,8 @@ class Tokens:
     """The tokens of a server.
 
     Args:
-        token: lets read; without it, anybody may.
-        write_token: lets write, too.
+        token: allows reading; if None, reading needs no token.
+        write_token: allows writing as well.
     """
 
     def __init__(self, token: str | None = None, write_token: str | None = None) -> None:
@@ -73,8 +73,8 @@ class Tokens:
         sent = [value for name, value in headers if name.lower() == "authorization"]
         first = sent[0] if len(sent) == 1 else b""
         first = first.encode() if isinstance(first, str) else first
-        known = [(f"Bearer {token}".encode(), rights) for token, rights in self._rights.items() if token is not None]
-        granted = [rights for expected, rights in known if hmac.compare_digest(first, expected)]
+        tokens = [(f"Bearer {token}".encode(), rights) for token, rights in self._rights.items() if token is not None]
+        granted = [rights for expected, rights in tokens if hmac.compare_digest(first, expected)]
         return self._rights_of_all.union(*granted)
 
     def check(self, endpoint: str, headers: Iterable[tuple[str, str | bytes]]) -> None:
@@ -82,7 +82,7 @@ class Tokens:
 
         Raises:
             NotAllowed: it may not.
-            ValueError: there is no such endpoint.
+            ValueError: the endpoint does not exist.
         """
         if endpoint not in RIGHTS:
             raise ValueError(f"there is no {endpoint[:200]!r}")

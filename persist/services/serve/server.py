@@ -1,11 +1,11 @@
-"""An Arrow Flight server of one location: it tells of new records, and serves snapshots, changes and subscriptions.
+"""An Arrow Flight server of one location: it announces new records, and serves snapshots, changes and subscriptions.
 
-It is a reader like any other, in a process of its own or of a client that writes: nothing depends on it. Whoever waits
-for a record asks again and again ("wait"), so the server never writes to somebody who does not read, and keeps nothing
-for who is slow. Streams of data may come to stand because nobody takes them. Each one that was not asked for more in
-`slow_s` is dropped: what it kept back of history is let go of, and its client finds it unavailable.
+It is a reader like any other, in a process of its own or of a client that writes: nothing depends on it. Clients that
+wait for a record repeat their request ("wait"), so the server never writes to a client that does not read, and buffers
+nothing for slow ones. A stream of data may stall because its client does not read. A stream that stalls for `slow_s` is
+dropped: its hold on history is released, and its client gets Unavailable.
 
-Where it is allowed to, it commits for others, too (`persist.services.serve.commits`).
+If it is allowed to, it also commits for others (`persist.services.serve.commits`).
 
 Limits: `STREAMS_MAX` streams and `WAITS_MAX` waits at a time; more are refused, and try again.
 """
@@ -65,9 +65,9 @@ from persist.services.serve.messages import (
     check_token,
     decode_message,
     decode_ticket,
-    fields_of,
-    message_of,
-    parsed_address,
+    encode_fields,
+    group_fields,
+    parse_address,
 )
 from persist.services.serve.rights import NotAllowed, Tokens
 
@@ -75,7 +75,7 @@ STREAMS_MAX, WAITS_MAX = 64, 512
 CALLS_MAX = STREAMS_MAX + WAITS_MAX + 64
 BATCH_ROWS, BATCH_BYTES = 64 << 10, 16 << 20
 ACTION_RESULT, DESCRIPTOR = 1, 1  # Fields of Flight's messages.
-LOOK_S = 1.0  # How long a wait for news may go without a look at whether anybody still wants it.
+LOOK_S = 1.0  # The longest wait for news between two checks whether the client still waits.
 SEALED_S = 30.0  # How long a read waits for its time to be sealed.
 CLOSE_S = 5.0
 
@@ -83,11 +83,11 @@ logger = logging.getLogger(__name__)
 
 
 class Face(Protocol):
-    """What the server needs of a client."""
+    """The parts of a client that the server needs."""
 
     @property
     def url(self) -> str:
-        """Where the location is."""
+        """The URL of the location."""
         ...
 
     def load(self, name: str) -> Any:
@@ -101,7 +101,7 @@ class Face(Protocol):
 
 @dataclass
 class _Stream:
-    """A stream of data that is open. `waits_since_s` is when its client was given something that it has not taken."""
+    """A stream of data that is open. `waits_since_s` is the time since when a message waits for its client."""
 
     close: Callable[[], object]
     cut: Callable[[], object]
@@ -111,7 +111,7 @@ class _Stream:
 
 @dataclass
 class _Hub:
-    """What all calls share: the newest seqno, and the calls that wait for one."""
+    """The state that all calls share: the newest seqno, and the waiting calls."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     seqno: int = -1
@@ -229,11 +229,11 @@ class Server(Closes):
             stream.is_dropped = True
             stream.close()
             stream.cut()
-        self._calls.cut_slow()
+        self._calls.drop_slow()
 
 
 class _Answers:
-    """What is answered to the calls of Flight clients, each in a thread of its own."""
+    """Answers the calls of Flight clients, each in a thread of its own."""
 
     def __init__(
         self,
@@ -264,14 +264,14 @@ class _Answers:
         if is_sql(descriptor.command or b""):
             yield self._speaking_sql().info(descriptor.command).serialize()
             return
-        yield self._info(_path_of(descriptor)).serialize()
+        yield self._info(_read_path(descriptor)).serialize()
 
     def get_schema(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         descriptor = _parsed(flight.FlightDescriptor, next(requests))
         if is_sql(descriptor.command or b""):
             yield self._speaking_sql().schema(descriptor.command)
             return
-        yield message_of((1, self._info(_path_of(descriptor)).schema.serialize()))
+        yield encode_fields((1, self._info(_read_path(descriptor)).schema.serialize()))
 
     def do_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         ticket = _parsed(flight.Ticket, next(requests)).ticket
@@ -295,14 +295,14 @@ class _Answers:
         if results is not None:
             # Values are large, so they are streams: there are not too many of them, and none waits for long.
             stream = self._entered(lambda: None, partial(cut, context))
-            yield from _guarded((message_of((ACTION_RESULT, value)) for value in results), stream, self._hub)
+            yield from _guarded((encode_fields((ACTION_RESULT, value)) for value in results), stream, self._hub)
             return
         result = None if self._sql is None else self._sql.done(action.type, body)
-        yield message_of((ACTION_RESULT, self._done(action.type, body, context) if result is None else result))
+        yield encode_fields((ACTION_RESULT, self._act(action.type, body, context) if result is None else result))
 
     def do_exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """Commit for others, or store a value: the descriptor says how long it is, and metadata are its pieces."""
-        message = fields_of(next(requests))
+        """Commit for others, or store a value: the descriptor has its length, and metadata are its pieces."""
+        message = group_fields(next(requests))
         descriptor = _parsed(flight.FlightDescriptor, message.get(DESCRIPTOR, b""))
         command = descriptor.command or b""
         kind = "put" if command.startswith(b'{"put"') else "commit"
@@ -314,12 +314,12 @@ class _Answers:
             _drain(requests)
             raise
         if kind == "put":
-            yield message_of((METADATA, self._stored(decode_message(command, BlobPut), message, requests)))
+            yield encode_fields((METADATA, self._stored(decode_message(command, BlobPut), message, requests)))
             return
         length = decode_message(command, CommitRequest).commit
         commits = self._committing()
         with commits.room.of(length):
-            yield message_of((METADATA, commits.answer(_received(length, message, requests))))
+            yield encode_fields((METADATA, commits.answer(_received(length, message, requests))))
 
     def do_put(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         yield self._speaking_sql().put(requests)
@@ -334,11 +334,11 @@ class _Answers:
             *([] if self._sql is None else [(name, "of Flight SQL") for name in SQL_ACTIONS]),
         ]
         for name, about in kinds:
-            yield message_of((1, name.encode()), (2, about.encode()))
+            yield encode_fields((1, name.encode()), (2, about.encode()))
 
-    def _done(self, what: str, body: bytes, context: Any) -> bytes:
+    def _act(self, what: str, body: bytes, context: Any) -> bytes:
         if what == "wait":
-            return self._waited(decode_message(body, Wait), context)
+            return self._wait(decode_message(body, Wait), context)
         if what == "commits":
             decode_message(body, Nothing)
             return msgspec.json.encode(Commits(self._committing().location()))
@@ -392,7 +392,7 @@ class _Answers:
             self._hub.streams.append(stream)
         return stream
 
-    def _waited(self, wait: Wait, context: Any) -> bytes:
+    def _wait(self, wait: Wait, context: Any) -> bytes:
         hub, ends_s = self._hub, time.monotonic() + wait.timeout_s
         with hub.changed:
             _enter_wait(hub, wait.waiter)
@@ -412,7 +412,7 @@ def _received(length: int, first: dict[int, bytes], requests: Iterator[bytes]) -
     """Return so many bytes of the metadata of messages, of which the first is there."""
     data = bytearray(first.get(METADATA, b""))
     while len(data) < length:
-        data += fields_of(next(requests)).get(METADATA, b"")
+        data += group_fields(next(requests)).get(METADATA, b"")
     if len(data) != length:
         raise ValueError(f"{len(data):,} bytes have come, and {length:,} were announced")
     return bytes(data)
@@ -420,14 +420,14 @@ def _received(length: int, first: dict[int, bytes], requests: Iterator[bytes]) -
 
 def _drain(requests: Iterator[bytes]) -> None:
     """Read to the end of a call: a client that is answered while it still writes may not see the answer."""
-    left = SERVED_PUT_BYTES_MAX
-    with contextlib.suppress(ValueError):  # Which says that there is no more.
-        while left > 0:
-            left -= len(next(requests))
+    remaining = SERVED_PUT_BYTES_MAX
+    with contextlib.suppress(ValueError):  # There are no more messages.
+        while remaining > 0:
+            remaining -= len(next(requests))
 
 
-def _path_of(descriptor: flight.FlightDescriptor) -> str:
-    """Return the collection that is asked for. Raises ValueError if none is."""
+def _read_path(descriptor: flight.FlightDescriptor) -> str:
+    """Return the requested collection. Raises ValueError if there is none."""
     if not descriptor.path or len(descriptor.path) != 1:
         raise ValueError("a collection is asked for by a path of one element, its name")
     return str(descriptor.path[0].decode())
@@ -445,7 +445,7 @@ Opened = tuple[pa.Schema, Callable[[], object], Iterator[bytes]]
 
 
 def _opened(face: Face, wanted: Get, hub: _Hub, context: Any) -> Opened:
-    """Return the columns of what is asked for, what gives it up, and its batches."""
+    """Return the columns for a request, a function that releases it, and its batches."""
     collection = face.load(wanted.collection)
     if isinstance(wanted, GetSnapshot | GetChanges):
         columns = None if wanted.columns is None else [*wanted.columns]
@@ -468,7 +468,7 @@ def _opened(face: Face, wanted: Get, hub: _Hub, context: Any) -> Opened:
 
 
 def _once_sealed(read: Callable[[], Any], hub: _Hub, context: Any) -> Any:
-    """Return the result of read, once what it reads is sealed, unless nobody waits for it any more.
+    """Return the result of read once its time is sealed, unless the client has left.
 
     Raises:
         AsOfNotSealed: it was not within `SEALED_S`.
@@ -511,7 +511,7 @@ def _sliced(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
 
 
 def _steps(listen: Any, schema: pa.Schema, hub: _Hub, context: Any) -> Iterator[bytes]:
-    """Yield the messages of each progress, then an empty batch that says how far it goes."""
+    """Yield the messages of each progress, then an empty batch with its frontier."""
     while not hub.is_closed and context.is_active():
         seqno = hub.seqno
         progress = listen.step(0.0)
@@ -549,7 +549,7 @@ def _checked(
     url: str, token: str | None, certificate: tuple[str | bytes, str | bytes] | None, insecure: bool
 ) -> Address:
     """Return where to serve. Raises InvalidUsage if that does not fit, or would let strangers in."""
-    address = parsed_address(url)
+    address = parse_address(url)
     check_token(token)
     if certificate is not None and not (
         isinstance(certificate, tuple | list)

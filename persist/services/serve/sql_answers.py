@@ -1,4 +1,4 @@
-"""What Flight SQL's questions about a server are answered with: tables of what there is, as its clients expect them.
+"""Answers to Flight SQL's metadata requests, as tables in the form that its clients expect.
 
 The columns of each are those of Arrow's `FlightSql.proto`. A catalog is a time: `latest`, and each tag. A schema is the
 part of the names of collections before the last dot, and `main` for those without one.
@@ -11,13 +11,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from persist import __version__
-from persist.services.serve.messages import every_field, numbers_of
+from persist.services.serve.messages import read_fields, read_numbers
 
-PREPARED_S = 600.0  # How long a prepared statement that nobody uses is kept.
+PREPARED_S = 600.0  # How long an unused prepared statement is kept.
 
 
 class Facts(Protocol):
-    """Who knows what there is to be asked."""
+    """Lists the collections, tags and columns of a location."""
 
     def catalogs(self) -> list[str]:
         """Return the times that have a name."""
@@ -146,7 +146,7 @@ class Asked:
         self.texts: dict[int, str] = {}
         self.every: dict[int, list[str]] = {}
         self.flags: dict[int, bool] = {}
-        for number, value in every_field(message):
+        for number, value in read_fields(message):
             if isinstance(value, int):
                 self.flags[number] = bool(value)
             else:
@@ -155,11 +155,11 @@ class Asked:
 
 
 def _infos(facts: Facts, asked: Asked) -> pa.RecordBatch:
-    wanted = numbers_of(asked.message, 1) or [*_INFOS]
-    known = [number for number in wanted if number in _INFOS]
+    requested = read_numbers(asked.message, 1) or [*_INFOS]
+    supported = [number for number in requested if number in _INFOS]
     children: list[list[Any]] = [[] for _ in _INFO_VALUE]
     kinds, places = [], []
-    for number in known:
+    for number in supported:
         value = _INFOS[number]
         kind = 0 if isinstance(value, str) else 1 if isinstance(value, bool) else 3
         kinds.append(kind)
@@ -171,7 +171,7 @@ def _infos(facts: Facts, asked: Asked) -> pa.RecordBatch:
         [pa.array(values, field.type) for values, field in zip(children, _INFO_VALUE, strict=True)],
         [field.name for field in _INFO_VALUE],
     )
-    return pa.RecordBatch.from_arrays([pa.array(known, pa.uint32()), union], schema=_INFO)
+    return pa.RecordBatch.from_arrays([pa.array(supported, pa.uint32()), union], schema=_INFO)
 
 
 def _catalogs(facts: Facts, asked: Asked) -> pa.RecordBatch:
@@ -181,7 +181,7 @@ def _catalogs(facts: Facts, asked: Asked) -> pa.RecordBatch:
 def _schemas(facts: Facts, asked: Asked) -> pa.RecordBatch:
     fits = _like(asked.texts.get(2))
     schemas = [schema for schema in dict.fromkeys(about.schema for about in facts.tables()) if fits(schema)]
-    return _rows(_SCHEMAS, [[catalog, schema] for catalog in _asked_catalogs(facts, asked) for schema in schemas])
+    return _rows(_SCHEMAS, [[catalog, schema] for catalog in _match_catalogs(facts, asked) for schema in schemas])
 
 
 def _tables(facts: Facts, asked: Asked) -> pa.RecordBatch:
@@ -193,7 +193,7 @@ def _tables(facts: Facts, asked: Asked) -> pa.RecordBatch:
             rows.append([about.schema, about.table, kind, about.columns.serialize().to_pybytes()])
     with_columns = asked.flags.get(5, False)
     schema = _WITH_COLUMNS if with_columns else _TABLES
-    every = [[catalog, *row] for catalog in _asked_catalogs(facts, asked) for row in rows]
+    every = [[catalog, *row] for catalog in _match_catalogs(facts, asked) for row in rows]
     return _rows(schema, [row[: len(schema)] for row in every])
 
 
@@ -217,10 +217,10 @@ def _references(facts: Facts, asked: Asked) -> pa.RecordBatch:
 
 
 def _xdbc_types(facts: Facts, asked: Asked) -> pa.RecordBatch:
-    wanted = numbers_of(asked.message, 1)
+    requested = read_numbers(asked.message, 1)
     rows = []
     for name, (number, size) in _SQL_TYPES.items():
-        if not wanted or number & (2**64 - 1) in wanted or number in wanted:
+        if not requested or number & (2**64 - 1) in requested or number in requested:
             quote = "'" if number in (12, 91, 92, 93) else None
             radix = 10 if number in (-6, 5, 4, -5, 3) else 2 if number in (7, 8) else None
             row = [name, number, size, quote, quote, None, 1, number == 12, 3, None, False, None, name, None, None]
@@ -228,14 +228,20 @@ def _xdbc_types(facts: Facts, asked: Asked) -> pa.RecordBatch:
     return _rows(_XDBC_TYPES, rows)
 
 
-def _asked_catalogs(facts: Facts, asked: Asked) -> list[str]:
-    """Return the catalogs that are asked about: one, which may be any time, or all that have a name."""
-    one = asked.texts.get(1)
-    return facts.catalogs() if one is None else [one] if one.startswith("@") or one in facts.catalogs() else []
+def _match_catalogs(facts: Facts, asked: Asked) -> list[str]:
+    """Return the requested catalogs: the named one, which may be any time, or all with a name."""
+    catalog = asked.texts.get(1)
+    return (
+        facts.catalogs()
+        if catalog is None
+        else [catalog]
+        if catalog.startswith("@") or catalog in facts.catalogs()
+        else []
+    )
 
 
 def _like(pattern: str | None) -> Callable[[str], bool]:
-    """Return a function that tells whether a name is like a pattern of SQL. Without a pattern, all are."""
+    """Return a function that matches names with a pattern of SQL. Without a pattern, all names match."""
     if pattern is None:
         return lambda name: True
     pieces = re.findall(r"\\.|.", pattern, re.DOTALL)
@@ -265,7 +271,7 @@ ANSWERS: dict[str, tuple[pa.Schema, Answer]] = {
 }
 
 
-def schema_of(name: str, message: bytes) -> pa.Schema:
+def result_schema(name: str, message: bytes) -> pa.Schema:
     """Return the columns of the answer to a question."""
     if name == "CommandGetTables" and Asked(message).flags.get(5, False):
         return _WITH_COLUMNS

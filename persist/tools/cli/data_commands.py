@@ -379,11 +379,14 @@ def ingest(
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="TABLE.COLUMN", help="Leave a column out; may be repeated.")
     ] = None,
+    as_text: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE.COLUMN", help="Keep a column as text; may be repeated.")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when all that is there by now was taken in.")] = False,
 ) -> int:
     """Take in files, a database or a topic exactly once, and follow it. Given again, it goes on where it was."""
     options: dict[str, Any] = {"collection": collection, "key": key}
-    options |= {"publication": publication, "tables": tables, "exclude": exclude}
+    options |= {"publication": publication, "tables": tables, "exclude": exclude, "as_text": as_text}
     options = {name: value for name, value in options.items() if value is not None}
     with at.writing(may_be_new=True, background=True) as client, catch_sigterm() as stop:
         done = persist.ingest(client, source, once=once, stop=stop, **options)

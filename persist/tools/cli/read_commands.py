@@ -63,7 +63,8 @@ def read(
     with at.reading() as client:
         loaded = client.load(collection)
         chosen = narrowed(columns, where)
-        with loaded.snapshot(as_of, form=form, schema=schema, timeout_s=timeout, **chosen) as snapshot:  # type: ignore[arg-type]
+        read = loaded.snapshot(as_of, form=form, schema=schema, timeout_s=timeout, **chosen)  # type: ignore[arg-type]
+        with read as snapshot:
             write_rows(snapshot.schema, snapshot.to_batches(), row_format, output, limit)
     return OK
 

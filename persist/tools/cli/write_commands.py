@@ -220,7 +220,7 @@ def _load(
 
     With a key, the collection is created if there is none.
     """
-    from persist.connect.ingest.row_files import read_names
+    from persist.connect.ingest.row_files import names_in
     from persist.engine.write.write_options import choose_mode
     from persist.tools.cli.loading import load, open_input, was_begun
 
@@ -231,11 +231,11 @@ def _load(
         else:
             target = _target_like(client, collection, rows, key, plan, ignore, timeline)
         if not is_events:
-            has_diffs = plan.diff is not None or "_diff" in read_names(rows)
+            has_diffs = plan.diff is not None or "_diff" in names_in(rows)
             plan = replace(plan, mode=choose_mode(mode, has_key=bool(key), has_diffs=has_diffs))
         if mode == "error" and target.handle.create is None:
             raise persist.errors.CollectionExists(collection)
-        has_times = plan.time is None and time_column is None and "_time" in read_names(rows)
+        has_times = plan.time is None and time_column is None and "_time" in names_in(rows)
         if plan.seal is not None and plan.time is None and not has_times:
             raise persist.InvalidUsage(
                 f"--seal {plan.seal} goes with times, and neither --time nor a column _time says any: the commit gives "
@@ -343,12 +343,9 @@ def restore(
     with at.writing() as client:
         loaded = _load_writable(client, collection)
         future = loaded.restore(as_of, time=_parse_time(time), token=token, allow_future=allow_future)
-        begin = time or make_time_format(loaded)(future.time or 0)
-        tell_done(
-            at,
-            {"collection": collection, "as_of": as_of, "seqno": future.result(), "time": future.time},
-            f"{collection} holds what it held as of {as_of}, from {begin} on",
-        )
+        done = {"collection": collection, "as_of": as_of, "seqno": future.result(), "time": future.time}
+        start = time or make_time_format(loaded)(future.time or 0)
+        tell_done(at, done, f"{collection} holds what it held as of {as_of}, from {start} on")
     return OK
 
 

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 import persist
-from persist.services.serve.messages import host_of, is_loopback
+from persist.services.serve.messages import is_loopback, parse_host
 from persist.tools.web.explorer import Explorer
 from persist.tools.web.metrics import Exposition
 from persist.tools.web.server import Served, serve_app
@@ -66,7 +66,7 @@ class Names:
 
     def has(self, header: str) -> bool:
         """Return whether a Host header names this server. Loopback always does."""
-        host = host_of(header)
+        host = parse_host(header)
         return host in self.hosts or is_loopback(host) or (self.any_address and _is_address(host))
 
 

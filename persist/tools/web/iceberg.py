@@ -37,7 +37,7 @@ from starlette.routing import Route
 import persist
 from persist.core.errors import CollectionNotFound
 from persist.services.publish import IcebergCatalog
-from persist.services.serve.messages import host_of, is_loopback
+from persist.services.serve.messages import is_loopback, parse_host
 from persist.services.serve.rights import RIGHTS, Tokens
 from persist.tools.web.metrics import parse_address
 from persist.tools.web.server import serve_app
@@ -161,7 +161,7 @@ class _Routes:
         return respond
 
     def _check_caller(self, request: Request, *, is_open: bool) -> None:
-        if self._checks_host and not is_loopback(host_of(request.headers.get("host", ""))):
+        if self._checks_host and not is_loopback(parse_host(request.headers.get("host", ""))):
             raise _Refused(403, "ForbiddenException", "Ask for this by 127.0.0.1 or localhost.")
         if not is_open and RIGHTS["iceberg"] not in self._tokens.rights(request.headers.items()):
             raise _Refused(

@@ -35,12 +35,26 @@ from starlette.routing import Route
 import persist
 from persist.core.metrics import Reading, readings
 from persist.engine.collection.failures import failures_of
-from persist.services.serve.messages import host_of, is_loopback
+from persist.services.serve.messages import is_loopback, parse_host
 from persist.services.serve.rights import RIGHTS, Tokens
 from persist.tools.reports.surveys import Facts, KnownFacts
 from persist.tools.web.server import serve_app
 
 COLLECTIONS_MAX = 2000
+HELP = {  # Of other families, the name says it.
+    "persist.up": "1 if the store answered this time.",
+    "persist.seqno": "The last record of the log.",
+    "persist.collections": "How many collections there are.",
+    "persist.collection.rows": "Rows, as far as they are known without a read.",
+    "persist.collection.bytes": "Bytes of the parts, history among them.",
+    "persist.collection.parts": "Parts.",
+    "persist.collection.holds": "Holds that keep history.",
+    "persist.collection.unsealed_updates": "Updates that nobody can read yet.",
+    "persist.collection.since": "The first time that can be read.",
+    "persist.collection.upper": "The first time that is not sealed.",
+    "persist.collection.lag_seconds": "How far upper is behind now, if times are moments.",
+    "persist.collection.failed": "1 if the last refresh, the source or a sink failed.",
+}
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -113,7 +127,8 @@ def group_readings(readings: Iterable[Reading]) -> Iterable[Metric]:
     for reading in readings:
         name = re.sub(r"[^a-zA-Z0-9_]", "_", reading.name)
         kind = CounterMetricFamily if reading.is_counter else GaugeMetricFamily
-        family = families.get(name) or families.setdefault(name, kind(name, reading.name, labels=[*reading.attributes]))
+        meaning = HELP.get(reading.name, reading.name)
+        family = families.get(name) or families.setdefault(name, kind(name, meaning, labels=[*reading.attributes]))
         family.add_metric([*reading.attributes.values()], reading.value)
     return families.values()
 
@@ -149,7 +164,7 @@ def _make_app(exposition: Exposition, tokens: Tokens, checks_host: bool) -> Star
     async def answer(request: Request) -> Response:
         if RIGHTS["metrics"] not in tokens.rights(request.headers.items()):
             return PlainTextResponse("The token is missing or wrong: send Authorization: Bearer TOKEN.\n", 401)
-        if checks_host and not is_loopback(host_of(request.headers.get("host", ""))):
+        if checks_host and not is_loopback(parse_host(request.headers.get("host", ""))):
             return PlainTextResponse("Ask for this by 127.0.0.1 or localhost.\n", 403)
         return await exposition.response()
 

@@ -18,6 +18,7 @@ from persist.blob.layers.cache import ENTRY_OVERHEAD_BYTES, CachedBlob
 from persist.blob.layers.cache_folder import FILE_SHARE_MAX, PAUSE_S, BoundedFolder
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
+from persist.blob.lru import Cache
 from persist.blob.protocol import TEMPORARY_AGE_MAX_S, MemoryBlob
 from persist.blob.stores.file import FileBlob
 from persist.blob.threads import SystemClock
@@ -45,7 +46,7 @@ def cached(request: pytest.FixtureRequest, store: MeteredBlob, tmp_path: Path) -
     """A cache with much room, of either kind alone."""
     if request.param == "memory":
         return CachedBlob(store, is_immutable=is_immutable)
-    return CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path / "cache")
+    return CachedBlob(store, is_immutable=is_immutable, memory=Cache(0), folder=tmp_path / "cache")
 
 
 def value_of(number: int) -> bytes:
@@ -148,7 +149,7 @@ def test_what_is_read_while_a_write_is_under_way_is_dropped_after_it_even_if_it_
     cache = CachedBlob(
         store,
         is_immutable=is_immutable,
-        memory_bytes=0 if is_on_disk else 1 << 20,
+        memory=Cache(0 if is_on_disk else 1 << 20),
         folder=tmp_path if is_on_disk else None,
     )
     with pytest.raises(Indeterminate) if fails else nullcontext():
@@ -183,7 +184,7 @@ def test_a_fetch_that_a_write_overtakes_is_not_kept(tmp_path: Path, write: str, 
     cached = CachedBlob(
         store,
         is_immutable=is_immutable,
-        memory_bytes=0 if is_on_disk else 1 << 20,
+        memory=Cache(0 if is_on_disk else 1 << 20),
         folder=tmp_path if is_on_disk else None,
     )
     with ThreadPoolExecutor(1) as pool:
@@ -228,7 +229,7 @@ def waiting(cached: CachedBlob, others: int, gate: Gate, pool: ThreadPoolExecuto
 def test_threads_that_want_a_key_at_the_same_time_share_one_fetch() -> None:
     store = Gate()
     store.set(KEY, b"value")
-    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(0))
     with ThreadPoolExecutor(8) as pool:
         reads = waiting(cached, 7, store, pool)
         store.let.release(8)
@@ -295,28 +296,28 @@ def test_an_interrupted_fetch_does_not_interrupt_those_that_wait_for_it() -> Non
 # Room.
 
 
-def test_memory_is_bounded_and_what_was_used_longest_ago_goes_first(store: MeteredBlob) -> None:
-    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=16 * (1000 + ENTRY_OVERHEAD_BYTES))
-    for number in range(16):
-        cached.get(f"part/{number}")
-    cached.get("part/0")
-    for number in range(16, 24):
+def test_memory_is_bounded_and_what_is_read_more_often_stays(store: MeteredBlob) -> None:
+    value_bytes = 1000 + ENTRY_OVERHEAD_BYTES
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(16 * value_bytes * 16 // 15 + 16))
+    for number in (*range(16), *range(1, 16), *range(16, 24)):
         cached.get(f"part/{number}")
 
-    counts = cached.counts()
-    assert counts.memory_bytes == 16 * (1000 + ENTRY_OVERHEAD_BYTES)
-    assert counts.evictions == 8
+    assert cached.counts().memory_bytes == 16 * value_bytes
     before = gets(store)
-    for number in (0, *range(9, 24)):
+    for number in range(16):
         assert cached.get(f"part/{number}") == value_of(number)
     assert gets(store) == before
-    cached.get("part/1")
-    assert gets(store) == before + 1
+    for _ in range(4):
+        cached.get("part/20")
+    before = gets(store)
+    assert cached.get("part/20") == value_of(20)
+    assert gets(store) == before
+    assert cached.counts().memory_bytes == 16 * value_bytes
 
 
 def test_a_folder_is_bounded_and_what_was_used_longest_ago_goes_first(store: MeteredBlob, tmp_path: Path) -> None:
     room = 20_000
-    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path, folder_bytes=room)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(0), folder=tmp_path, folder_bytes=room)
     for number in range(100):
         cached.get(f"part/{number}")
         cached.get("part/0")
@@ -333,7 +334,7 @@ def test_a_folder_is_bounded_and_what_was_used_longest_ago_goes_first(store: Met
 
 def test_a_value_that_is_large_for_the_room_is_not_kept(store: MeteredBlob, tmp_path: Path) -> None:
     room = 1000 * FILE_SHARE_MAX
-    for kwargs in ({"memory_bytes": room - 1}, {"memory_bytes": 0, "folder": tmp_path, "folder_bytes": room - 1}):
+    for kwargs in ({"memory": Cache(room - 1)}, {"memory": Cache(0), "folder": tmp_path, "folder_bytes": room - 1}):
         cached = CachedBlob(store, is_immutable=is_immutable, **kwargs)
         cached.get("part/1")
         before = gets(store)
@@ -343,7 +344,7 @@ def test_a_value_that_is_large_for_the_room_is_not_kept(store: MeteredBlob, tmp_
 
 
 def test_no_room_in_memory_keeps_nothing_there(store: MeteredBlob) -> None:
-    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(0))
     store.set("part/empty", b"")
     for _ in range(2):
         cached.get("part/empty")
@@ -357,7 +358,7 @@ def test_no_room_in_memory_keeps_nothing_there(store: MeteredBlob) -> None:
 def test_every_flipped_bit_and_every_truncation_of_a_file_costs_a_fetch_and_nothing_else(
     store: MeteredBlob, tmp_path: Path
 ) -> None:
-    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(0), folder=tmp_path)
     cached.get(KEY)
     (path,) = files(tmp_path)
     good = path.read_bytes()
@@ -422,7 +423,7 @@ def test_a_changed_or_exchanged_entry_in_memory_costs_a_fetch_and_nothing_else(s
 def test_something_else_in_the_place_of_an_entry_costs_a_fetch_and_nothing_else(
     store: MeteredBlob, tmp_path: Path, obstacle: str
 ) -> None:
-    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(0), folder=tmp_path)
     cached.get(KEY)
     (path,) = files(tmp_path)
     good = path.read_bytes()
@@ -474,7 +475,7 @@ def test_a_disk_that_is_full_or_read_only_costs_the_caching_and_nothing_else(
     store: MeteredBlob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     clock = ImpatientClock()
-    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path, clock=clock)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(0), folder=tmp_path, clock=clock)
     cached.get("part/0")
     real = os.open
 
@@ -503,7 +504,7 @@ def test_a_disk_that_is_full_or_read_only_costs_the_caching_and_nothing_else(
 
 def test_a_folder_that_cannot_be_made_costs_the_caching_and_nothing_else(store: MeteredBlob, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path / "file" / "cache")
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(0), folder=tmp_path / "file" / "cache")
     assert [cached.get(KEY) for _ in range(2)] == [b"value"] * 2
     cached.set(KEY, b"other")
     assert cached.get(KEY) == b"other"
@@ -513,7 +514,7 @@ def test_a_folder_that_cannot_be_made_costs_the_caching_and_nothing_else(store: 
 def test_an_entry_that_cannot_be_removed_is_never_used_again(
     store: MeteredBlob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(0), folder=tmp_path)
     cached.get(KEY)
 
     def refuse(path: str) -> None:
@@ -527,7 +528,7 @@ def test_an_entry_that_cannot_be_removed_is_never_used_again(
 
 
 def test_a_folder_that_is_removed_is_made_again(store: MeteredBlob, tmp_path: Path) -> None:
-    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path / "cache")
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(0), folder=tmp_path / "cache")
     cached.get(KEY)
     files(tmp_path / "cache")[0].unlink()
     (tmp_path / "cache").rmdir()
@@ -544,7 +545,7 @@ def test_files_of_others_in_the_folder_are_left_alone_and_old_temporaries_are_no
         path = tmp_path / f".tmp-{name}.cached"
         path.write_bytes(b"half")
         os.utime(path, (time.time() - age_s,) * 2)
-    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path, folder_bytes=20_000)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(0), folder=tmp_path, folder_bytes=20_000)
     for number in range(50):
         cached.get(f"part/{number}")
     assert len(files(tmp_path)) > 5
@@ -554,12 +555,14 @@ def test_files_of_others_in_the_folder_are_left_alone_and_old_temporaries_are_no
 
 WORKER = """
 import random, sys
+from persist.blob.lru import Cache
 from persist.blob.layers.cache import CachedBlob
 from persist.blob.stores.file import FileBlob
 from persist.blob.layers.metered import MeteredBlob
 from persist.core.log.keys import is_immutable
 store = MeteredBlob(FileBlob(sys.argv[1]))
-cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=sys.argv[2], folder_bytes=int(sys.argv[3]))
+room = {"memory": Cache(0), "folder_bytes": int(sys.argv[3])}
+cached = CachedBlob(store, is_immutable=is_immutable, folder=sys.argv[2], **room)
 chance = random.Random(int(sys.argv[4]))
 for _ in range(1500):
     number = min(int(chance.expovariate(0.05)), 99)
@@ -603,7 +606,7 @@ def size_of(path: Path) -> int:
         return 0
 
 
-@pytest.mark.parametrize("wrong", [{"memory_bytes": -1}, {"folder_bytes": 0}])
+@pytest.mark.parametrize("wrong", [{"folder_bytes": 0}])
 def test_room_that_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidUsage, match="is not allowed"):
         CachedBlob(MemoryBlob(), is_immutable=is_immutable, **wrong)  # type: ignore[arg-type]
@@ -611,7 +614,7 @@ def test_room_that_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
 
 @pytest.mark.thorough
 def test_many_threads_and_little_room_give_right_answers(store: MeteredBlob, tmp_path: Path) -> None:
-    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=15_000, folder=tmp_path, folder_bytes=30_000)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(15_000), folder=tmp_path, folder_bytes=30_000)
 
     def read(seed: int) -> None:
         chance = random.Random(seed)

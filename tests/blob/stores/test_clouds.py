@@ -11,6 +11,8 @@ from persist.blob.errors import InvalidUsage, ReadOnlyStore, StoreMisconfigured
 from persist.blob.stores import fsspec as module
 from persist.blob.url import open_blob
 
+pytestmark = pytest.mark.outside
+
 
 @pytest.fixture(params=["azure", "gcs"])
 def location(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:

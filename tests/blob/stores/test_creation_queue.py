@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from persist.blob.protocol import turn_at
+from persist.blob.protocol import acquire_turn
 from persist.blob.stores import creation_queue
 from persist.blob.stores.file import FileBlob
 from tests.blob.places import WRAPPERS
@@ -132,7 +132,7 @@ def test_a_line_is_waited_for_as_long_as_it_moves(tmp_path: Path, monkeypatch: p
 def test_who_has_the_turn_creates_without_waiting_and_others_wait(tmp_path: Path, wrapper: str) -> None:
     blob = WRAPPERS[wrapper](FileBlob(tmp_path, fsync=False))
     assert blob.create("log/0", b"a")
-    with turn_at(blob, "log/1") as has_waited:
+    with acquire_turn(blob, "log/1") as has_waited:
         assert not has_waited
         assert blob.create("log/1", b"b")
         assert not [thread for thread in threading.enumerate() if thread.name == "persist-turn"]
@@ -143,6 +143,6 @@ def test_who_has_the_turn_creates_without_waiting_and_others_wait(tmp_path: Path
 def test_a_turn_is_given_back_after_a_failure(tmp_path: Path) -> None:
     blob = FileBlob(tmp_path)
     assert blob.create("log/0", b"a")
-    with pytest.raises(ZeroDivisionError), blob._turns.taken(str(tmp_path / "log")):
+    with pytest.raises(ZeroDivisionError), blob._turns.acquire(str(tmp_path / "log")):
         raise ZeroDivisionError
     assert has_free_turn(tmp_path / "log")

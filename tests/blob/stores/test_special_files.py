@@ -14,6 +14,7 @@ from persist.blob.errors import CorruptBlob, InvalidUsage, StoreFull, StoreMisco
 from persist.blob.layers.cache import CachedBlob
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.retry import RetryBlob
+from persist.blob.lru import Cache
 from persist.blob.protocol import get_at_most
 from persist.blob.stores.file import FileBlob
 from persist.core.log.keys import is_immutable
@@ -112,7 +113,7 @@ def test_of_a_file_larger_than_a_value_can_be_nothing_is_read(tmp_path: Path) ->
     with open(tmp_path / "sparse", "wb") as file:
         file.truncate(50 << 30)
 
-    for store in (blob, CachedBlob(RetryBlob(MeteredBlob(blob)), is_immutable=is_immutable, memory_bytes=1 << 20)):
+    for store in (blob, CachedBlob(RetryBlob(MeteredBlob(blob)), is_immutable=is_immutable, memory=Cache(1 << 20))):
         with pytest.raises(CorruptBlob, match=r"it has 53,687,091,200 bytes, and at most 1,000 can belong there"):
             get_at_most(store, "sparse", 1000)
         assert store.get("sparse", (10, 14)) == b"\0" * 4
@@ -123,7 +124,7 @@ def test_of_a_file_larger_than_a_value_can_be_nothing_is_read(tmp_path: Path) ->
 def test_a_value_as_large_as_allowed_is_read_and_kept_in_a_cache(tmp_path: Path) -> None:
     store = MeteredBlob(FileBlob(tmp_path))
     store.set("part/1", b"x" * 1000)
-    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=1 << 20)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(1 << 20))
 
     for _ in range(3):
         assert get_at_most(cached, "part/1", 1000) == b"x" * 1000

@@ -69,7 +69,7 @@ def test_rows_with_a_wanted_key_are_found(given: tuple[Types, Keys, Keys], searc
 def test_bounds_say_how_many_keys_are_less(given: tuple[Types, Keys, Keys]) -> None:
     types, keys, others = given
     here, there = table(types, keys, distinct=True), table(types, others, distinct=True)
-    bounds = SortedKeys(here).bounds_of(SortedKeys(there))
+    bounds = SortedKeys(here).find_bounds(SortedKeys(there))
     if bounds is None:
         return
     mine = sort_keys(here, here.column_names)

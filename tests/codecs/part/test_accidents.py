@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from persist.blob.errors import CorruptBlob
+from persist.blob.lru import Cache
 from persist.codecs.part.decoding import decode_part
-from persist.codecs.part.describing import footer_of
+from persist.codecs.part.describing import describe_footer
 from persist.codecs.part.file_reader import CheckedFooters, level_bytes
-from persist.codecs.part.part import GROUPS_MAX, Part, checksum_of
+from persist.codecs.part.part import GROUPS_MAX, Part, compute_checksum
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
@@ -34,7 +35,9 @@ def part_of(values: list[Any], schema: CollectionSchema = TEXT, **options: Any) 
 
 def refused(data: bytes, part: Part, reason: str, schema: CollectionSchema = TEXT) -> None:
     """Assert that a part is refused for a reason, with a filter too."""
-    believed = msgspec.structs.replace(part, bytes=len(data), checksum=checksum_of(data), footer=footer_of(data))
+    believed = msgspec.structs.replace(
+        part, bytes=len(data), checksum=compute_checksum(data), footer=describe_footer(data)
+    )
     for filter in (None, pc.field("k") >= 0):
         with pytest.raises(CorruptBlob, match=reason):
             decode_part(data, believed, schema, filter=filter)
@@ -121,7 +124,7 @@ def test_a_dictionary_of_few_long_values_is_read() -> None:
 
 def test_a_footer_that_is_kept_is_read_once() -> None:
     data, part, table = part_of([str(n) for n in range(100)])
-    footers = CheckedFooters()
+    footers = CheckedFooters(Cache(1 << 20))
     for _ in range(2):
         assert decode_part(data, part, TEXT, footers=footers).equals(table)
     buffer = pa.py_buffer(data)

@@ -13,7 +13,7 @@ from persist.codecs.errors import InvalidUpdate
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.describing import check_part, describe_batch
 from persist.codecs.part.index import check_accepted
-from persist.codecs.part.part import Part, checksum_of, to_batch
+from persist.codecs.part.part import Part, compute_checksum, to_batch
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
@@ -30,7 +30,7 @@ def batch_of(rows: int = 3, schema: CollectionSchema = TEXT) -> tuple[bytes, Par
 
 
 def believed(data: bytes, part: Part) -> Part:
-    return msgspec.structs.replace(part, bytes=len(data), checksum=checksum_of(data), inline=data)
+    return msgspec.structs.replace(part, bytes=len(data), checksum=compute_checksum(data), inline=data)
 
 
 def refused(data: bytes, part: Part, reason: str, schema: CollectionSchema = TEXT) -> None:

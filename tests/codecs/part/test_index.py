@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from persist.blob.errors import CorruptBlob, IncompatibleVersion, InvalidUsage
 from persist.codecs.part.decoding import decode_part
-from persist.codecs.part.describing import check_part, footer_of
+from persist.codecs.part.describing import check_part, describe_footer
 from persist.codecs.part.index import PartIndex, decode_groups, read_index
-from persist.codecs.part.part import Footer, Part, checksum_of
+from persist.codecs.part.part import Footer, Part, compute_checksum
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from tests.codecs.oracle import sort_keys
@@ -159,7 +159,7 @@ def test_every_byte_flipped_and_every_truncation_is_noticed_in_pieces() -> None:
 
 
 def believed(data: bytes, part: Part) -> Part:
-    return msgspec.structs.replace(part, bytes=len(data), checksum=checksum_of(data), footer=footer_of(data))
+    return msgspec.structs.replace(part, bytes=len(data), checksum=compute_checksum(data), footer=describe_footer(data))
 
 
 def with_index(change: Callable[[Any], Any], *, raw: bool = False) -> tuple[bytes, Part]:
@@ -250,7 +250,7 @@ def test_a_part_without_an_index_is_refused_in_pieces() -> None:
 def test_a_descriptor_with_a_short_footer_is_noticed(size: int) -> None:
     data, part = only(encode_parts(orders(12), ORDERS))
     footer = data[len(data) - size :]
-    part = msgspec.structs.replace(part, footer=Footer(size, checksum_of(footer)))
+    part = msgspec.structs.replace(part, footer=Footer(size, compute_checksum(footer)))
     with pytest.raises(CorruptBlob):
         read_index(footer, part, ORDERS)
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from persist.blob.errors import CorruptBlob, InvalidUsage
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.part.decoding import decode_part
-from persist.codecs.part.part import Part, checksum_of
+from persist.codecs.part.part import Part, compute_checksum
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.arrow_types import is_flat, scalar_from_json
 from persist.codecs.types.schema import CollectionSchema
@@ -89,7 +89,7 @@ def test_descriptors_say_what_is_inside(batch: tuple[CollectionSchema, pa.Table]
     for data, part in encode_parts(table, schema):
         decoded = decode_part(data, part, schema)
         times, diffs = decoded["_time"].to_pylist(), decoded["_diff"].to_pylist()
-        assert (part.bytes, part.rows, part.checksum) == (len(data), len(times), checksum_of(data))
+        assert (part.bytes, part.rows, part.checksum) == (len(data), len(times), compute_checksum(data))
         assert (part.time_min, part.time_max) == (min(times), max(times))
         assert (part.negatives, part.diff_sum) == (sum(d < 0 for d in diffs), sum(diffs))
         check_keys(part, decoded, schema)
@@ -225,7 +225,7 @@ def test_bytes_with_a_right_checksum_that_are_not_the_part_are_noticed() -> None
     with pytest.raises(CorruptBlob, match=f"it holds {part.rows} rows, and its descriptor says {2**50}"):
         decode_part(data, msgspec.structs.replace(part, rows=2**50), ORDERS)
     for bad in (b"", b"PAR1", data[:-9] + b"\xff" * 9, data[:100] + bytes(200) + data[300:]):
-        believed = msgspec.structs.replace(part, bytes=len(bad), checksum=checksum_of(bad))
+        believed = msgspec.structs.replace(part, bytes=len(bad), checksum=compute_checksum(bad))
         with pytest.raises(CorruptBlob):
             decode_part(bad, believed, ORDERS)
         with pytest.raises(CorruptBlob):
@@ -269,6 +269,7 @@ def test_filtering_while_reading_is_filtering_afterwards(batch: tuple[Collection
     expression = data.draw(
         st.sampled_from([field == literal, field != literal, ~(field > literal), field <= literal, field.is_null()])
     )
+    columns = data.draw(st.lists(st.sampled_from(schema.arrow.names), unique=True))
     for encoded, part in encode_parts(table, schema, row_group_rows=4):
         whole = decode_part(encoded, part, schema)
         try:
@@ -279,6 +280,10 @@ def test_filtering_while_reading_is_filtering_afterwards(batch: tuple[Collection
             return
         found = decode_part(encoded, part, schema, filter=expression)
         assert sort_keys(found, schema.arrow.names) == sort_keys(expected, schema.arrow.names)
+        found = decode_part(encoded, part, schema, columns=columns, filter=expression)
+        assert found.column_names == columns
+        assert len(found) == len(expected)
+        assert sort_keys(found, columns) == sort_keys(expected, columns)
 
 
 def test_nan_survives_a_filter_that_statistics_would_exclude() -> None:
@@ -301,11 +306,24 @@ def test_row_groups_that_statistics_exclude_are_not_read() -> None:
     end = (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size
     page = data.rindex(ZSTD_MAGIC, 0, end)  # Its header is looked at anyway.
     broken = data[:page] + bytes(4) + data[page + 4 :]
-    believed = msgspec.structs.replace(part, checksum=checksum_of(broken))
+    believed = msgspec.structs.replace(part, checksum=compute_checksum(broken))
     found = decode_part(broken, believed, ORDERS, filter=pc.field("id") < 50)
     assert found.equals(decode_part(data, part, ORDERS).filter(pc.field("id") < 50))
     with pytest.raises(CorruptBlob):
         decode_part(broken, believed, ORDERS, filter=pc.field("status") > "")
+
+
+def test_columns_are_decoded_where_a_filter_keeps_some_row() -> None:
+    data, part = only(encode_parts(orders(4000), ORDERS, row_group_rows=500))
+    metadata = pq.ParquetFile(io.BytesIO(data)).metadata
+    chunk = metadata.row_group(metadata.num_row_groups - 1).column(1)
+    end = (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size
+    page = data.rindex(ZSTD_MAGIC, 0, end)
+    broken = data[:page] + bytes(4) + data[page + 4 :]
+    believed = msgspec.structs.replace(part, checksum=compute_checksum(broken))
+    assert not len(decode_part(broken, believed, ORDERS, filter=pc.field("amount") == 0.5))  # Between 0 and 2.
+    with pytest.raises(CorruptBlob):
+        decode_part(broken, believed, ORDERS, filter=pc.field("amount") == 1.0)
 
 
 @pytest.mark.parametrize(

@@ -155,9 +155,9 @@ def expected(call: WindowFunction, rows: list[Row], at: int) -> Any:
                 beyond = [place for place in others if (place - at) * sign > 0]
                 beyond = beyond[::-1] if sign < 0 else beyond
                 return (
-                    rows[beyond[abs(sign) - 1]][column] if len(beyond) >= abs(sign) else default_of(rows[at], default)
+                    rows[beyond[abs(sign) - 1]][column] if len(beyond) >= abs(sign) else read_default(rows[at], default)
                 )
-            return rows[at + sign][column] if 0 <= at + sign < size else default_of(rows[at], default)
+            return rows[at + sign][column] if 0 <= at + sign < size else read_default(rows[at], default)
     inside = [rows[place] for place in frame(call, rows, at)]
     if call.where:
         inside = [row for row in inside if row[call.where]]
@@ -198,7 +198,7 @@ def expected(call: WindowFunction, rows: list[Row], at: int) -> Any:
     raise AssertionError(name)
 
 
-def default_of(row: Row, default: list[str]) -> Any:
+def read_default(row: Row, default: list[str]) -> Any:
     return row[default[0]] if default else None
 
 

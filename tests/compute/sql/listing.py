@@ -1,4 +1,4 @@
-"""The list of functions in `docs/use/views.md`, made from what DuckDB has and what views translate.
+"""The list of functions in `docs/use/views-sql.md`, made from what DuckDB has and what views translate.
 
 `python -m tests.compute.sql.listing` writes it anew.
 """
@@ -11,7 +11,7 @@ from persist.compute.sql.adapt_expression import AGGREGATES, FUNCTIONS, OF_LISTS
 from persist.compute.sql.by_duckdb import is_definite
 from tests.support.paths import ROOT
 
-PAGE = ROOT / "docs" / "use" / "views.md"
+PAGE = ROOT / "docs" / "use" / "views-sql.md"
 HEAD = "## Functions\n"
 _INTERNAL = ("__", "collate_", "icu_collate_")
 
@@ -21,19 +21,18 @@ def listed() -> str:
     scalars, aggregates = _names("scalar"), _names("aggregate")
     words = {name for name in FUNCTIONS if name.isidentifier()}
     by_duckdb = {name for name in scalars - words if is_definite(name)}
+    supported = {*AGGREGATES, *OF_LISTS} - {"count_star", "sum_no_overflow"}
+    windows = set(WINDOWS.values()) - {"aggregate"}
     return (
         "\n".join(
             [
                 HEAD,
-                f"Of the functions of DuckDB {duckdb.__version__}, by their names; a macro is what it stands for. "
-                "Operators, casts, `CASE`, `LIKE` and the like are above.",
+                f"Every function of DuckDB {duckdb.__version__} works in a view, except the refused ones below. "
+                f"Views compute {len(words)} scalar functions, {len(supported)} aggregates and {len(windows)} window "
+                f"functions, and DuckDB computes {len(by_duckdb)} scalar functions.",
                 "",
-                *_paragraph("**Supported**", words),
-                *_paragraph("**Computed by DuckDB**", by_duckdb),
-                *_paragraph("**Supported aggregates**", {*AGGREGATES, *OF_LISTS} - {"count_star", "sum_no_overflow"}),
-                *_paragraph("**Supported only over windows**", set(WINDOWS.values()) - {"aggregate"}),
                 *_paragraph("**Refused aggregates**", aggregates - {*AGGREGATES, *OF_LISTS}),
-                *_paragraph("**Refused**", scalars - words - by_duckdb),
+                *_paragraph("**Refused scalar functions**", scalars - words - by_duckdb),
             ]
         ).rstrip("\n")
         + "\n"

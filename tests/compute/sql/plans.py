@@ -51,7 +51,7 @@ def plan_of(sql: str) -> str:
     return f"{stored}\n{program.explain()}"
 
 
-def digest_of(text: str) -> str:
+def compute_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
@@ -64,7 +64,7 @@ def known_plans() -> tuple[str, dict[str, str]]:
 def changed(queries: list[str]) -> list[str]:
     """Return those of some queries whose plan is not the one whose answers were compared."""
     _, known = known_plans()
-    return [sql for sql in queries if known.get(digest_of(sql)) != digest_of(plan_of(sql))]
+    return [sql for sql in queries if known.get(compute_digest(sql)) != compute_digest(plan_of(sql))]
 
 
 def main() -> None:
@@ -72,8 +72,8 @@ def main() -> None:
         print(*map(plan_of, sys.argv[1:]), sep="\n\n")
         return
     _, known = known_plans() if PATH.exists() else ("", {})
-    new = {digest_of(sql): digest_of(plan_of(sql)) for sql in QUERIES}
-    others = [sql for sql in QUERIES if known.get(digest_of(sql)) != new[digest_of(sql)]]
+    new = {compute_digest(sql): compute_digest(plan_of(sql)) for sql in QUERIES}
+    others = [sql for sql in QUERIES if known.get(compute_digest(sql)) != new[compute_digest(sql)]]
     for number, sql in enumerate(others, 1):
         print(f"{number} of {len(others)}: {sql}", flush=True)
         check(sql, changes(1), known=KNOWN)

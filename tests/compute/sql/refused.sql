@@ -1,5 +1,5 @@
 -- Queries of the kinds that DuckDB's own tests ask, which have one answer, and which are refused when a view is made.
--- Ordered by how often such are asked; `docs/use/views.md` says why.
+-- Ordered by how often such are asked; `docs/use/views-sql.md` says why.
 
 -- Types that columns here do not have, or that have an order of their own.
 SELECT s::ENUM('x', 'xy') AS x FROM t WHERE s IN ('x', 'xy');

@@ -23,7 +23,7 @@ CELLS_MIN = 20_000
 PARTS = 12
 NO_WORD = -(2**63)  # Is NULL in the words of a dataflow, which refuses it.
 AT_ONCE = 60  # So many expressions are one view.
-# What is said of values that DuckDB has, and views do not (`docs/use/views.md`, "The language").
+# What is said of values that DuckDB has, and views do not (`docs/use/views-sql.md`, "The language").
 LIMITS = ("an interval has up to", "an interval does not fit 64 bits")
 
 

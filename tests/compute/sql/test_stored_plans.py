@@ -178,6 +178,15 @@ def test_an_order_of_joins_is_chosen_anew_where_sizes_have_changed() -> None:
     assert not list_ordered_collections(rewritten(pair))
 
 
+def test_a_location_of_an_older_format_keeps_no_plans(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("persist.compute.sql.draft.PLANS_CAME_WITH", client.engine.follower.state.format + 1)
+    client.create_view("joined", VIEWS["joined"])
+    definition = client.view("joined").live.definition
+    assert (definition.version, definition.program) == (1, None)
+    client.view("joined").refresh()
+    assert client.view("joined").snapshot().to_pylist()
+
+
 def test_the_definition_of_the_first_version_is_read_and_a_later_one_refused(client: persist.Client) -> None:
     client.create_view("joined", VIEWS["joined"])
     stored = client.view("joined").live.definition.to_json()

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 import persist
+from persist.blob.lru import Cache
 from persist.compute.tasks.planned_write import writing
 from persist.connect.spark.write_functions.foreach_batch import foreach_batch_writer
 from persist.core.settings import Settings
@@ -35,7 +36,7 @@ def upsert(location: str, time: int, value: int, caches: PartCaches | None) -> f
 
 
 def test_the_next_client_reads_nothing_again(tmp_path: Path) -> None:
-    location, caches = str(tmp_path / "location"), PartCaches.within(MEMORY)
+    location, caches = str(tmp_path / "location"), PartCaches(Cache(MEMORY // 2))
     made(location)
     first = upsert(location, 1, 1, caches)
     assert first > ROWS, "the first finds nothing decoded"
@@ -44,7 +45,7 @@ def test_the_next_client_reads_nothing_again(tmp_path: Path) -> None:
 
 
 def test_kept_rows_are_never_stale(tmp_path: Path) -> None:
-    location, caches = str(tmp_path / "location"), PartCaches.within(MEMORY)
+    location, caches = str(tmp_path / "location"), PartCaches(Cache(MEMORY // 2))
     made(location)
     for time, value in enumerate((7, 7, 8, 9), 1):
         upsert(location, time * 2 - 1, value, caches)

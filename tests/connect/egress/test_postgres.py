@@ -24,7 +24,10 @@ from tests.connect.egress.target import Target
 from tests.connect.ingest.servers import postgres_programs
 from tests.support.tiers import examples
 
-pytestmark = pytest.mark.skipif(postgres_programs() is None, reason="no Postgres: Debian's package postgresql has one")
+pytestmark = [
+    pytest.mark.outside,
+    pytest.mark.skipif(postgres_programs() is None, reason="no Postgres: Debian's package postgresql has one"),
+]
 ORDERS: dict[str, Any] = {"key": {"id": pa.int64()}, "value": {"status": pa.string()}}
 
 

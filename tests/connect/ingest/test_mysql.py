@@ -85,6 +85,7 @@ def shop(server: MariaDb, request: pytest.FixtureRequest) -> Iterator[Shop]:
     found.connection.close()
 
 
+@pytest.mark.outside
 @needs_server
 def test_the_first_contents_and_then_each_transaction_are_taken_in(shop: Shop) -> None:
     shop.run("CREATE TABLE orders (id bigint PRIMARY KEY, status text)", "CREATE TABLE log (line varchar(9), n int)")
@@ -105,6 +106,7 @@ def test_the_first_contents_and_then_each_transaction_are_taken_in(shop: Shop) -
     assert shop.ingest().rows == 0
 
 
+@pytest.mark.outside
 @needs_server
 def test_a_computed_column_is_named_with_how_to_compute_it(shop: Shop, caplog: Any) -> None:
     shop.run("CREATE TABLE t (id int PRIMARY KEY, a int, g int AS (a * 2) STORED, v int AS (a * 3) VIRTUAL)")
@@ -115,6 +117,7 @@ def test_a_computed_column_is_named_with_how_to_compute_it(shop: Shop, caplog: A
 
 
 @pytest.mark.thorough(except_every=4)
+@pytest.mark.outside
 @needs_server
 @pytest.mark.parametrize(
     ("key", "values"),
@@ -143,6 +146,7 @@ def test_a_copy_that_is_cut_off_goes_on_behind_any_key(shop: Shop, key: str, val
     assert sorted(v for _, v in shop.contents("t")) == sorted(v for (v,) in shop.rows("SELECT v FROM t"))
 
 
+@pytest.mark.outside
 @needs_server
 def test_negative_times_and_padded_texts_come_the_same_by_copy_and_by_log(shop: Shop) -> None:
     shop.run("CREATE TABLE t (id int, k char(5), t time(6), u time(1), PRIMARY KEY (id, k))")
@@ -163,6 +167,7 @@ def test_negative_times_and_padded_texts_come_the_same_by_copy_and_by_log(shop: 
     assert shop.contents("t") == [(1, *one), (2, *two), (3, *one), (4, *two)]
 
 
+@pytest.mark.outside
 @needs_server
 @pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
 def test_rows_that_are_logged_without_some_columns_are_refused(shop: Shop, image: str) -> None:
@@ -177,6 +182,7 @@ def test_rows_that_are_logged_without_some_columns_are_refused(shop: Shop, image
     assert shop.contents("t") == [(1, 1, "x")]
 
 
+@pytest.mark.outside
 @needs_server
 def test_a_file_that_was_loaded_as_a_statement_is_refused(shop: Shop, tmp_path: Path) -> None:
     shop.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE other (id int PRIMARY KEY)")
@@ -218,6 +224,7 @@ def test_what_lay_unread_does_not_say_that_nothing_came_since() -> None:
     assert [events.get()[4] for _ in range(3)] == [6_000_000, None, None]
 
 
+@pytest.mark.outside
 @needs_server
 def test_a_column_of_a_key_cannot_be_left_out(shop: Shop) -> None:
     shop.run("CREATE TABLE t (a int, b int, PRIMARY KEY (a, b))", "INSERT INTO t VALUES (1, 1), (2, 1)")
@@ -225,6 +232,7 @@ def test_a_column_of_a_key_cannot_be_left_out(shop: Shop) -> None:
         shop.ingest(exclude=["t.a"])
 
 
+@pytest.mark.outside
 @needs_server
 def test_every_type_comes_the_same_by_copy_and_by_log(shop: Shop) -> None:
     shop.run(
@@ -263,6 +271,7 @@ def test_every_type_comes_the_same_by_copy_and_by_log(shop: Shop) -> None:
     assert {*empty} == {None, ""}
 
 
+@pytest.mark.outside
 @needs_server
 def test_statements_that_change_tables_are_followed(shop: Shop, caplog: Any) -> None:
     shop.run("CREATE TABLE t (id int PRIMARY KEY, a int, b varchar(9))", "CREATE TABLE u (n int)")
@@ -297,6 +306,7 @@ def test_statements_that_change_tables_are_followed(shop: Shop, caplog: Any) -> 
 
 
 @pytest.mark.thorough
+@pytest.mark.outside
 @needs_server
 @pytest.mark.costly("it dies again and again")
 def test_whoever_is_killed_around_any_statement_goes_on_right(shop: Shop) -> None:
@@ -339,6 +349,7 @@ def test_whoever_is_killed_around_any_statement_goes_on_right(shop: Shop) -> Non
     assert deaths > 12
 
 
+@pytest.mark.outside
 @needs_server
 def test_what_the_log_cannot_tell_is_refused(shop: Shop, server: MariaDb) -> None:
     shop.run("CREATE TABLE p (id int PRIMARY KEY)")
@@ -436,6 +447,7 @@ def test_sets_of_transactions_are_counted() -> None:
         domains.add("0-1-9")
 
 
+@pytest.mark.outside
 @needs_server
 def test_a_log_that_was_purged_and_a_server_without_our_transactions_are_told(shop: Shop, server: MariaDb) -> None:
     shop.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
@@ -463,6 +475,7 @@ def test_a_log_that_was_purged_and_a_server_without_our_transactions_are_told(sh
             shop.ingest()
 
 
+@pytest.mark.outside
 @needs_server
 @pytest.mark.thorough
 def test_another_server_of_the_group_goes_on_with_the_same_times(shop: Shop, server: MariaDb, tmp_path: Path) -> None:
@@ -498,6 +511,7 @@ def test_another_server_of_the_group_goes_on_with_the_same_times(shop: Shop, ser
         assert (shop.times("t", 0), len(shop.contents("t"))) == (times, 4)
 
 
+@pytest.mark.outside
 @needs_server
 def test_moments_are_times_of_transactions_and_idle_ones_move(shop: Shop) -> None:
     shop.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
@@ -514,6 +528,7 @@ def test_moments_are_times_of_transactions_and_idle_ones_move(shop: Shop) -> Non
 
 
 @pytest.mark.thorough
+@pytest.mark.outside
 @needs_server
 @pytest.mark.costly("it starts and kills processes of the command line")
 @pytest.mark.parametrize("kills", [1, pytest.param(25, marks=pytest.mark.thorough)])

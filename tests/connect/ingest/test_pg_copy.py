@@ -18,7 +18,10 @@ from tests.core.keyed.test_crash import SETTINGS, Died, MortalBlob
 
 __all__ = ["database", "server"]  # Fixtures.
 
-pytestmark = pytest.mark.skipif(postgres_programs() is None, reason="no Postgres: Debian's package postgresql has one")
+pytestmark = [
+    pytest.mark.outside,
+    pytest.mark.skipif(postgres_programs() is None, reason="no Postgres: Debian's package postgresql has one"),
+]
 ROWS = 120
 MONEY = 1_000 * ROWS
 

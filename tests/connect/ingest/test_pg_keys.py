@@ -18,7 +18,10 @@ from tests.core.keyed.test_crash import Died, MortalBlob
 
 __all__ = ["database", "server"]  # Fixtures.
 
-pytestmark = pytest.mark.skipif(postgres_programs() is None, reason="no Postgres: Debian's package postgresql has one")
+pytestmark = [
+    pytest.mark.outside,
+    pytest.mark.skipif(postgres_programs() is None, reason="no Postgres: Debian's package postgresql has one"),
+]
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, long text, n int, bytes bytea, at timestamp)",
     "ALTER TABLE t ALTER long SET STORAGE EXTERNAL, ALTER bytes SET STORAGE EXTERNAL",

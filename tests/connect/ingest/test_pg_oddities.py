@@ -13,7 +13,10 @@ from tests.connect.ingest.test_postgres import Database, database, server
 
 __all__ = ["database", "server"]  # Fixtures.
 
-pytestmark = pytest.mark.skipif(postgres_programs() is None, reason="no Postgres: Debian's package postgresql has one")
+pytestmark = [
+    pytest.mark.outside,
+    pytest.mark.skipif(postgres_programs() is None, reason="no Postgres: Debian's package postgresql has one"),
+]
 
 
 def test_a_column_that_got_two_names_before_it_was_looked_at_keeps_its_values(database: Database) -> None:

@@ -19,7 +19,10 @@ from persist.errors import AsOfNotSealed
 from tests.connect.ingest import servers
 from tests.connect.ingest.servers import Server, postgres_programs, running
 
-pytestmark = pytest.mark.skipif(postgres_programs() is None, reason="no Postgres: Debian's package postgresql has one")
+pytestmark = [
+    pytest.mark.outside,
+    pytest.mark.skipif(postgres_programs() is None, reason="no Postgres: Debian's package postgresql has one"),
+]
 Rows = list[dict[str, Any]]
 
 

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 import persist
 import persist.spark
 from tests.connect.spark.cluster import environment
+from tests.support.stepped import WAIT_S
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +27,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.python.authenticate.socketTimeout", f"{WAIT_S:.0f}s")
         .config("spark.log.level", "OFF")
         .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

@@ -1,4 +1,4 @@
-"""The table of options: docs/use/spark.md shows it as it is, and every check and error comes from it."""
+"""The table of options: docs/reference/spark-options.md shows it as it is, and every check and error comes from it."""
 
 import re
 
@@ -27,7 +27,7 @@ def rows() -> list[str]:
 
 
 def test_the_page_about_spark_has_the_table_of_options() -> None:
-    page = (ROOT / "docs" / "use" / "spark.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "spark-options.md").read_text(encoding="utf-8")
     table = re.search(r"\| option \| for \| takes \| default \| .*\n\|[-| ]+\|\n((?:\|.*\n)+)", page)
     assert table is not None
     assert table[1].splitlines() == rows()

@@ -9,6 +9,7 @@ import pytest
 import persist
 from persist.blob.errors import CorruptBlob
 from persist.blob.layers.metered import MeteredBlob
+from persist.blob.lru import Cache
 from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
@@ -124,25 +125,20 @@ def test_what_makes_checkpoints_does_not_read_again_what_it_wrote() -> None:
 
 def test_only_large_objects_are_remembered_and_only_so_many_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_objects, "WHOLE_BYTES_MAX", 10)
-    monkeypatch.setattr(state_objects, "KNOWN_BYTES_MAX", 100)
-    known, contents = state_objects.KnownContents(), CollectionState(ID, "c", SCHEMA)
+    known, contents = state_objects.KnownContents(cache=Cache(100)), CollectionState(ID, "c", SCHEMA)
 
     def keep(name: str, *sizes: int) -> list[str]:
         """Keep objects of these sizes; return which collections are known after that."""
         known.keep(name, [state_objects.StateLevel(BlobRef("x", size, "y"), contents) for size in sizes])
-        return [*known._levels]
+        return [each for each in ("a", "b", "c", "huge", "small") if known._levels.peek(each) is not None]
 
     assert keep("small", 10) == []
     assert keep("a", 20, 20) == ["a"]
-    assert keep("b", 60) == ["a", "b"]
-    assert keep("a", 30) == ["b", "a"]
-    assert keep("c", 11) == ["a", "c"]
-    assert keep("c", 60, 10) == ["a", "c"]
-    assert keep("c", 71) == ["c"]
+    assert keep("b", 50) == ["a", "b"]
+    assert keep("a", 30) == ["a", "b"]
+    assert keep("c", 30) == ["a", "c"]
     assert keep("huge", 500) == ["huge"]
     assert keep("huge", 4) == []
-    assert keep("d", 50) == ["d"]
-    assert keep("e", 50) == ["d", "e"]
 
 
 def small_levels(patch: pytest.MonkeyPatch) -> None:

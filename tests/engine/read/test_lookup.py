@@ -25,6 +25,7 @@ import persist.engine.read.lookups.lookup
 import persist.engine.read.lookups.part_rows
 import persist.engine.read.parts.reader
 from persist.blob.layers.metered import MeteredBlob
+from persist.blob.lru import Cache
 from persist.blob.protocol import MemoryBlob
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.stream import encode_parts
@@ -670,8 +671,9 @@ def test_single_keys_make_blocks_of_row_groups_and_are_found_in_them(monkeypatch
             if at // group % 8 != 5:  # The last of what a block takes need not be wanted.
                 for _ in range(2):
                     assert rows_with(snapshot, [keys[at]]).equals(ascending.slice(at, 1))
-        kept: Any = client.engine.reader().decoded._kept
-        blocks = {name[1] for name in kept if name[2] in (("k",), ("v",))}
+        kept: Any = client.engine.storage.cache._kept
+        names = [name for kind, name in kept if kind is client.engine.caches.decoded]
+        blocks = {name[1] for name in names if name[2] in (("k",), ("v",))}
         assert {(0, 8), (8, 16)} <= blocks
         assert not {(n, n + 1) for n in range(16)} & blocks, "what became a block is not kept beside it"
         before = store.counts()["get"].requests
@@ -696,7 +698,7 @@ def rows_of(count: int) -> SortedKeys:
 
 
 def test_decoded_rows_are_kept_within_bounds() -> None:
-    kept = decoded_rows(4 * (ENTRY_BYTES + 200) * 9 // 8)
+    kept = decoded_rows(Cache(room := 4 * (ENTRY_BYTES + 200) * 9 // 8))
     for name in range(10):
         kept.put(name, rows_of(25))
         kept.get(0)
@@ -704,7 +706,7 @@ def test_decoded_rows_are_kept_within_bounds() -> None:
     assert [name for name in range(10) if kept.peek(name) is not None] == [0, 1, 2, 3]
     kept.put("large", rows_of(300))
     assert kept.get("large") is None
-    assert kept.bytes <= kept.bytes_max
+    assert kept.bytes <= room
 
 
 def test_what_look_ups_have_decoded_of_parts_that_are_gone_is_not_kept_for_ever() -> None:
@@ -741,7 +743,7 @@ def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(
     monkeypatch.setattr(PartReader, "fetched_groups", fetched_groups)
 
     def decoded_by_one(room: int) -> int:
-        monkeypatch.setattr(client.engine.caches, "decoded", decoded_rows(room))
+        monkeypatch.setattr(client.engine.caches, "decoded", decoded_rows(Cache(room)))
         for _ in range(4):
             decoded.clear()
             assert len(collection.snapshot().get(keys)) == len(keys)
@@ -755,7 +757,7 @@ def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(
 
 def test_many_threads_share_what_is_kept(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persist.engine.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(client.engine.caches, "decoded", decoded_rows(4 << 20))
+    monkeypatch.setattr(client.engine.caches, "decoded", decoded_rows(Cache(4 << 20)))
     collection, rows = large(client, scattered("int"))
     keys, wrong = rows["k"].to_pylist(), []
     snapshot = collection.snapshot()
@@ -805,32 +807,6 @@ def test_the_places_of_keys_are_those_of_their_rows_in_small_parts_and_in_parts_
         reader = PartReader(client.engine.blob)
         assert places_of(wanted, part, c.schema, reader).tolist() == [0, 200, 499]
         assert places_of(SortedKeys(pa.table({"k": [-5, -1]})), part, c.schema, reader).tolist() == []
-
-
-def test_what_a_lookup_reads_is_told_by_the_keys_that_descriptors_know(client: persist.Client) -> None:
-    t = client.create_or_load("wide", key={"k": pa.int64()}, value={"v": pa.string()})
-    for time, first in enumerate((0, 10_000)):
-        keys = [*range(first, first + 20_001)]
-        values = [f"{key:032}" for key in keys]
-        t.write(pa.table({"k": keys, "v": values, "_time": [time] * 20_001, "_diff": [1] * 20_001})).result()
-    t.seal(2).result()
-    scan = t.snapshot().scan
-    lookup, [one, two] = persist.engine.read.lookups.lookup.Lookup(scan), scan.parts
-    assert one.keys is not None
-    known = len(one.keys)
-
-    def told(*keys: int) -> tuple[int, int]:
-        return lookup.bytes_of(lookup.wanted(list(keys)))
-
-    assert told() == told(-1) == told(50_000) == (0, 0)
-    [size, parts] = told(1)
-    assert parts == 1
-    assert abs(size * (known - 1) - one.memory) < one.memory / 20
-    assert told(2) == told(1, 2, 3) == (size, 1)
-    assert told(1, 29_999)[1] == 2
-    assert told(*range(0, 30_001, 100)) == (one.memory + two.memory, 2)
-    assert told(-1, 15_000) == told(15_000)
-    assert told(15_000)[1] == 2
 
 
 @pytest.mark.parametrize(

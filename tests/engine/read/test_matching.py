@@ -163,3 +163,27 @@ def test_parts_of_other_versions_of_the_schema_are_looked_up(client: persist.Cli
         assert found(c, snapshot.scan, pa.table({"v": [1000, 7]})).total() == 2
     with snapshot_of(old, 0, form="diff", schema=1) as snapshot:
         assert found(c, snapshot.scan, keys).total() == 2
+
+
+def test_an_estimate_follows_from_the_keys_that_descriptors_name(client: persist.Client) -> None:
+    t = client.create_or_load("wide", key={"k": pa.int64()}, value={"v": pa.string()})
+    for time, first in enumerate((0, 10_000)):
+        keys = [*range(first, first + 20_001)]
+        values = [f"{key:032}" for key in keys]
+        t.write(pa.table({"k": keys, "v": values, "_time": [time] * 20_001, "_diff": [1] * 20_001})).result()
+    t.seal(2).result()
+    with t.snapshot(form="diff") as snapshot:
+        scan = snapshot.scan
+        one, two = scan.parts
+        assert one.keys is not None
+        samples = len(one.keys)
+
+        def estimate(*keys: int) -> int:
+            return estimate_matching(scan, pa.table({"k": pa.array(keys, pa.int64())}))
+
+        assert estimate() == estimate(-1) == estimate(50_000) == 0
+        assert abs(estimate(1) * (samples - 1) - one.memory) < one.memory / 20
+        assert estimate(2) == estimate(1, 2, 3) == estimate(1)
+        assert estimate(*range(0, 30_001, 100)) == one.memory + two.memory
+        assert estimate(-1, 15_000) == estimate(15_000)
+        assert estimate_matching(scan, pa.table({"v": ["x"]})) == scan.memory

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import persist
-from persist.blob.protocol import Blob, MemoryBlob, turn_at
+from persist.blob.protocol import Blob, MemoryBlob, acquire_turn
 from persist.blob.stores.file import FileBlob
 from tests.blob.stores.test_creation_queue import has_free_turn
 from tests.support.stepped import WAIT_S, Stepped
@@ -24,7 +24,7 @@ class SteppedFolder(Stepped):
         self._folder = inner
 
     def turn(self, key: str) -> AbstractContextManager[bool]:
-        return turn_at(self._folder, key)
+        return acquire_turn(self._folder, key)
 
 
 def test_who_lost_a_race_reads_on_in_its_turn_and_reports_after_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The drills of the manual for restores: the numbered steps of `docs/run/operations.md`, done one after the other.
+"""The drills of the manual for restores: the numbered steps of `docs/run/restore.md`, done one after the other.
 
 A step that the manual has and no drill, or the other way round, is a failure: text and drill change together.
 """
@@ -15,7 +15,7 @@ import persist
 from persist.tools.cli.main import main
 from tests.support.paths import ROOT
 
-MANUAL = ROOT / "docs" / "run" / "operations.md"
+MANUAL = ROOT / "docs" / "run" / "restore.md"
 SECTION = MANUAL.read_text(encoding="utf-8").partition("\n## Restoring a backup\n")[2].partition("\n## ")[0]
 DAMAGED = MANUAL.read_text(encoding="utf-8").partition("**A backup that is damaged.**")[2].partition("\n## ")[0]
 IN_PLACE, _, INTERRUPTED = SECTION.partition("**To get out of `LogInterrupted`**")

@@ -24,7 +24,7 @@ def names_in(path: str) -> set[str]:
 
 
 def test_whatever_shows_a_claim_of_an_article_is_there() -> None:
-    rows = ROW.findall((DOCS / "learn" / "origins.md").read_text(encoding="utf-8"))
+    rows = ROW.findall((DOCS / "inside" / "origins.md").read_text(encoding="utf-8"))
     assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1))
     assert len(rows) >= 65
     for number, _, shown_by in rows:

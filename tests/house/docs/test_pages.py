@@ -31,8 +31,10 @@ PAGES = [
     "use/egress.md",
     "use/dataflow.md",
     "use/views.md",
+    "use/views-sql.md",
     "use/publish.md",
-    "run/operations.md",
+    "run/servers.md",
+    "run/erase.md",
 ]
 PROSE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 BLOCK = re.compile(r"```(python|text|console)\n(.*?)```", re.DOTALL)

@@ -21,11 +21,11 @@ def _quiet_about_checkpoints(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "persist")
 
 
-CALLS = examples(100_000)  # Of the ten cases: 1,000,000 if everything is run, and otherwise 10,000 in the first.
+CALLS = examples(100_000)  # Of the ten cases: 1,000,000 if everything is run, and otherwise 10,000 each.
 
 
 @pytest.mark.costly("it makes 10,000 calls of the store")
-@pytest.mark.thorough(except_every=10)
+@pytest.mark.thorough
 @pytest.mark.parametrize("campaign", range(10))
 def test_nothing_is_wrong_after_any_call_of_the_store(campaign: int) -> None:
     calls = 0

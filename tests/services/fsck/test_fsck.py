@@ -21,9 +21,9 @@ import persist
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.stores.file import FileBlob
-from persist.codecs.part.describing import check_part, footer_of
+from persist.codecs.part.describing import check_part, describe_footer
 from persist.codecs.part.file_writer import FileWriter
-from persist.codecs.part.part import Part, checksum_of
+from persist.codecs.part.part import Part, compute_checksum
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
@@ -490,8 +490,8 @@ def bad_part(table: pa.Table, schema: Any) -> tuple[bytes, Part]:
         bytes=len(data),
         rows=len(table),
         memory=1 << 20,
-        checksum=checksum_of(data),
-        footer=footer_of(data),
+        checksum=compute_checksum(data),
+        footer=describe_footer(data),
         time_min=min(*times, 2**63 - 2),
         time_max=min(max(times), 2**63 - 2),
         negatives=sum(diff < 0 for diff in diffs),
@@ -877,7 +877,7 @@ def broken_in_the_middle(blob: Blob) -> list[str]:
 BREAKS = [broken_at_the_end, broken_before_the_end, broken_state, missing_state, broken_in_the_middle]
 
 
-@pytest.mark.thorough(except_every=3)
+@pytest.mark.thorough(except_every=len(BREAKS))
 @pytest.mark.parametrize("breaks", BREAKS, ids=lambda breaks: breaks.__name__)
 def test_bad_checkpoints_are_made_again_from_the_log(dated: DatedBlob, breaks: Callable[[Blob], list[str]]) -> None:
     busy(dated, 13)

@@ -57,15 +57,17 @@ def _other_duckdb(python: str) -> "subprocess.Popen[bytes]":
 
 
 def marks_of(reader: str, extension: str) -> "list[pytest.MarkDecorator]":
-    """Return what skips a reader before anything is made for it: DuckDB, if it has no such extension here."""
-    if reader != "duckdb" or "PERSIST_DUCKDB_PYTHON" in os.environ:
+    """Return the marks of a reader: DuckDB's is skipped where it has no such extension, before anything is made."""
+    if reader != "duckdb":
         return []
+    if "PERSIST_DUCKDB_PYTHON" in os.environ:
+        return [pytest.mark.outside]
     with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:  # Or it asks the network.
         try:
             connection.execute(f"LOAD {extension}")
         except duckdb.Error:
-            return [pytest.mark.skip(reason=f"DuckDB's extension {extension} is not installed")]
-    return []
+            return [pytest.mark.outside, pytest.mark.skip(reason=f"DuckDB's extension {extension} is not installed")]
+    return [pytest.mark.outside]
 
 
 def _by_duckdb(extension: str, function: str, url: str) -> pa.Table:

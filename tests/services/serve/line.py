@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from persist.services.serve.messages import parsed_address
+from persist.services.serve.messages import parse_address
 
 
 class Line:
@@ -26,7 +26,7 @@ class Line:
 
     def lead_to(self, server_url: str) -> None:
         """Let connections from now on lead to another server."""
-        address = parsed_address(server_url)
+        address = parse_address(server_url)
         self._target = (address.host, address.port)
 
     def stall(self) -> None:

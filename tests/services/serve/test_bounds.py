@@ -21,7 +21,7 @@ from persist.api.client import Client
 from persist.blob import wire
 from persist.blob.protocol import MemoryBlob
 from persist.services.serve import commits, flight_calls, server
-from persist.services.serve.messages import parsed_address
+from persist.services.serve.messages import parse_address
 from tests.services.serve.test_serve import LOCAL, QUIET, asked, got
 from tests.support.stepped import WAIT_S, wait_until
 
@@ -65,7 +65,7 @@ def peak_mib(process: "subprocess.Popen[str]") -> int:
 
 
 def connection_to(url: str) -> socket.socket:
-    address = parsed_address(url)
+    address = parse_address(url)
     return socket.create_connection((address.host, address.port), timeout=WAIT_S)
 
 

@@ -29,7 +29,7 @@ from persist.services.serve.flight_calls import (
     schema_message,
     without_location,
 )
-from persist.services.serve.messages import fields_of, message_of
+from persist.services.serve.messages import encode_fields, group_fields
 from tests.support.stepped import wait_until
 
 
@@ -167,27 +167,27 @@ def test_what_a_client_is_told_of_an_error(caplog: pytest.LogCaptureFixture) -> 
         (Unavailable("down"), code.UNAVAILABLE, "Unavailable: down"),
         (Conflict("first"), code.UNAVAILABLE, "Conflict: first"),
     ]:
-        told = flight_calls._told(error, "memory://x")
+        told = flight_calls._map_error(error, "memory://x")
         assert told[0] is expected
         assert told[1].startswith(text)
     assert not caplog.records
-    assert flight_calls._told(KeyError("secret"), "x") == (
+    assert flight_calls._map_error(KeyError("secret"), "x") == (
         code.INTERNAL,
         "the server failed (KeyError); its log says how",
     )
     assert caplog.records
-    assert len(flight_calls._told(PersistError("x" * 9000), "y")[1]) == ERROR_CHARS_MAX
+    assert len(flight_calls._map_error(PersistError("x" * 9000), "y")[1]) == ERROR_CHARS_MAX
 
 
 def test_messages_of_data_hold_a_batch_its_dictionaries_and_metadata() -> None:
     words = pa.array(["a", "b", "a"]).dictionary_encode()
     for batch, count in ((pa.record_batch({"n": [1, 2]}), 1), (pa.record_batch({"w": words}), 2)):
-        messages = [fields_of(each) for each in batch_messages(batch, b"end")]
+        messages = [group_fields(each) for each in batch_messages(batch, b"end")]
         assert len(messages) == count
         assert [each.get(METADATA) for each in messages] == [None] * (count - 1) + [b"end"]
         assert all(DATA_HEADER in each and DATA_BODY in each for each in messages)
-        assert [METADATA in fields_of(each) for each in batch_messages(batch)] == [False] * count
-    assert [*fields_of(schema_message(pa.schema([("n", pa.int64())])))] == [DATA_HEADER]
+        assert [METADATA in group_fields(each) for each in batch_messages(batch)] == [False] * count
+    assert [*group_fields(schema_message(pa.schema([("n", pa.int64())])))] == [DATA_HEADER]
 
 
 # What answers wait for.
@@ -278,8 +278,8 @@ def test_a_stream_that_ends_in_any_way_is_closed_and_makes_room() -> None:
 
 def test_batches_are_cut_by_rows_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     def rows_of(batch: pa.RecordBatch) -> list[int]:
-        pieces = [fields_of(each) for each in server._sliced(iter([batch]))]
-        schema = fields_of(schema_message(batch.schema))[DATA_HEADER]
+        pieces = [group_fields(each) for each in server._sliced(iter([batch]))]
+        schema = group_fields(schema_message(batch.schema))[DATA_HEADER]
         continued = b"\xff\xff\xff\xff"
 
         def framed(header: bytes, body: bytes) -> bytes:
@@ -300,7 +300,7 @@ def test_batches_are_cut_by_rows_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -
 
 def test_bytes_that_were_announced_must_come_all_and_no_more() -> None:
     def pieces(*sent: bytes) -> Iterator[bytes]:
-        yield from (message_of((METADATA, each)) for each in sent)
+        yield from (encode_fields((METADATA, each)) for each in sent)
         raise ValueError("the call ended before all of its message had come")
 
     assert server._received(3, {METADATA: b"abc"}, pieces()) == b"abc"
@@ -317,10 +317,10 @@ def test_bytes_that_were_announced_must_come_all_and_no_more() -> None:
 
 
 def test_a_path_names_one_collection() -> None:
-    assert server._path_of(flight.FlightDescriptor.for_path("orders")) == "orders"
+    assert server._read_path(flight.FlightDescriptor.for_path("orders")) == "orders"
     for wrong in (flight.FlightDescriptor.for_path(), flight.FlightDescriptor.for_path("a", "b")):
         with pytest.raises(ValueError, match="a path of one element"):
-            server._path_of(wrong)
+            server._read_path(wrong)
     with pytest.raises(ValueError, match="the message is not one of Flight"):
         server._parsed(flight.Ticket, b"\xff\xff")
 

@@ -16,7 +16,7 @@ from persist.api.client import Client
 from persist.blob.protocol import MemoryBlob
 from persist.compute.query import QueryResult
 from persist.services.serve.flight_sql import PREPARED_MAX, QUERIES_MAX
-from persist.services.serve.messages import fields_of, message_of
+from persist.services.serve.messages import encode_fields, group_fields
 from tests.support.stepped import WAIT_S
 
 LOCAL = "grpc://127.0.0.1:0"
@@ -165,10 +165,10 @@ def test_rows_of_parameters_are_answered_one_after_the_other(client: Client, mon
 
 def answered(raw: flight.FlightClient, sql: str, parameters: pa.Table) -> pa.Table:
     """Return the answer of a prepared statement, asked as any client may."""
-    create = _any("ActionCreatePreparedStatementRequest", message_of((1, sql.encode())))
+    create = _any("ActionCreatePreparedStatementRequest", encode_fields((1, sql.encode())))
     [result] = raw.do_action(flight.Action("CreatePreparedStatement", create))
-    handle = fields_of(fields_of(result.body.to_pybytes())[2])[1]
-    command = flight.FlightDescriptor.for_command(_any("CommandPreparedStatementQuery", message_of((1, handle))))
+    handle = group_fields(group_fields(result.body.to_pybytes())[2])[1]
+    command = flight.FlightDescriptor.for_command(_any("CommandPreparedStatementQuery", encode_fields((1, handle))))
     writer, _ = raw.do_put(command, parameters.schema)
     writer.write_table(parameters)
     writer.close()
@@ -199,7 +199,7 @@ def test_a_tool_is_told_what_there_is(client: Client, connection: Any) -> None:
     "command", ["PrimaryKeys", "ExportedKeys", "ImportedKeys", "CrossReference", "XdbcTypeInfo", "Catalogs"]
 )
 def test_each_question_has_the_columns_that_were_announced(raw: Any, command: str) -> None:
-    asked = _any(f"CommandGet{command}", message_of((2, b"sales"), (3, b"items")))
+    asked = _any(f"CommandGet{command}", encode_fields((2, b"sales"), (3, b"items")))
     info = raw.get_flight_info(flight.FlightDescriptor.for_command(asked))
     table = raw.do_get(info.endpoints[0].ticket).read_all()
     assert table.schema == info.schema
@@ -286,7 +286,7 @@ def test_a_query_can_be_cancelled(client: Client) -> None:
         with flight.connect(server.url) as other:
             status = b"\x08\x03"
             while status == b"\x08\x03" and thread.is_alive():  # Until it runs: what does not run cannot be cancelled.
-                body = message_of((1, info.serialize()))
+                body = encode_fields((1, info.serialize()))
                 [result] = other.do_action(flight.Action("CancelFlightInfo", body))
                 status = result.body.to_pybytes()
         thread.join(WAIT_S)
@@ -311,12 +311,12 @@ def test_a_query_of_a_client_that_has_gone_ends(client: Client) -> None:
         b"",
         b"\x0a",
         b"\xff" * 100,
-        message_of((1, b"type.googleapis.com/arrow.flight.protocol.sql.CommandStatementQuery"), (2, b"\xff")),
-        message_of((1, b"type.googleapis.com/arrow.flight.protocol.sql.CommandNever")),
-        message_of((1, b"type.googleapis.com/arrow.flight.protocol.sql.TicketStatementQuery"), (2, b"\x0a\x02{}")),
-        message_of(
+        encode_fields((1, b"type.googleapis.com/arrow.flight.protocol.sql.CommandStatementQuery"), (2, b"\xff")),
+        encode_fields((1, b"type.googleapis.com/arrow.flight.protocol.sql.CommandNever")),
+        encode_fields((1, b"type.googleapis.com/arrow.flight.protocol.sql.TicketStatementQuery"), (2, b"\x0a\x02{}")),
+        encode_fields(
             (1, b"type.googleapis.com/arrow.flight.protocol.sql.CommandStatementQuery"),
-            (2, message_of((1, b"SELECT '" + b"x" * 200_000 + b"'"))),
+            (2, encode_fields((1, b"SELECT '" + b"x" * 200_000 + b"'"))),
         ),
     ],
 )
@@ -362,8 +362,8 @@ def test_limits_that_are_none_are_refused(client: Client, wrong: dict[str, Any])
 
 
 def _any(kind: str, message: bytes) -> bytes:
-    return message_of((1, f"type.googleapis.com/arrow.flight.protocol.sql.{kind}".encode()), (2, message))
+    return encode_fields((1, f"type.googleapis.com/arrow.flight.protocol.sql.{kind}".encode()), (2, message))
 
 
 def _command(kind: str, sql: str) -> bytes:
-    return _any(f"Command{kind}", message_of((1, sql.encode())))
+    return _any(f"Command{kind}", encode_fields((1, sql.encode())))

@@ -21,14 +21,14 @@ from persist.services.serve.messages import (
     check_token,
     decode_message,
     decode_ticket,
-    every_field,
-    fields_of,
-    host_of,
+    encode_fields,
+    group_fields,
     is_loopback,
     listening,
-    message_of,
-    numbers_of,
-    parsed_address,
+    parse_address,
+    parse_host,
+    read_fields,
+    read_numbers,
 )
 
 NUMBERS = [0, 1, 127, 128, 300, 16_383, 16_384, 2**31, 2**63 - 1, 2**64 - 1]
@@ -37,21 +37,21 @@ NUMBERS = [0, 1, 127, 128, 300, 16_383, 16_384, 2**31, 2**63 - 1, 2**64 - 1]
 def test_fields_come_out_as_they_went_in() -> None:
     fields: list[tuple[int, bytes | int]] = [(n + 1, number) for n, number in enumerate(NUMBERS)]
     fields += [(1, b""), (15, b"x"), (16, b"y" * 127), (2000, b"z" * 128), (1, b"again")]
-    message = message_of(*fields)
-    assert [*every_field(message)] == fields
-    assert fields_of(message) == {1: b"again", 15: b"x", 16: b"y" * 127, 2000: b"z" * 128}
-    assert [*every_field(b"")] == []
-    assert message_of((1, 150)) == b"\x08\x96\x01"  # The example of the protocol's own pages.
-    assert message_of((2, b"testing")) == b"\x12\x07testing"
+    message = encode_fields(*fields)
+    assert [*read_fields(message)] == fields
+    assert group_fields(message) == {1: b"again", 15: b"x", 16: b"y" * 127, 2000: b"z" * 128}
+    assert [*read_fields(b"")] == []
+    assert encode_fields((1, 150)) == b"\x08\x96\x01"  # The example of the protocol's own pages.
+    assert encode_fields((2, b"testing")) == b"\x12\x07testing"
 
 
 def test_repeated_numbers_are_read_packed_or_not() -> None:
-    packed = b"".join(message_of((1, number))[1:] for number in NUMBERS)
-    loose = message_of(*((4, number) for number in NUMBERS))
-    assert numbers_of(loose, 4) == NUMBERS
-    assert numbers_of(message_of((4, packed)), 4) == NUMBERS
-    assert numbers_of(message_of((3, 9), (4, packed), (4, 5), (5, 9)), 4) == [*NUMBERS, 5]
-    assert numbers_of(loose, 3) == []
+    packed = b"".join(encode_fields((1, number))[1:] for number in NUMBERS)
+    loose = encode_fields(*((4, number) for number in NUMBERS))
+    assert read_numbers(loose, 4) == NUMBERS
+    assert read_numbers(encode_fields((4, packed)), 4) == NUMBERS
+    assert read_numbers(encode_fields((3, 9), (4, packed), (4, 5), (5, 9)), 4) == [*NUMBERS, 5]
+    assert read_numbers(loose, 3) == []
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_repeated_numbers_are_read_packed_or_not() -> None:
 )
 def test_what_is_no_message_is_an_error_of_value(wrong: bytes) -> None:
     with pytest.raises(ValueError, match="the message is not one of Flight"):
-        [*every_field(wrong)]
+        [*read_fields(wrong)]
 
 
 def test_a_number_may_have_ten_bytes_and_no_more() -> None:
     longest = b"\x08" + b"\x80" * 9 + b"\x01"
-    assert [*every_field(longest)] == [(1, 1 << 63)]
+    assert [*read_fields(longest)] == [(1, 1 << 63)]
     with pytest.raises(ValueError, match="not one of Flight"):
-        [*every_field(b"\x08" + b"\x80" * 10 + b"\x01")]
+        [*read_fields(b"\x08" + b"\x80" * 10 + b"\x01")]
 
 
 def test_a_ticket_says_what_is_wanted() -> None:
@@ -105,7 +105,7 @@ def test_a_message_larger_than_any_is_not_read() -> None:
     ],
 )
 def test_an_address_is_read_and_written(url: str, address: Address, is_public: bool) -> None:
-    assert parsed_address(url) == address
+    assert parse_address(url) == address
     assert (address.url, address.is_public) == (url, is_public)
 
 
@@ -116,7 +116,7 @@ def test_an_address_is_read_and_written(url: str, address: Address, is_public: b
 )  # fmt: skip
 def test_what_is_no_address_is_refused(url: Any) -> None:
     with pytest.raises(InvalidUsage, match="address of a server"):
-        parsed_address(url)
+        parse_address(url)
 
 
 def test_who_is_told_has_a_port_and_a_certificate_only_with_tls() -> None:
@@ -144,7 +144,7 @@ def test_hosts_are_those_of_this_machine_or_others() -> None:
     assert [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "10.1.1.1", "a.b")] == [
         True, True, True, False, False, False,
     ]  # fmt: skip
-    assert [host_of(header) for header in ("a.b:7", "A.B.", "[::1]:8", "", "[x", "localhost")] == [
+    assert [parse_host(header) for header in ("a.b:7", "A.B.", "[::1]:8", "", "[x", "localhost")] == [
         "a.b", "a.b", "::1", "", "", "localhost",
     ]  # fmt: skip
 

@@ -14,7 +14,7 @@ import persist
 from persist.blob.errors import ReadOnlyStore
 from persist.blob.protocol import MemoryBlob
 from persist.blob.served import ServedBlob
-from persist.services.serve.messages import message_of
+from persist.services.serve.messages import encode_fields
 from persist.services.serve.rights import RIGHTS, NotAllowed, Right, Tokens
 from persist.tools.web.explorer import Explorer
 from persist.tools.web.metrics import serve_metrics
@@ -190,8 +190,8 @@ def test_metrics_are_read_by_whoever_may_read(client: persist.Client, caller: st
 def test_statements_change_nothing_by_the_page_or_flight_sql_with_any_token(client: persist.Client, sql: str) -> None:
     with pytest.raises(persist.InvalidUsage):
         Explorer(client).results.query(sql, None)
-    query = message_of((1, sql.encode()))
-    command = message_of((1, b"type.googleapis.com/arrow.flight.protocol.sql.CommandStatementQuery"), (2, query))
+    query = encode_fields((1, sql.encode()))
+    command = encode_fields((1, b"type.googleapis.com/arrow.flight.protocol.sql.CommandStatementQuery"), (2, query))
     with serving(client, (READS, WRITES)) as server, flight.FlightClient(server.url) as connection:
         for token in (READS, WRITES):
             options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])

@@ -12,9 +12,9 @@ import pytest
 from persist.errors import InvalidUsage, Unavailable
 from persist.services.serve import flight_sql
 from persist.services.serve.flight_calls import DATA_BODY, DATA_HEADER, batch_messages, schema_message
-from persist.services.serve.flight_sql import FlightSql, command_of, is_sql
-from persist.services.serve.messages import every_field, fields_of, message_of
-from persist.services.serve.sql_answers import ANSWERS, Asked, schema_of
+from persist.services.serve.flight_sql import FlightSql, is_sql, unpack_command
+from persist.services.serve.messages import encode_fields, group_fields, read_fields
+from persist.services.serve.sql_answers import ANSWERS, Asked, result_schema
 
 PREFIX = "type.googleapis.com/arrow.flight.protocol.sql."
 ORDERS = pa.schema([("id", pa.int64()), ("status", pa.string())])
@@ -76,14 +76,14 @@ class Known:
 
 
 def wrapped(kind: str, *fields: tuple[int, bytes | int]) -> bytes:
-    return message_of((1, f"{PREFIX}{kind}".encode()), (2, message_of(*fields)))
+    return encode_fields((1, f"{PREFIX}{kind}".encode()), (2, encode_fields(*fields)))
 
 
 def told(question: str, *fields: tuple[int, bytes | int]) -> list[tuple[Any, ...]]:
     """Return the rows of the answer to a question of what there is."""
-    message = message_of(*fields)
+    message = encode_fields(*fields)
     batch = ANSWERS[question][1](Known(), Asked(message))
-    assert batch.schema == schema_of(question, message)
+    assert batch.schema == result_schema(question, message)
     return [tuple(row.values()) for row in batch.to_pylist()]
 
 
@@ -192,7 +192,7 @@ def rows_of(sql: FlightSql, ticket: bytes, context: Context | None = None) -> li
 def ticket_of(sql: FlightSql, command: bytes) -> bytes:
     info = sql.info(command)
     [endpoint] = info.endpoints
-    assert fields_of(sql.schema(command))[1] == info.schema.serialize().to_pybytes()
+    assert group_fields(sql.schema(command))[1] == info.schema.serialize().to_pybytes()
     ticket: bytes = endpoint.ticket.ticket
     return ticket
 
@@ -224,7 +224,7 @@ def test_what_is_no_ticket_of_this_server_is_refused() -> None:
         (wrapped("TicketStatementQuery", (1, b"\xff")), "the ticket is none of this server's"),
         (wrapped("TicketStatementQuery", (1, b'{"sql":"x","times":[],"parameters":"!"}')), "no table of Arrow"),
         (wrapped("TicketStatementQuery", (1, b'{"sql":"x","times":[],"parameters":"AAAA"}')), "no table of Arrow"),
-        (message_of((1, b"x")), "the command is none of Flight SQL"),
+        (encode_fields((1, b"x")), "the command is none of Flight SQL"),
     ]:
         with pytest.raises(ValueError, match=reason):
             sql.opened(bad, Context())
@@ -232,7 +232,7 @@ def test_what_is_no_ticket_of_this_server_is_refused() -> None:
     sql.info(wrapped("CommandStatementQuery", (1, b"x" * long)))
     with pytest.raises(InvalidUsage, match="at most 131,072 are read"):
         sql.info(wrapped("CommandStatementQuery", (1, b"x" * (long + 1))))
-    assert command_of(wrapped("X", (1, b"y"))) == ("X", message_of((1, b"y")))
+    assert unpack_command(wrapped("X", (1, b"y"))) == ("X", encode_fields((1, b"y")))
     assert [is_sql(each) for each in (b"", wrapped("X"), PREFIX.encode(), b"xx" + PREFIX.encode())] == [
         False, True, False, True,
     ]  # fmt: skip
@@ -243,7 +243,7 @@ def put(rows: pa.Table, handle: bytes, *more: bytes) -> Iterator[bytes]:
     command = wrapped("CommandPreparedStatementQuery", (1, handle))
     descriptor = flight.FlightDescriptor.for_command(command).serialize()
     first, *rest = [schema_message(rows.schema), *(m for b in rows.to_batches() for m in batch_messages(b))]
-    yield message_of((1, descriptor)) + first
+    yield encode_fields((1, descriptor)) + first
     yield from rest
     yield from more
     raise ValueError("the call ended before all of its message had come")
@@ -251,9 +251,9 @@ def put(rows: pa.Table, handle: bytes, *more: bytes) -> Iterator[bytes]:
 
 def prepared(sql: FlightSql, text: str) -> tuple[bytes, pa.Schema | None, pa.Schema]:
     done = sql.done("CreatePreparedStatement", wrapped("ActionCreatePreparedStatementRequest", (1, text.encode())))
-    kind, message = command_of(done or b"")
+    kind, message = unpack_command(done or b"")
     assert kind == "ActionCreatePreparedStatementResult"
-    fields = fields_of(message)
+    fields = group_fields(message)
     columns = pa.ipc.read_schema(pa.py_buffer(fields[2])) if fields[2] else None
     return fields[1], columns, pa.ipc.read_schema(pa.py_buffer(fields[3]))
 
@@ -266,7 +266,7 @@ def test_a_prepared_statement_is_answered_for_each_row_of_its_parameters() -> No
     command = wrapped("CommandPreparedStatementQuery", (1, handle))
     with pytest.raises(InvalidUsage, match="has 1 parameters, and none were given"):
         sql.info(command)
-    assert fields_of(fields_of(sql.put(put(pa.table({"a": [3, 4, 5]}), handle)))[1])[1] == handle
+    assert group_fields(group_fields(sql.put(put(pa.table({"a": [3, 4, 5]}), handle)))[1])[1] == handle
     assert rows_of(sql, ticket_of(sql, command)) == [3, 4, 5]
     assert [each.closes for each in known.answers[-3:]] == [1, 1, 1]
     with pytest.raises(InvalidUsage, match="has 1 parameters, and 2 were given"):
@@ -284,7 +284,7 @@ def test_a_prepared_statement_is_answered_for_each_row_of_its_parameters() -> No
     with pytest.raises(InvalidUsage, match="there is no such prepared statement"):
         sql.info(wrapped("CommandPreparedStatementQuery", (1, none)))
     with pytest.raises(ValueError, match="this server only reads"):
-        sql.put(iter([message_of((1, message_of((2, wrapped("CommandStatementUpdate")))))]))
+        sql.put(iter([encode_fields((1, encode_fields((2, wrapped("CommandStatementUpdate")))))]))
 
 
 def test_parameters_are_bounded_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,20 +298,20 @@ def test_parameters_are_bounded_and_whole(monkeypatch: pytest.MonkeyPatch) -> No
         sql.put(put(pa.table({"a": ["x" * (1 << 20)]}), handle))
     with monkeypatch.context() as patched:
         messages = [*islice(put(pa.table({"a": [1]}), handle), 2)]
-        taken = sum(len(fields_of(m).get(kind, b"")) for m in messages for kind in (DATA_HEADER, DATA_BODY))
+        taken = sum(len(group_fields(m).get(kind, b"")) for m in messages for kind in (DATA_HEADER, DATA_BODY))
         patched.setattr(flight_sql, "PARAMETER_BYTES_MAX", taken)
         sql.put(iter(messages))
         patched.setattr(flight_sql, "PARAMETER_BYTES_MAX", taken - 1)
         with pytest.raises(InvalidUsage, match="take more than"):
             sql.put(iter(messages))
     with pytest.raises(ValueError, match="the parameters are no table of Arrow"):
-        sql.put(put(pa.table({"a": [1]}), handle, message_of((DATA_HEADER, b"x"), (DATA_BODY, b"y"))))
+        sql.put(put(pa.table({"a": [1]}), handle, encode_fields((DATA_HEADER, b"x"), (DATA_BODY, b"y"))))
     offsets = (1).to_bytes(4, "little") + (2).to_bytes(4, "little")
     damaged = (m.replace(offsets, offsets[:4] + b"\x77\x00\x00\x00") for m in put(pa.table({"a": ["x", "y"]}), handle))
     with pytest.raises(ValueError, match="the parameters are no table of Arrow"):
         sql.put(damaged)
     rows = pa.table({"a": [1, 2], "b": ["x", None]})
-    sizes = [len(fields_of(m).get(DATA_BODY, b"")) for m in batch_messages(rows.to_batches()[0])]
+    sizes = [len(group_fields(m).get(DATA_BODY, b"")) for m in batch_messages(rows.to_batches()[0])]
     assert max(sizes) > 0
     both, _, _ = prepared(sql, "SELECT ?, ?")
     sql.put(put(rows, both))
@@ -369,11 +369,11 @@ def test_a_query_is_cancelled_by_its_ticket_or_by_who_has_gone() -> None:
     sql = FlightSql(known)
     command = wrapped("CommandStatementQuery", (1, b"SELECT 1"))
     info = sql.info(command)
-    whole = message_of((1, info.serialize()))
-    assert sql.done("CancelFlightInfo", whole) == message_of((1, 3)), "it does not run"
+    whole = encode_fields((1, info.serialize()))
+    assert sql.done("CancelFlightInfo", whole) == encode_fields((1, 3)), "it does not run"
     context = Context()
     _, close, batches = sql.opened(info.endpoints[0].ticket.ticket, context)
-    assert sql.done("CancelFlightInfo", whole) == message_of((1, 1))
+    assert sql.done("CancelFlightInfo", whole) == encode_fields((1, 1))
     assert known.answers[-1].why == "it was cancelled"
     close()
     assert sql.done("CancelQuery", wrapped("ActionCancelQueryRequest", (1, info.serialize()))) == wrapped(
@@ -391,7 +391,7 @@ def test_a_query_is_cancelled_by_its_ticket_or_by_who_has_gone() -> None:
         next(batches)
     close()
     with pytest.raises(ValueError, match="what is to be cancelled is no FlightInfo"):
-        sql.done("CancelFlightInfo", message_of((1, b"x")))
-    assert sql.done("CloseSession", b"") == message_of((1, 1))
+        sql.done("CancelFlightInfo", encode_fields((1, b"x")))
+    assert sql.done("CloseSession", b"") == encode_fields((1, 1))
     assert sql.done("wait", b"") is None
-    assert [*every_field(message_of((1, 3)))] == [(1, 3)]
+    assert [*read_fields(encode_fields((1, 3)))] == [(1, 3)]

@@ -20,11 +20,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.stepped import WAIT_S
+
 AZURITE, FAKE_GCS, CARELESS_GCS = "azurite-blob", "fake-gcs-server", "gcp-storage-emulator"
 ACCOUNT = "devstoreaccount1"
 # The key that every Azurite has; it opens nothing else.
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-READY_S = 30.0
+READY_S = WAIT_S
 
 
 def why_no_azure() -> str:

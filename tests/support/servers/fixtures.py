@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.servers.starting import KINDS
-from tests.support.stepped import wait_until
+from tests.support.stepped import WAIT_S, wait_until
 
 ACCESS_KEY_ID = "AKIDFORTESTSONLY"
 SECRET_ACCESS_KEY = "secret-for-tests-only"
@@ -76,7 +76,7 @@ def served(name: str) -> Iterator[Served]:
             yield Served(json.loads(line), process)
         finally:
             process.stdin.close()
-            process.wait(timeout=30)
+            process.wait(timeout=WAIT_S)
 
 
 def served_or_skipped(name: str) -> Iterator[Served]:

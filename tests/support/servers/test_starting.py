@@ -8,7 +8,7 @@ from tests.support.servers.fixtures import served_or_skipped
 
 @pytest.mark.costly("a process loads a server, such as moto")
 @pytest.mark.parametrize(
-    "name", ["moto", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("azurite", "fake-gcs"))]
+    "name", ["moto", *(pytest.param(n, marks=pytest.mark.outside) for n in ("azurite", "fake-gcs"))]
 )
 def test_a_script_says_where_its_server_is_and_ends_with_its_input(name: str) -> None:
     running = served_or_skipped(name)

@@ -105,7 +105,7 @@ def test_requests_are_counted_in_the_process_and_never_in_the_log() -> None:
     store = RemoteMemory()
     with persist.open(store, settings=tuned(background=False)) as client:
         for number in range(150):
-            client.write("orders", [{"id": number}], key=["id"]).result()
+            client.write("orders", [{"id": number}], key=["id"], mode="append").result()
         client.maintain()
         records = client.seqno + 1
         requests, costs = client.metrics().store, estimate_costs(client)

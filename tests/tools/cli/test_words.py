@@ -48,7 +48,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "gc": ([Client.gc], {"explain"} | ROWS_OUT),
     "hold": ([Collection.hold], set()),
     "holds": ([], {"collections", "watch"} | ROWS_OUT),
-    "ingest": ([persist.ingest], {"key", "publication", "tables", "exclude"}),
+    "ingest": ([persist.ingest], {"key", "publication", "tables", "exclude", "as_text"}),
     "log": ([Client.history], {"before"} | ROWS_OUT),
     "ls": ([Client.collections], {"watch"} | ROWS_OUT),
     "maintain": ([], {"every", "no_refresh"}),

@@ -57,6 +57,7 @@ def test_a_scrape_tells_of_the_store_and_of_each_collection(client: persist.Clie
         assert status == 200
         assert all(LINE.fullmatch(line) for line in text.splitlines() if not line.startswith("#"))
         assert (found["persist_up"], found["persist_collections"]) == ("1.0", "2.0")
+        assert "# HELP persist_collection_rows Rows, as far as they are known without a read." in text.splitlines()
         label = '{collection="or\\"ders {x=\\""}'
         assert found[f"persist_collection_rows{label}"] == "1.0"
         assert float(found[f"persist_collection_lag_seconds{label}"]) > 0

@@ -145,6 +145,7 @@ document.body.dataset.busy = "no";
 </script>"""
 
 
+@pytest.mark.outside
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium was found: apt-get install chromium")
 def test_a_slider_is_drawn_with_names_as_text_and_tells_what_was_chosen(client: persist.Client, tmp_path: Path) -> None:
     assert CHROMIUM is not None

@@ -11,6 +11,7 @@ from tests.tools.web.places import NASTY, add_views, fill, shown
 
 CHROMIUM = find_chromium()
 pytestmark = [
+    pytest.mark.outside,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium was found: apt-get install chromium"),
 ]
 

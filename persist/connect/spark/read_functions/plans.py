@@ -27,7 +27,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from persist.codecs.part.key_range import ordered_keys
+from persist.codecs.part.key_range import comparable_keys
 from persist.codecs.part.part import Part
 from persist.compute.tasks.stream_source import CollectionAddress
 from persist.connect.spark.data_source.source import read_by_source
@@ -418,7 +418,7 @@ def may_share_updates(scan: Scan) -> bool:
 def _overlap(scan: Scan, parts: Sequence[Part]) -> bool:
     bounds = []
     for part in parts:
-        keys = ordered_keys(part, scan.schema)
+        keys = comparable_keys(part, scan.schema)
         if keys is None:
             return True
         bounds.append((keys[0], keys[-1]))

@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from persist.codecs.order.arrays import int64_array
-from persist.codecs.order.digest import DIGEST_MODULUS, digest_of
+from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
 from persist.codecs.order.ordering import canonical
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.tasks.planned_write import PlannedWrite, Target
@@ -375,5 +375,5 @@ class _KeysDigest:
             for batch in batches:
                 keys = canonical(as_collection_expects(pa.Table.from_batches([batch]), wanted).cast(wanted))
                 ones = int64_array(np.ones(len(keys), np.int64))
-                total += digest_of(keys.append_column("_diff", ones), names)
+                total += compute_digest(keys.append_column("_diff", ones), names)
         yield pa.record_batch({"digest": pa.array([total % DIGEST_MODULUS], pa.decimal128(20, 0))})

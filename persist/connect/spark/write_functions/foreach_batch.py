@@ -10,6 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from persist.blob.lru import Cache
 from persist.codecs.types.schema import TIME_MAX
 from persist.compute.tasks.batch_times import BatchTimes
 from persist.compute.tasks.batches import (
@@ -108,7 +109,7 @@ class _Writer:
     def kept(self) -> PartCaches:
         """Return what one batch keeps of parts for the next, so that only the first one finds nothing decoded."""
         if self.caches is None:
-            self.caches = PartCaches.within(Settings().memory_budget)
+            self.caches = PartCaches(Cache(Settings().memory_budget // 2))
         return self.caches
 
     def write(self, df: DataFrame, batch: int) -> None:

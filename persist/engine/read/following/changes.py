@@ -221,8 +221,8 @@ class Changes(ArrowResult):
 class Difference(Changes):
     """What differs between the contents as of two times; see `Collection.diff`. Memory: the updates between them."""
 
-    def __init__(self, updates: Changes, transitions: "Transitions", *, is_backwards: bool) -> None:
-        super().__init__(updates.scan, updates._reading, None, transitions)
+    def __init__(self, scan: Scan, reading: ClaimedRead, transitions: "Transitions", *, is_backwards: bool) -> None:
+        super().__init__(scan, reading, None, transitions)
         self._transitions = transitions
         self._is_backwards = is_backwards
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob.lru import ByteBoundedLru
+from persist.blob.lru import Cache, Kind
 from persist.codecs.order.arrays import boolean_array, int64_array
 from persist.codecs.order.digits import RowSorter
 from persist.codecs.order.ordering import order_keys
@@ -107,12 +107,12 @@ class Folds:
     """What was folded lately, so that many reads of one state fold once; safe to use from many threads.
 
     Args:
-        bytes_max: of the parts that are kept; those not asked for longest go first.
+        cache: keeps the parts.
     """
 
-    def __init__(self, bytes_max: int) -> None:
-        self._kept = ByteBoundedLru[_Unresolved, tuple[Part, ...]](
-            bytes_max, lambda parts: sum(len(part.inline) for part in parts)
+    def __init__(self, cache: Cache) -> None:
+        self._kept: Kind[_Unresolved, tuple[Part, ...]] = cache.kind(
+            lambda parts: sum(len(part.inline) for part in parts)
         )
 
     def applied(

@@ -27,13 +27,13 @@ from persist.codecs.order.ordering import combined, sort_indices
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.decoding import bad_filter
-from persist.codecs.part.filters import columns_of
+from persist.codecs.part.filters import referenced_columns
 from persist.codecs.part.part import Part
 from persist.codecs.types.arrow_types import is_flat
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.values import to_values
 from persist.codecs.updates.small import small_keys
-from persist.engine.read.lookups.part_rows import Hits, KeySamples, PartRows
+from persist.engine.read.lookups.part_rows import Hits, PartRows
 from persist.engine.read.lookups.requested_keys import keys_alone, wanted_keys
 from persist.engine.read.merging import repeated
 from persist.engine.read.parts.reader import PartReader
@@ -190,7 +190,7 @@ class Lookup:
         names: Sequence[str] = self.scan.columns
         if self.scan.filter is not None:
             rows = pa.schema([schema.arrow.field(name) for name in schema.names])
-            names = [*names, *columns_of(self.scan.filter, rows, names)]
+            names = [*names, *referenced_columns(self.scan.filter, rows, names)]
         columns = [name for name in names if name not in schema.key_names]
         if cuts_time or self._keeps_time:
             columns.append("_time")
@@ -253,22 +253,6 @@ class Lookup:
             return [to_values(_plain(column.slice(row, 1)), "a column")[0] for column in values]
         except InvalidUsage:
             return None
-
-    def bytes_of(self, wanted: Wanted) -> tuple[int, int]:
-        """Return about how many bytes, decoded, and of how many parts, looking up some keys reads. No I/O."""
-        sizes = [self._hit_bytes(part, wanted) for part in self.scan.all_parts]
-        return sum(sizes), sum(size > 0 for size in sizes)
-
-    def _hit_bytes(self, part: Part, wanted: Wanted) -> int:
-        """Return about how many bytes the row groups of a part take that may hold a key: between two known keys."""
-        samples = KeySamples.of(part, self.scan.schema)
-        bounds = None if samples is None or wanted.keys is None else wanted.keys.bounds_of(samples.keys)
-        if samples is None or bounds is None or len(bounds[0]) < 2:
-            return part.memory
-        less, not_greater = bounds
-        hit = not_greater[1:] > less[:-1]
-        rows = np.diff(samples.at)[hit].sum()
-        return int(part.memory * rows // max(part.rows - 1, 1)) if hit.any() else 0
 
     def contents(self, wanted: Wanted, form: str, reader: PartReader) -> pa.Table:
         """Return what `_contents` does, with the types that the scan gives out."""

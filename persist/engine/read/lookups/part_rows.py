@@ -26,7 +26,7 @@ import pyarrow.types as pat
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.order.search import SortedKeys, empty_batch
 from persist.codecs.part.index import PartIndex
-from persist.codecs.part.key_range import ordered_keys
+from persist.codecs.part.key_range import comparable_keys
 from persist.codecs.part.part import Part, sample_rows
 from persist.codecs.types.arrow_types import is_text, scalar_from_json
 from persist.codecs.types.schema import CollectionSchema
@@ -56,7 +56,7 @@ class KeySamples:
         Args:
             count: how many of the key columns are returned, the first ones; None for all.
         """
-        if not schema.key_names or ordered_keys(part, schema) is None:
+        if not schema.key_names or comparable_keys(part, schema) is None:
             return None
         samples = part.keys or []
         fields = [schema.arrow.field(name) for name in schema.key_names[:count]]
@@ -66,7 +66,7 @@ class KeySamples:
 
     def may_hold(self, wanted: SortedKeys) -> bool:
         """Return False only if the part has none of the wanted keys."""
-        bounds = wanted.bounds_of(self.keys)
+        bounds = wanted.find_bounds(self.keys)
         if bounds is None:
             return True
         less, not_greater = bounds
@@ -129,11 +129,11 @@ class GroupBounds:
         # Where the first field is the key, its limits say all that samples do, and more.
         is_exact = self.leasts is not None and len(wanted.batch.schema) == 1
         if is_exact and len(wanted) == 1 and self.leasts is not None and self.greatests is not None:
-            started, ended = self.leasts.bounds_of(wanted), self.greatests.less_than(wanted)
+            started, ended = self.leasts.find_bounds(wanted), self.greatests.less_than(wanted)
             if started is not None and ended is not None:
                 return np.arange(ended[0], started[1][0])
         may = np.ones(len(self.firsts) - 1, np.bool_)
-        bounds = None if samples is None or is_exact else wanted.bounds_of(samples.keys)
+        bounds = None if samples is None or is_exact else wanted.find_bounds(samples.keys)
         if samples is not None and bounds is not None:
             # The last sample at or before a group's first row, and the first at or after its last one.
             before = samples.at.searchsorted(self.firsts[:-1], "right") - 1
@@ -141,7 +141,7 @@ class GroupBounds:
             may = bounds[0][before] < bounds[1][np.minimum(after, np.int64(len(samples.at) - 1))]
         if self.leasts is not None and self.greatests is not None:
             first = wanted.first_field()
-            least, greatest = first.bounds_of(self.leasts), first.bounds_of(self.greatests)
+            least, greatest = first.find_bounds(self.leasts), first.find_bounds(self.greatests)
             if least is not None and greatest is not None:
                 may &= least[0] < greatest[1]
         return np.flatnonzero(may)

@@ -3,7 +3,7 @@
 - Everything kept is named by the checksums of parts, not by blobs, and rows also by what they are read as: equal bytes
   mean different columns in other collections and under other versions of a schema. Parts never change, so nothing kept
   is ever wrong.
-- In memory, each of the three kinds is bounded in bytes.
+- In memory, footers and rows share the room of the client's `Cache`, and leftovers have a share of the budget.
 - With a cache folder, the rows that look-ups decode go to files there (`SpilledRows`) and are used from there, by all
   processes that name the folder and by those that come later. The memory is then the page cache's. A file is named by
   the location, the part's checksum, the rows, the columns and their types, so it is never changed. A file that is
@@ -30,7 +30,7 @@ import xxhash
 from persist.blob.errors import MissingBlob
 from persist.blob.layers.cache import get_checked, get_range_checked
 from persist.blob.layers.cache_folder import BoundedFolder
-from persist.blob.lru import AdmittingCache, ByteBoundedLru
+from persist.blob.lru import ByteBoundedLru, Cache, Kind
 from persist.blob.protocol import Blob
 from persist.blob.threads import Clock
 from persist.codecs.order.search import SortedKeys
@@ -42,7 +42,6 @@ from persist.codecs.types.schema import CollectionSchema
 
 T = TypeVar("T")
 
-INDEX_BYTES_MAX = 16 << 20
 ENTRY_BYTES = 1 << 10  # What a name and Arrow's own objects take besides the rows, of which there may be a few.
 
 
@@ -55,18 +54,16 @@ class Sized(Protocol):
 
 PASSING_BYTES = 1 << 20  # Enough for the slices of one compaction, which read the same parts one after the other.
 
-DecodedRows = AdmittingCache[Hashable, Sized]
+DecodedRows = Kind[Hashable, Sized]
 
 
-def decoded_rows(bytes_max: int, clock: Clock | None = None) -> DecodedRows:
-    """Return a cache for what point reads decode, for all readers of one client; what takes half of it is not kept.
+def decoded_rows(cache: Cache) -> DecodedRows:
+    """Return the kind of what point reads decode, for all readers of one client; what takes half of it is not kept.
 
     Look-ups of many keys touch most row groups each time, so of more of them than there is room for, those that are
     there stay. What nobody asks for in a day goes.
     """
-    return AdmittingCache(
-        bytes_max, lambda rows: ENTRY_BYTES + rows.nbytes, value_bytes_max=bytes_max // 2, clock=clock
-    )
+    return cache.kind(lambda rows: ENTRY_BYTES + rows.nbytes)
 
 
 class PartIndexes:
@@ -76,14 +73,10 @@ class PartIndexes:
         whole: those of parts that were read whole.
     """
 
-    def __init__(
-        self, bytes_max: int = INDEX_BYTES_MAX, whole: CheckedFooters | None = None, clock: Clock | None = None
-    ) -> None:
-        self.whole = whole or CheckedFooters(clock=clock)
+    def __init__(self, cache: Cache) -> None:
+        self.whole = CheckedFooters(cache)
         # However large it is, the one in use is kept: each slice of its part asks for it.
-        self._kept: ByteBoundedLru[str, PartIndex] = ByteBoundedLru(
-            bytes_max, lambda index: index.nbytes, value_bytes_max=2**63, clock=clock
-        )
+        self._kept: Kind[str, PartIndex] = cache.kind(lambda index: index.nbytes, is_needed=True)
 
     def known(self, part: Part) -> PartIndex | None:
         """Return the footer of a part if it is kept here."""
@@ -105,25 +98,20 @@ class PartIndexes:
         return index
 
 
-@dataclass(slots=True)
 class PartCaches:
     """What all readers of one client keep of parts. Several clients of one location may have it, one after the other.
 
     Nothing in it depends on a client: parts never change, and what is kept of them is named by their checksums.
     """
 
-    indexes: PartIndexes
-    decoded: DecodedRows
-
-    @classmethod
-    def within(cls, memory_budget: int, clock: Clock | None = None) -> "PartCaches":
-        """Return empty caches for a client; see `Settings.memory_budget`, of which they take up to a half."""
-        return cls(PartIndexes(clock=clock), decoded_rows(memory_budget // 2, clock))
+    def __init__(self, cache: Cache) -> None:
+        self.indexes = PartIndexes(cache)
+        self.decoded = decoded_rows(cache)
 
     @classmethod
     def passing(cls) -> "PartCaches":
         """Return caches for what is read to be replaced, such as by compaction: nobody asks for it again."""
-        return cls(PartIndexes(PASSING_BYTES, CheckedFooters(PASSING_BYTES)), decoded_rows(PASSING_BYTES))
+        return cls(Cache(PASSING_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob.errors import InvalidUsage, MissingBlob
+from persist.blob.lru import Cache
 from persist.blob.protocol import Blob
 from persist.blob.threads import Pool
 from persist.codecs.order.arrays import copied
@@ -64,7 +65,7 @@ class PartReader:
         self.blob = blob
         self.memory_budget = memory_budget
         self._executor = executor
-        caches = PartCaches.within(memory_budget) if caches is None else caches
+        caches = PartCaches(Cache(memory_budget // 2)) if caches is None else caches
         self.decoded, self._indexes = caches.decoded, caches.indexes
         self.spilled = spilled
 

@@ -22,8 +22,8 @@ import pyarrow.types as pt
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.evolution import narrowed, newest_types
-from persist.codecs.part.filters import columns_of, parts_that_may_match
-from persist.codecs.part.key_range import KeyRange, key_ranges, ordered_keys, parts_within
+from persist.codecs.part.filters import parts_that_may_match, referenced_columns
+from persist.codecs.part.key_range import KeyRange, comparable_keys, key_ranges, parts_within
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.engine.read.parts.reader import ALL_KEYS, PartReader, memory_within
@@ -128,7 +128,7 @@ class Scan:
     def slices(self, count: int) -> "list[Scan]":
         """Return at most count scans that together are this one, of about equal size, in key order."""
         whole = self.pruned()
-        sampled = [ordered_keys(part, self.schema) for part in whole.all_parts]  # Once: there may be very many.
+        sampled = [comparable_keys(part, self.schema) for part in whole.all_parts]  # Once: there may be very many.
         ranges = key_ranges(whole.all_parts, self.schema, count, self.keys, sampled)
         base = parts_within(whole.base, self.schema, ranges, sampled[: len(whole.base)])
         parts = parts_within(whole.parts, self.schema, ranges, sampled[len(whole.base) :])
@@ -197,7 +197,7 @@ class Scan:
     def check_columns(self) -> None:
         """Raise SchemaMismatch if a part lacks a column of an earlier version of the schema, which was dropped."""
         if self.schema.known and self.schema.version < len(self.schema.known):
-            by_filter = () if self.filter is None else columns_of(self.filter, self.schema.arrow, self.columns)
+            by_filter = () if self.filter is None else referenced_columns(self.filter, self.schema.arrow, self.columns)
             wanted = [*self.columns, *by_filter]
             for part in self.all_parts:
                 lifted = part.lift(self.schema)

@@ -37,10 +37,10 @@ from persist.codecs.order.ordering import combined, order_keys, sort_indices
 from persist.codecs.order.sums import (
     ROWS_MAX,
     Ints,
+    count_limbs,
     from_whole_numbers,
     joined,
-    largest_of,
-    limbs_for,
+    largest_magnitude,
     limits,
     normalized,
     products,
@@ -231,7 +231,7 @@ class _Sums:
         """Add a table of updates, all with that diff or with a column `_diff`."""
         assert len(table) <= ROWS_MAX, "limbs would overflow"
         diffs = np.full(len(table), diff, np.int64) if diff is not None else table["_diff"].to_numpy()
-        largest = largest_of(diffs)
+        largest = largest_magnitude(diffs)
         columns: dict[str, Any] = {}
         self._put("n", diffs, largest, columns)
         for name in self.counted:
@@ -240,7 +240,7 @@ class _Sums:
             self._put(f"n:{name}", valid, largest, columns)
         for name in self.added:
             values = whole_numbers(table[name])
-            terms = (values, largest_of(values)) if diff == 1 else products(values, diffs)
+            terms = (values, largest_magnitude(values)) if diff == 1 else products(values, diffs)
             self._put(f"sum:{name}", *terms, columns)
         for name in self.floats:
             terms = self._finite(name, table[name].cast(pa.float64()), diffs, largest, columns)
@@ -273,7 +273,7 @@ class _Sums:
     def _put(self, measure: str, terms: Ints, largest: int, columns: dict[str, Any]) -> None:
         """Put the limbs of terms, of which none is larger, among columns."""
         self.bounds[measure] = self.bounds.get(measure, 0) + len(terms) * largest
-        for at, limb in enumerate(split(terms, limbs_for(self.bounds[measure]))):
+        for at, limb in enumerate(split(terms, count_limbs(self.bounds[measure]))):
             columns[f"{measure}.{at}"] = limb
 
     def _merge(self) -> None:
@@ -290,7 +290,7 @@ class _Sums:
         columns: dict[str, Any] = {f"g{i}": partial[f"g{i}"] for i in range(len(self.request.group_by))}
         for measure, bound in self.bounds.items():
             limbs = _limbs_of(partial, measure) or [np.zeros(len(partial), np.int64)]
-            limbs[-1:] = split(limbs[-1], limbs_for(bound) - len(limbs) + 1)
+            limbs[-1:] = split(limbs[-1], count_limbs(bound) - len(limbs) + 1)
             columns |= {f"{measure}.{at}": limb for at, limb in enumerate(limbs)}
         kinds = ("net", "size") if self.tracks_size else ("net",)
         return pa.table(

@@ -40,7 +40,7 @@ def python_rows(table: pa.Table) -> list[tuple[Any, ...]]:
     return sorted((shown(row.values()) for row in table.to_pylist()), key=repr)
 
 
-@pytest.mark.thorough(except_every=9)
+@pytest.mark.thorough(except_every=19)
 @pytest.mark.parametrize("as_of", [0, 9, 10, 12, "latest"])
 @pytest.mark.parametrize("form", ["rows", "diff"])
 @pytest.mark.parametrize("slices", [1, 5])
@@ -134,7 +134,7 @@ FILTERS = [
 DIFF_FILTERS = ["_diff > 1", "_diff = 1 AND id > 1990", "_diff <> 1"]
 
 
-@pytest.mark.thorough(except_every=8)
+@pytest.mark.thorough(except_every=len(FILTERS))
 @pytest.mark.parametrize("condition", FILTERS)
 def test_pushed_filters_change_nothing_but_speed(spark: SparkSession, location: str, condition: str) -> None:
     setting = "spark.sql.python.filterPushdown.enabled"
