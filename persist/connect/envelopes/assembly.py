@@ -97,7 +97,7 @@ class Wanted:
     def paths(self, messages: Messages) -> dict[str, str]:
         """Return what is to be read of each message besides its row: by column, the path.
 
-        The row itself has the remaining columns.
+        The remaining columns stand beside the messages, in `messages.others`.
         """
         every = {**self.metadata, **({TIME: self.time} if self.time is not None else {})}
         return {name: path for name, path in every.items() if path not in messages.others.column_names}

@@ -194,8 +194,8 @@ def _joined(texts: pa.Array) -> pa.Buffer:
     """Return the documents with newlines between, as one buffer of valid UTF-8.
 
     Raises:
-        Unreadable: a document holds a zero byte, which would end the stream early. pa.ArrowInvalid: a document is not
-        UTF-8, which `pyarrow.json` does not look at.
+        Unreadable: a document holds a zero byte, which would end the stream early.
+        pa.ArrowInvalid: a document is not UTF-8, which `pyarrow.json` does not look at.
     """
     whole = pa.LargeListArray.from_arrays(pa.array([0, len(texts)], pa.int64()), texts.cast(pa.large_string()))
     stream = pc.binary_join(whole, pa.scalar("\n", pa.large_string()))[0].as_buffer()

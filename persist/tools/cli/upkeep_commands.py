@@ -67,7 +67,7 @@ def retain(
     ],
     yes: Yes = False,
 ) -> int:
-    """Let each seal delete history older than this before upper, after a prompt."""
+    """Let a collection forget, with each seal, history older than this before upper, after a prompt."""
     new_retention = None if retention == "all" else int(retention) if retention.isdecimal() else retention
     with at.writing() as client:
         loaded = client.load(collection)

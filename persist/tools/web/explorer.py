@@ -119,17 +119,17 @@ class Explorer:
         facts = Facts(collection.handle.contents())
         _check_updates(facts, ends[0] + 1, ends[1] + 1)
         rows = collection.diff(first_time, two, timeout_s=0).to_arrow()
-        schema, first_rows = collection.schema, rows.slice(0, ROWS_MAX)
-        times = self._last_times(collection, first_rows, ends[0] + 1, ends[1] + 1)
+        schema, shown_rows = collection.schema, rows.slice(0, ROWS_MAX)
+        times = self._last_times(collection, shown_rows, ends[0] + 1, ends[1] + 1)
         return {
             "total": len(rows),
             "more": len(rows) > ROWS_MAX,
             "keys": schema.key_names,
             "values": schema.value_names,
-            "differ": _differing(first_rows, schema.value_names),
+            "differ": _differing(shown_rows, schema.value_names),
             "times": [None if time is None else str(time) for time in times],
             "who": self.records.authors(facts.contents.id, times),
-            **cells(first_rows),
+            **cells(shown_rows),
         }
 
     @staticmethod

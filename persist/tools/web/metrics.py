@@ -9,7 +9,7 @@ Families, in addition to those of `persist.core.metrics` (dots become underscore
     persist_collections                  the number of collections.
     persist_collection_<rows|bytes|parts|holds|unsealed_updates|since|upper>     by collection.
     persist_collection_failed            by collection: 1 if its last refresh, its source or a sink failed.
-    persist_collection_lag_seconds       by collection: from its upper to now, if its times are moments
+    persist_collection_lag_seconds       by collection: from its upper to now, if its times are moments.
 
 A scrape costs one GET of the log, and one for each collection that has changed since the last one. With more than
 `COLLECTIONS_MAX` collections, it has only the totals. The server requires the token. Without a token, it answers only

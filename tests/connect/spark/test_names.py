@@ -58,7 +58,7 @@ def test_columns_are_found_as_the_session_finds_them(spark: SparkSession, tmp_pa
     def writes(frame: DataFrame, batch: int) -> list[Any]:
         return [
             lambda: persist.spark.write(frame, path, "c", mode="overwrite"),
-            lambda: persist.spark.write(frame, path, "c", key=["id"]),
+            lambda: persist.spark.write(frame, path, "c", key=["id"], mode="append"),
             lambda: persist.spark.upsert(frame, path, "u"),
             lambda: persist.spark.upsert(frame, path, "u", where="tasks"),
             lambda: persist.spark.delete(spark, path, "c", frame.select("ID").where("Status = 'a'")),

@@ -1,7 +1,7 @@
 """Avro in Confluent's framing, as the JSON with a schema part that Kafka Connect would write.
 
-    message = 0, int32 number of a schema (big-endian), the value as Avro schema  = GET {registry}/schemas/ids/{number}
-    = {"schema": text of JSON, …}
+    message = 0, int32 number of a schema (big-endian), the value as Avro
+    schema  = GET {registry}/schemas/ids/{number} = {"schema": text of JSON, …}
 
 So envelopes read Avro as they read JSON, and its types are known from its schema. NaN and infinities, which JSON has no
 numbers for, become texts. A union of several types also becomes text.

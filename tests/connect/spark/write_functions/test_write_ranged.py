@@ -243,6 +243,6 @@ def test_a_write_with_a_key_creates_location_and_collection(spark: SparkSession,
     with persist.open(location, mode="read") as client:
         orders, counted = client["orders"], client["counted"]
         assert (orders.schema.key_names, orders.schema.timeline) == (("id",), "ms")
-        assert orders.snapshot().count() == 4
+        assert orders.snapshot().count() == 2
         assert (counted.schema.key_names, counted.schema.timeline) == ((), None)
         assert counted.snapshot(3).to_arrow()["status"].to_pylist() == ["new", "new"]
