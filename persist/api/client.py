@@ -115,7 +115,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         engine: what it is made of, for the rest of the package.
     """
 
-    INTERNAL = frozenset({"engine"})
+    _INTERNAL = frozenset({"engine"})
 
     def __init__(self, engine: Engine, notify: Notify | None = None) -> None:
         self.engine = engine

@@ -34,7 +34,7 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
         held: the last time that is acknowledged; None if nothing is.
     """
 
-    INTERNAL = frozenset({"check_unclosed", "handle", "step"})
+    _INTERNAL = frozenset({"check_unclosed", "handle", "step"})
 
     def __init__(self, handle: CollectionHandle, name: str, start: Callable[[int | None], Listen]) -> None:
         """Begin after the time of the hold of that name.

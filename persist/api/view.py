@@ -29,7 +29,7 @@ class View(Collection):
         live: what it is made of, for the rest of the package.
     """
 
-    INTERNAL = frozenset({"live"}) | WRITES
+    _INTERNAL = frozenset({"live"}) | WRITES
 
     def __init__(self, live: "LiveView") -> None:
         super().__init__(live.handle)

@@ -99,11 +99,11 @@ class Completed:
     """Mixed into what users complete in a shell: `dir` leaves out what is for the rest of the package."""
 
     __slots__ = ()
-    INTERNAL: ClassVar[frozenset[str]] = frozenset()
+    _INTERNAL: ClassVar[frozenset[str]] = frozenset()
 
     def __dir__(self) -> list[str]:
-        hidden = {name for kind in type(self).__mro__ for name in getattr(kind, "INTERNAL", ())}
-        return [name for name in super().__dir__() if name not in hidden and name != "INTERNAL"]
+        hidden = {name for kind in type(self).__mro__ for name in getattr(kind, "_INTERNAL", ())}
+        return [name for name in super().__dir__() if name not in hidden and name != "_INTERNAL"]
 
 
 class Shown:

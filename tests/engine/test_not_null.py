@@ -31,7 +31,7 @@ def test_the_schema_shows_what_is_not_null_to_every_client(client: persist.Clien
     for collection in (orders, client.load("orders")):
         assert collection.schema.declared == declared
         assert collection.schema.required == ("k", "v")
-        assert "not null" in repr(collection.schema)
+        assert "v  string  required" in repr(collection.schema)
     assert CollectionSchema.from_json(orders.schema.to_json()) == orders.schema
 
 

@@ -14,6 +14,7 @@ NAMED_TEST = re.compile(r"(@pytest\.mark\.thorough\n(?:@.*\n)*)?def test_rule_(\
 NOT_MODULES = {
     *(f"persist.{span}" for span in ("action", "check", "collect", "commit", "refresh")),
     *(f"persist.{key}" for key in ("as_of", "collections", "derived_from", "digest", "groups", "seqno", "table")),
+    "persist.unavailable.NAME",
     "persist.__version__",
     "persist.upsert",  # Its name before it was `persist.events`.
 }

@@ -13,7 +13,7 @@ from tests.support.stepped import WAIT_S
 
 CLIENT_READS = {
     "about", "close", "collections", "comment", "create_function", "create_or_load", "follow", "fsck", "history",
-    "load", "metrics", "mode", "properties", "seqno", "serve", "snapshots", "sql", "url", "view",
+    "load", "metrics", "mode", "policy", "properties", "seqno", "serve", "snapshots", "sql", "url", "view",
 }  # fmt: skip
 CLIENT_WRITES = {
     "clone",
@@ -25,13 +25,15 @@ CLIENT_WRITES = {
     "maintain",
     "multi_write",
     "publish",
+    "set_policy",
     "upgrade",
     "write",
 }
 COLLECTION_READS = {
-    "about", "as_of_join", "changes", "columns", "comment", "diff", "erasures", "get", "head", "history", "id",
+    "about", "as_of_join", "changes", "columns", "comment", "count", "diff", "erasures", "get", "head", "history", "id",
     "holds", "indexes", "late_bound", "late_counts", "listen", "name", "needs", "properties", "published", "retention",
-    "since", "snapshot", "subscribe", "tags", "timeline", "to_pandas", "traces", "unsealed", "upper", "upserts",
+    "since", "snapshot", "subscribe", "tags", "timeline", "to_arrow", "to_pandas", "to_polars",
+    "to_pylist", "traces", "unsealed", "upper", "upserts",
 }  # fmt: skip
 COLLECTION_WRITES = {
     "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "drop", "drop_index", "erase", "evolve",
@@ -119,6 +121,7 @@ def writes(client: persist.Client) -> list[Callable[[], object]]:
         client.gc,
         client.maintain,
         client.multi_write,
+        lambda: client.set_policy(grace_s=7200),
         client.upgrade,
         lambda: client.drop("orders"),
         lambda: client.create_or_load("new", key=KEY),

@@ -52,7 +52,7 @@ class Described:
 class CollectionBase(Completed):
     """One collection: what it is made of, how far it is, and what it says of itself where it is printed."""
 
-    INTERNAL = frozenset({"handle"})
+    _INTERNAL = frozenset({"handle"})
 
     def __init__(self, handle: CollectionHandle) -> None:
         self.handle = handle

@@ -98,7 +98,7 @@ class CommitFuture(Completed, Future[int]):
         late: events that were left out because they are late, once it is resolved; see `Collection.upsert`.
     """
 
-    INTERNAL = frozenset(
+    _INTERNAL = frozenset(
         {"cancel", "cancelled", "committed", "fail", "running", "set_exception", "set_result", "succeed"}
         | {"set_running_or_notify_cancel"}
     )

@@ -517,7 +517,7 @@ def test_without_the_server_a_client_commits_by_itself_and_goes_back_to_it_later
 def test_every_mutation_that_callers_ask_for_can_be_sent() -> None:
     own = {"open_writer", "close_writer", "truncate", "void_uploads", "take_over", "collected"}
     # Who does these has rights on the store, and commits by itself.
-    own |= {"clone", "erase", "publish", "unpublish", "upgrade"}
+    own |= {"clone", "erase", "policy", "publish", "unpublish", "upgrade"}
     made_of_others = {kinds.Append, kinds.Pend}
     assert {kind for tag, kind in KINDS.items() if tag not in own} - made_of_others <= {*get_args(Sent)}
 

@@ -152,7 +152,7 @@ def with_moments(updates: pa.Table, moments: Timeline | None) -> pa.Table:
 class Changes(ArrowResult):
     """The updates in `[lower, upper)`; see `Collection.changes`. Nothing is read until a method asks for it."""
 
-    INTERNAL = frozenset({"moments", "scan", "slices", "transitions"})
+    _INTERNAL = frozenset({"moments", "scan", "slices", "transitions"})
 
     def __init__(
         self,

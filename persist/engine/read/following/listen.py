@@ -152,7 +152,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
     Not for use from several threads at once, except `close`.
     """
 
-    INTERNAL = frozenset(
+    _INTERNAL = frozenset(
         {
             "advance",
             "check_kept",

@@ -33,7 +33,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
     While it is open, what it reads is kept: close it, use it in a `with`, or drop it.
     """
 
-    INTERNAL = frozenset({"narrowed"})
+    _INTERNAL = frozenset({"narrowed"})
 
     def __init__(self, reading: ClaimedRead) -> None:
         self._reading = reading

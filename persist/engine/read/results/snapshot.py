@@ -122,7 +122,7 @@ class Snapshot(ArrowResult):
         again: the collection and the arguments that another process takes it by, once more, if it is pickled.
     """
 
-    INTERNAL = frozenset({"again", "by_index", "explain_narrowed", "find_by_index", "scan", "slices", "unsummed"})
+    _INTERNAL = frozenset({"again", "by_index", "explain_narrowed", "find_by_index", "scan", "slices", "unsummed"})
 
     def __init__(
         self, scan: Scan, form: Form, reading: ClaimedRead, contents: CollectionState, slice_bytes: int
