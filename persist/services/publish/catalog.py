@@ -42,9 +42,18 @@ MAIN = "main"  # The namespace of names without a dot, and the branch of the new
 PINNING_S = 10.0  # One load pins tags for so long.
 PIN_S = 24 * 3600.0  # A requested time stays readable for so long.
 PINS_MAX = 64  # Of one table.
+REQUESTED_MAX = 32  # Of the pins, the times that readers requested. The others are for tags.
+RESIDUAL_BYTES_MAX = 32 << 20  # A plan repeats the filter for each file.
+LOCK_S = 10.0  # A load waits for another load of the same table for so long.
 CHECKED_MAX = 1000  # So many tables of a namespace are checked for columns that Iceberg has not.
 
 Namespace = tuple[str, ...]
+# What pyiceberg raises for expressions that are malformed, too deep, or have values that do not fit a column.
+MALFORMED = (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
+
+
+class NotListed(LookupError):
+    """The catalog has no such namespace or table."""
 
 
 class Reader(Protocol):
@@ -100,12 +109,12 @@ class IcebergCatalog:
         """Return the namespaces right below one, in order.
 
         Raises:
-            LookupError: there is no such parent.
+            NotListed: there is no such parent.
         """
         spaces = {space[:depth] for space, _ in self._identifiers() for depth in range(1, len(space) + 1)}
         spaces.add((MAIN,))
         if parent and parent not in spaces:
-            raise LookupError(f"there is no namespace {'.'.join(parent)[:200]!r}")
+            raise NotListed(f"there is no namespace {'.'.join(parent)[:200]!r}")
         depth = len(parent)
         return sorted(space for space in spaces if len(space) == depth + 1 and space[:depth] == parent)
 
@@ -120,22 +129,25 @@ class IcebergCatalog:
         Of more than `CHECKED_MAX` tables, the first ones are checked.
         """
         properties = {"location": self.url}
-        for table in self.tables(space)[:CHECKED_MAX]:
+        self.namespaces(space)
+        identifiers = {name: identifier_of(name) for name in self._client.collections()}
+        names = {table: name for name, (above, table) in identifiers.items() if above == space}
+        for table in sorted(names)[:CHECKED_MAX]:
             try:
-                self._check(self._client.load(self._collection(space, table)).handle)
+                self._check(self._client.load(names[table]).handle)
             except PersistError as error:
                 properties[f"persist.unavailable.{table}"] = str(error)
         return properties
 
     def check(self, space: Namespace, table: str) -> None:
-        """Raise LookupError if there is no such table. Cost: one GET."""
+        """Raise NotListed if there is no such table; a requested time is not checked. Cost: one GET."""
         self._collection(space, self._split(space, table)[0])
 
     def load(self, space: Namespace, table: str) -> LoadedTable:
         """Publish the newest sealed time of a table if it is not published; return its metadata.
 
         Raises:
-            LookupError: there is no such table.
+            NotListed: there is no such table.
             InvalidUsage: the table cannot be published, or the requested time is none.
             AsOfCompacted, AsOfNotSealed: the requested time cannot be read.
         """
@@ -144,15 +156,18 @@ class IcebergCatalog:
         with self._lock:
             slot = self._slots.setdefault(name, _Slot())
         handle: CollectionHandle = self._client.load(name).handle
-        with slot.lock:
-            self._check(handle)
-            contents = handle.contents()
-            if contents.upper_times == (0,):
-                return _without_rows(handle, contents)
-            contents = self._publish(slot, handle, contents)
-            requested = None if as_of is None else handle.as_time("as_of", as_of)
+        self._check(handle)
+        if handle.contents().upper_times == (0,):
+            return _without_rows(handle, handle.known())
+        requested = None if as_of is None else handle.as_time("as_of", as_of)
+        if not slot.lock.acquire(timeout=LOCK_S):  # Or else loads of one table would take all threads of a server.
+            raise Superseded(f"{handle.name!r} is being published: load it again")
+        try:
+            contents = self._publish(slot, handle, handle.contents(), requested)
             contents = self._pin(handle, contents, requested)
             return self._described(slot, handle, contents, requested)
+        finally:
+            slot.lock.release()
 
     def plan(self, space: Namespace, table: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the files that a scan has to read, for a client that lets the catalog plan.
@@ -171,7 +186,7 @@ class IcebergCatalog:
 
         try:
             asked = PlanTableScanRequest.model_validate(request)
-        except (ValidationError, TypeError) as error:  # The second for an expression of an unknown type.
+        except (ValidationError, *MALFORMED) as error:
             raise InvalidUsage(f"the request for a plan is malformed: {error}") from error
         if asked.start_snapshot_id is not None or asked.end_snapshot_id is not None:
             raise InvalidUsage("plans of the changes between two snapshots are not served: read one snapshot")
@@ -189,21 +204,21 @@ class IcebergCatalog:
             raise InvalidUsage("the table has no such snapshot any more: load the table again")
         schema = version_of(contents, chosen.schema)
         filter = AlwaysTrue() if asked.filter is None else asked.filter
+        files = DataFiles(schema, IcebergTable(handle, {}).url_of)
         try:
             matches = _InclusiveMetricsEvaluator(
                 Schema.model_validate(schema_json(schema)), filter, asked.case_sensitive
             ).eval
-        except (ValueError, TypeError) as error:
+            described = [(contents.part(number), file) for number, file in chosen.files.items()]
+            scanned = [(part, file, entry) for part, file in described if matches(entry := files.data_file(part))]
+        except MALFORMED as error:
             raise InvalidUsage(f"the filter does not fit the table: {error}") from error
-        files = DataFiles(schema, IcebergTable(handle, {}).url_of)
         deletes: list[dict[str, Any]] = []
         tasks: list[dict[str, Any]] = []
-        for number, file in chosen.files.items():
-            part = contents.part(number)
-            described = files.data_file(part)
-            if not matches(described):
-                continue
-            task: dict[str, Any] = {"data-file": _content_file(described, "data")}
+        if asked.filter is not None and len(json.dumps(request["filter"])) * len(scanned) > RESIDUAL_BYTES_MAX:
+            raise InvalidUsage("the filter is too long for so many files: plan the scan in the client")
+        for part, file, entry in scanned:
+            task: dict[str, Any] = {"data-file": _content_file(entry, "data")}
             if asked.filter is not None:
                 task["residual-filter"] = request["filter"]
             if file.deletes is not None:
@@ -212,13 +227,16 @@ class IcebergCatalog:
             tasks.append(task)
         return {"status": "completed", "delete-files": deletes, "file-scan-tasks": tasks}
 
-    def _publish(self, slot: _Slot, handle: CollectionHandle, contents: CollectionState) -> CollectionState:
-        """Publish the newest sealed time, unless that is done or was done a moment ago."""
+    def _publish(
+        self, slot: _Slot, handle: CollectionHandle, contents: CollectionState, requested: int | None
+    ) -> CollectionState:
+        """Publish the newest sealed time, unless that is done, or was done a moment ago and serves the request."""
         known = contents.published.get("iceberg")
         is_current = known is not None and known.as_of >= last_sealed(contents)
         is_current = is_current and known is not None and known.schema == handle.schema_in(contents, None).version
         now_s = time.monotonic()
-        if is_current or (known is not None and now_s - slot.published_s < self._interval_s):
+        is_behind = known is None or (requested is not None and known.as_of < requested <= last_sealed(contents))
+        if is_current or (not is_behind and now_s - slot.published_s < self._interval_s):
             return contents
         options = {"deletes": "vectors"} if known is None else dict(known.options)
         publish(handle, IcebergTable(handle, options), None, options=options)
@@ -246,8 +264,10 @@ class IcebergCatalog:
         if requested is not None and requested != newest and requested not in handle.known().pins:
             if requested > newest:
                 raise AsOfNotSealed(requested, contents.upper, 0.0)
-            if len(handle.known().pins) >= PINS_MAX:
-                raise InvalidUsage(f"{PINS_MAX} times of {handle.name!r} are pinned already: read one of these")
+            pins = handle.known().pins.values()
+            requests = sum("until_ms" in pinned_.options for pinned_ in pins)
+            if len(pins) >= PINS_MAX or requests >= REQUESTED_MAX:
+                raise InvalidUsage(f"{len(pins)} times of {handle.name!r} are pinned already: read one of these")
             pin(handle, requested, {"at_ms": str(now_ms), "until_ms": str(now_ms + int(PIN_S * 1000))})
         return handle.known()
 
@@ -266,6 +286,8 @@ class IcebergCatalog:
         by_time = {at: snapshot for at, snapshot in {**pins, known.as_of: current}.items() if at <= newest}
         snapshots = [*by_time.values()]  # In order of time. Some readers take the last one, whatever is said elsewhere.
         versions = {snapshot["schema-id"]: version_of(contents, snapshot["schema-id"]) for snapshot in snapshots}
+        if newest not in by_time:
+            raise Superseded(f"the time {newest} of {handle.name!r} is not pinned any more: load it again")
         chosen = by_time[newest]
         tags = {name: by_time[at] for name, at in contents.tags.items() if at in by_time and name != MAIN}
         metadata |= {
@@ -297,7 +319,7 @@ class IcebergCatalog:
         for name in (table, ".".join((*space, table))):
             if identifier_of(name) == (space, table) and name in {*self._client.collections()}:
                 return name
-        raise LookupError(f"there is no table {'.'.join((*space, table))[:200]!r}")
+        raise NotListed(f"there is no table {'.'.join((*space, table))[:200]!r}")
 
     def _identifiers(self) -> Iterator[tuple[Namespace, str]]:
         return map(identifier_of, self._client.collections())

@@ -36,12 +36,13 @@ from starlette.routing import Route
 
 import persist
 from persist.core.errors import CollectionNotFound
-from persist.services.publish import IcebergCatalog
+from persist.services.publish import IcebergCatalog, NotListed
 from persist.services.serve.messages import is_loopback, parse_host
 from persist.services.serve.rights import RIGHTS, Tokens
 from persist.tools.web.metrics import parse_address
 from persist.tools.web.server import serve_app
 
+NOT_STORED = {"Cache-Control": "no-store"}
 PAGE_MAX = 1000
 PUBLISH_INTERVAL_S = 1.0
 BODY_BYTES_MAX = 1 << 20
@@ -152,7 +153,7 @@ class _Routes:
                 return await run_in_threadpool(endpoint, request, body)
             except _Refused as error:
                 return _error(error.code, error.kind, str(error))
-            except LookupError as error:
+            except NotListed as error:
                 missing = "Table" if "table" in request.path_params else "Namespace"
                 return _error(404, f"NoSuch{missing}Exception", str(error))
             except persist.PersistError as error:
@@ -163,6 +164,10 @@ class _Routes:
     def _check_caller(self, request: Request, *, is_open: bool) -> None:
         if self._checks_host and not is_loopback(parse_host(request.headers.get("host", ""))):
             raise _Refused(403, "ForbiddenException", "Ask for this by 127.0.0.1 or localhost.")
+        # A load publishes, so a page of another site must not cause one, even if it cannot read the answer.
+        is_foreign = request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        if self._checks_host and (is_foreign or "origin" in request.headers):
+            raise _Refused(403, "ForbiddenException", "This answers no pages of other sites.")
         if not is_open and RIGHTS["iceberg"] not in self._tokens.rights(request.headers.items()):
             raise _Refused(
                 401, "NotAuthorizedException", "The token is missing or wrong: send Authorization: Bearer TOKEN."
@@ -188,7 +193,8 @@ class _Routes:
         if not self._tokens.rights([("authorization", f"Bearer {secret}")]):
             return _oauth_error("invalid_client", "The client_secret has to be the token of the server.")
         token_type = "urn:ietf:params:oauth:token-type:access_token"
-        return JSONResponse({"access_token": secret, "token_type": "bearer", "issued_token_type": token_type})
+        granted = {"access_token": secret, "token_type": "bearer", "issued_token_type": token_type}
+        return JSONResponse(granted, headers=NOT_STORED)
 
     def _namespaces(self, request: Request, body: bytes) -> Response:
         parent = _levels(request.query_params.get("parent", ""))
@@ -218,7 +224,7 @@ class _Routes:
             self._catalog.check(space, name)
             return Response(status_code=204)
         loaded = self._catalog.load(space, name)
-        headers = {"ETag": f'"{loaded.tag}"'}
+        headers = {"ETag": f'"{loaded.tag}"', "Cache-Control": "private"}
         if headers["ETag"] in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         answer = {"metadata-location": loaded.url, "metadata": loaded.metadata, "config": self._properties}
@@ -227,13 +233,14 @@ class _Routes:
     def _credentials(self, request: Request, body: bytes) -> Response:
         self._catalog.check(_parse_namespace(request), request.path_params["table"])
         credential = {"prefix": self._catalog.url, "config": self._properties}
-        return JSONResponse({"storage-credentials": [credential] if self._properties else []})
+        return JSONResponse({"storage-credentials": [credential] if self._properties else []}, headers=NOT_STORED)
 
     def _plan(self, request: Request, body: bytes) -> Response:
         try:
             scan = json.loads(body)
-        except ValueError as error:
-            raise _Refused(400, "BadRequestException", f"The body is not JSON: {error}") from error
+            json.dumps(scan, ensure_ascii=False, allow_nan=False).encode()  # It is sent back with each file.
+        except (ValueError, RecursionError) as error:
+            raise _Refused(400, "BadRequestException", f"The body is not JSON: {ascii(str(error))[:500]}") from error
         if not isinstance(scan, dict):
             raise _Refused(400, "BadRequestException", "The body is not an object of JSON.")
         return JSONResponse(self._catalog.plan(_parse_namespace(request), request.path_params["table"], scan))

@@ -145,6 +145,17 @@ def test_a_plan_of_the_server_has_the_files_that_may_match(client: persist.Clien
     assert (status, answer["error"]["type"]) == (400, "BadRequestException")
     for body in (b"[]", b"{", b'{"filter": {"type": "no"}}', b'{"start-snapshot-id": 1, "end-snapshot-id": 2}'):
         assert call(url, "POST", "/v1/namespaces/main/tables/orders/plan", body)[0] == 400, body
+    hostile = (
+        "[" * 100_000,
+        json.dumps({"filter": {"type": "starts-with", "term": "id", "value": "5"}}),
+        json.dumps({"filter": {"type": "eq", "term": "nothing", "value": 5}}),
+        json.dumps({"filter": {"type": "eq", "term": "id", "value": float("inf")}}),
+        '{"filter": {"type": "eq", "term": "id", "value": 1e400}}',
+        '{"filter": {"type": "eq", "term": "status", "value": "\\ud800"}}',
+        '{"filter":' + '{"type":"not","child":' * 2000 + "true" + "}" * 2001,
+    )
+    for text in hostile:
+        assert call(url, "POST", "/v1/namespaces/main/tables/orders/plan", text.encode())[0] == 400, text[:60]
 
 
 def test_times_that_are_moments_are_found_by_timestamp(client: persist.Client, catalog: Catalog) -> None:
@@ -200,6 +211,37 @@ def test_a_record_of_a_pin_needs_format_11_and_others_do_not() -> None:
     assert (pin.format_needed, table.format_needed) == (11, FORMAT_MIN)
 
 
+def test_a_requested_time_is_served_within_the_interval_of_publications(client: persist.Client) -> None:
+    c = orders(client)
+    with serve_catalog(client, "127.0.0.1:0", token=None, insecure=False, publish_interval_s=1e6) as url:
+        catalog = load_catalog("persist", type="rest", uri=url)
+        assert len(rows_of(catalog.load_table("main.orders"))) == 100
+        for time in (1, 2):
+            c.write([((time, "new"), time, -1)], seal=time + 1).result()
+        assert len(rows_of(catalog.load_table("main.orders"))) == 100, (
+            "a load within the interval shows the last version"
+        )
+        assert rows_of(catalog.load_table("main.orders@1")) == snapshot_rows(c, 1)
+        assert rows_of(catalog.load_table("main.orders@latest")) == snapshot_rows(c, 2)
+
+
+def test_requested_times_leave_room_for_tags(
+    client: persist.Client, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.services.publish.catalog.REQUESTED_MAX", 2)
+    c = orders(client)
+    for time in range(1, 6):
+        c.write([((time, "new"), time, -1)], seal=time + 1).result()
+    for time in (0, 1):
+        catalog.load_table(f"main.orders@{time}")
+    with pytest.raises(BadRequestError, match="are pinned already"):
+        catalog.load_table("main.orders@2")
+    c.tag("three", 3)
+    at = catalog.load_table("main.orders").snapshot_by_name("three")
+    assert at is not None
+    assert at.summary["persist.as_of"] == "3"
+
+
 def test_two_catalogs_serve_one_location(client: persist.Client, tmp_path: Path, catalog: Catalog) -> None:
     c = orders(client)
     with (
@@ -248,6 +290,9 @@ def test_what_is_not_there_and_what_writes_is_refused_by_the_protocols_errors(
     assert call(url, "POST", f"{table}/metrics", b"x" * (BODY_BYTES_MAX + 1))[0] == 413
     assert call(url, "POST", f"{table}/metrics", b"{}")[0] == 204
     assert call(url, "GET", "/v1/config", Host="evil.example")[0] == 403
+    for foreign in ({"Sec_Fetch_Site": "cross-site"}, {"Origin": "http://evil.example"}):
+        assert call(url, "GET", f"{table}@0", **foreign)[0] == 403  # type: ignore[arg-type]
+    assert client.load("orders").published() == []
     assert client.collections() == ["orders"]
 
 
