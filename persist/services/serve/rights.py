@@ -68,6 +68,11 @@ class Tokens:
         self._rights = {token: reads, write_token: {*Right}}
         self._rights_of_all = reads if token is None else set[Right]()
 
+    @property
+    def are_needed(self) -> bool:
+        """Whether callers without a token may do nothing."""
+        return not self._rights_of_all
+
     def rights(self, headers: Iterable[tuple[str, str | bytes]]) -> set[Right]:
         """Return what a call with such headers may do."""
         sent = [value for name, value in headers if name.lower() == "authorization"]

@@ -21,7 +21,6 @@ Source: the Iceberg REST catalog's specification (`rest-catalog-open-api.yaml`),
 """
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -39,8 +38,7 @@ from persist.core.errors import CollectionNotFound
 from persist.services.publish import IcebergCatalog, NotListed
 from persist.services.serve.messages import is_loopback, parse_host
 from persist.services.serve.rights import RIGHTS, Tokens
-from persist.tools.web.metrics import parse_address
-from persist.tools.web.server import serve_app
+from persist.tools.web.server import serve_beside
 
 NOT_STORED = {"Cache-Control": "no-store"}
 PAGE_MAX = 1000
@@ -91,23 +89,13 @@ def serve_catalog(
     Raises:
         InvalidUsage: the address is malformed, taken, or open to other machines without a token.
     """
-    host, port = parse_address("--iceberg", address)
-    is_local = is_loopback(host)
-    if not is_local and token is None and not insecure:
-        raise persist.InvalidUsage(
-            f"--iceberg {address}: others reach this address, and there is no token. Set PERSIST_SERVE_TOKEN, "
-            "listen at 127.0.0.1, or say --insecure"
-        )
-    catalog = IcebergCatalog(client, publish_interval_s)
-    routes = _Routes(catalog, Tokens(token, write_token), is_local and token is None, properties or {})
-    with serve_app(routes.app(), host, port) as server:
-        thread = threading.Thread(target=server.run, name="persist-iceberg", daemon=True)
-        thread.start()
-        try:
-            yield server.url
-        finally:
-            server.stop()
-            thread.join()
+    catalog, tokens = IcebergCatalog(client, publish_interval_s), Tokens(token, write_token)
+
+    def make_app(is_local: bool) -> Starlette:
+        return _Routes(catalog, tokens, is_local and not tokens.are_needed, properties or {}).app()
+
+    with serve_beside(make_app, "--iceberg", address, needs_token=token is None and not insecure) as url:
+        yield url
 
 
 class _Routes:

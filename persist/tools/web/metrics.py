@@ -21,8 +21,8 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -38,7 +38,7 @@ from persist.engine.collection.failures import failures_of
 from persist.services.serve.messages import is_loopback, parse_host
 from persist.services.serve.rights import RIGHTS, Tokens
 from persist.tools.reports.surveys import Facts, KnownFacts
-from persist.tools.web.server import serve_app
+from persist.tools.web.server import serve_beside
 
 COLLECTIONS_MAX = 2000
 HELP = {  # Of other families, the name says it.
@@ -142,25 +142,15 @@ def serve_metrics(
     Raises:
         InvalidUsage: the address is malformed, taken, or open to other machines without a token.
     """
-    host, port = parse_address("--metrics", address)
-    is_local = is_loopback(host)
-    if not is_local and token is None and not insecure:
-        raise persist.InvalidUsage(
-            f"--metrics {address}: others reach this address, and there is no token. Set PERSIST_SERVE_TOKEN, "
-            "listen at 127.0.0.1, or say --insecure"
-        )
-    app = _make_app(Exposition(client), Tokens(token, write_token), is_local and token is None)
-    with serve_app(app, host, port) as server:
-        thread = threading.Thread(target=server.run, name="persist-metrics", daemon=True)
-        thread.start()
-        try:
-            yield f"{server.url}/metrics"
-        finally:
-            server.stop()
-            thread.join()
+    exposition, tokens = Exposition(client), Tokens(token, write_token)
+    make_app = partial(_make_app, exposition, tokens)
+    with serve_beside(make_app, "--metrics", address, needs_token=token is None and not insecure) as url:
+        yield f"{url}/metrics"
 
 
-def _make_app(exposition: Exposition, tokens: Tokens, checks_host: bool) -> Starlette:
+def _make_app(exposition: Exposition, tokens: Tokens, is_local: bool) -> Starlette:
+    checks_host = is_local and not tokens.are_needed
+
     async def answer(request: Request) -> Response:
         if RIGHTS["metrics"] not in tokens.rights(request.headers.items()):
             return PlainTextResponse("The token is missing or wrong: send Authorization: Bearer TOKEN.\n", 401)
@@ -169,21 +159,3 @@ def _make_app(exposition: Exposition, tokens: Tokens, checks_host: bool) -> Star
         return await exposition.response()
 
     return Starlette(routes=[Route("/metrics", answer, methods=["GET"])])
-
-
-def parse_address(option: str, address: str) -> tuple[str, int]:
-    """Return the host and the port of HOST:PORT.
-
-    Raises:
-        InvalidUsage: it is malformed; the error names the option.
-    """
-    parts = urlsplit(f"//{address}")
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if not host or port is None or parts.path or parts.query or parts.username:
-        raise persist.InvalidUsage(
-            f"{option} {address!r} is not HOST:PORT, such as 127.0.0.1:9464; port 0 takes a free one"
-        )
-    return host, port

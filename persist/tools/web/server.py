@@ -11,12 +11,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from persist.services.serve.messages import listening
+from persist.core.errors import InvalidUsage
+from persist.services.serve.messages import is_loopback, listening
 
 CONNECTIONS_MAX = 128
 REQUEST_S = 10.0  # How long a request may take to come.
@@ -81,6 +83,48 @@ def serve_app(app: Starlette, host: str, port: int) -> Iterator[Served]:
                     signal.signal(signal.SIGTERM, previous)
 
         yield Served(f"http://{shown_host}:{listener.getsockname()[1]}", run, stop)
+
+
+@contextmanager
+def serve_beside(
+    make_app: Callable[[bool], Starlette], option: str, address: str, *, needs_token: bool
+) -> Iterator[str]:
+    """Serve an application at HOST:PORT on a thread of its own; yield its URL. Port 0 takes a free one.
+
+    Args:
+        make_app: makes the application, given whether only this machine reaches the address.
+        option: the option of the command line that the address comes from; errors name it.
+        needs_token: refuse an address that other machines reach.
+
+    Raises:
+        InvalidUsage: the address is malformed, taken, or open to other machines without a token.
+    """
+    host, port = _parse_address(option, address)
+    is_local = is_loopback(host)
+    if not is_local and needs_token:
+        raise InvalidUsage(
+            f"{option} {address}: others reach this address, and there is no token. Set PERSIST_SERVE_TOKEN, "
+            "listen at 127.0.0.1, or say --insecure"
+        )
+    with serve_app(make_app(is_local), host, port) as server:
+        thread = threading.Thread(target=server.run, name=f"persist{option[1:]}", daemon=True)
+        thread.start()
+        try:
+            yield server.url
+        finally:
+            server.stop()
+            thread.join()
+
+
+def _parse_address(option: str, address: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{address}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or port is None or parts.path or parts.query or parts.username:
+        raise InvalidUsage(f"{option} {address!r} is not HOST:PORT, such as 127.0.0.1:9464; port 0 takes a free one")
+    return host, port
 
 
 class BoundedConnection(H11Protocol):
