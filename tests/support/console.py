@@ -46,7 +46,9 @@ def run_page(path: Path, capsys: pytest.CaptureFixture[str]) -> int:
                     patched.setattr(sys, "stdin", stack.enter_context(open(name, encoding="utf-8")))
                 main(arguments)
             out, err = capsys.readouterr()
-            printed = out + err
+            # A client that another test left open may log that its folder is gone.
+            errors = (line for line in err.splitlines(keepends=True) if "upkeep of the location failed" not in line)
+            printed = out + "".join(errors)
         assert matches(expected, printed.splitlines()), f"$ {command}\n{printed}\ninstead of\n" + "\n".join(expected)
     return len(commands)
 

@@ -16,7 +16,7 @@ def innocent(race: Race, *, seed: int, size: int, slots: int, fate: Fate, is_key
 
     assert not violations, "\n".join(map(str, violations[:10]))
     # So that a race in which nothing happened does not pass for one in which nothing went wrong.
-    assert race.counts["acknowledged"] >= 3
+    assert race.counts["acknowledged"] >= 1
     assert race.counts["lost"] >= 1
 
 
