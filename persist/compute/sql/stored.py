@@ -1,15 +1,15 @@
 """The plan that refreshes of a view run, as it is stored with the definition; so a refresh lowers and rewrites nothing.
 
-    program = { form, library, rows, scopes, nodes }
+    program = { form, library, functions, rows, scopes, nodes }
 
 Fields:
-    form     of all this; of another one, the plan is made anew from the relation that the definition has
-    library  the version of `persist` that made it; the same holds for another one
-    functions  of Python that it calls: name and version
-    rows     of each collection whose size the order of joins depends on, the binary logarithm of its rows then
-    scopes   of recursions: number, parent, name, limit, depth
-    nodes    each after those that it reads, but for feedback: number, operator, inputs, columns, scope. The last one is
-             the answer, with the columns of the view
+    form       the version of this form. A plan of another form is made anew from the relation of the definition
+    library    the release of `persist` that made the plan. The same holds for a plan of another release
+    functions  the functions of Python that it calls: name and version
+    rows       the binary logarithm of the rows of each collection whose size determines the order of joins
+    scopes     of recursions: number, parent, name, limit, depth
+    nodes      each after its inputs, except for feedback: number, operator, inputs, columns, scope. The last node is
+               the answer, with the columns of the view
 
     operator, stage, term    {"name of its class": [its fields, without those at the end that are defaults]}
     type of a value          {"type": type}                    as `persist.compute.sql.types` spells it

@@ -4,6 +4,7 @@ This is the one place where a time that somebody gives becomes a number: `as_tim
 an interval, `exact_time` to write at, `frontier` to seal to.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, cast
@@ -31,38 +32,39 @@ from persist.engine.location.moments import MomentMap, explain_frontier
 LATEST = "latest"  # The last sealed time, wherever a time is given to read at.
 
 
-class CollectionTimes:
-    """The part of a collection's handle that reads times."""
+class CollectionTimes(ABC):
+    """The part of a collection's handle that reads times; the handle has the abstract members."""
 
     __slots__ = ()
     engine: Engine
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """What it is called, as far as this client knows."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def timeline(self) -> Timeline | None:
         """What times are, if they are moments: it turns moments into times, and back."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shown(self, time: int) -> str:
         """Return a time for people: the number, and the moment that it is, if there is a timeline."""
-        raise NotImplementedError
 
+    @abstractmethod
     def contents(self) -> CollectionState:
         """Return its newest state. Cost: one GET."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sealed(
         self, as_of: int | Moment | None, timeout_s: float | None, *, until: int | None = None
     ) -> tuple[CollectionState, int]:
         """Return the state of a moment at which as_of is sealed, and the time to read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _moment_map(self) -> MomentMap | None:
-        raise NotImplementedError
+        """Return the map from moments to times, if times are positions in a source."""
 
     @property
     def clocked_timeline(self) -> Timeline | None:
@@ -87,11 +89,9 @@ class CollectionTimes:
             return self.sealed(None, 0.0)[1]
         by_clock = parse_time_word(given, self.engine.clock.wall_ms())
         if by_clock is not None:
-            times = self._times_of_moments(what, given)
-            last = self.sealed(None, 0.0)[1]
-            return (
-                last if isinstance(times, MomentMap) and by_clock > times.last() else min(last, times.time_of(by_clock))
-            )
+            times, last = self._times_of_moments(what, given), self.sealed(None, 0.0)[1]
+            is_later = isinstance(times, MomentMap) and by_clock > times.last()
+            return last if is_later else min(last, times.time_of(by_clock))
         given = self._typed(what, given)
         if is_tag(given):
             return self.tagged(given)
@@ -128,11 +128,8 @@ class CollectionTimes:
         by_clock = parse_time_word(given, self.engine.clock.wall_ms())
         if by_clock is not None:
             times, upper = self._times_of_moments(what, given), self.as_bound(what, self.contents().upper)
-            return (
-                upper
-                if isinstance(times, MomentMap) and by_clock > times.last()
-                else min(upper, times.bound_of(by_clock))
-            )
+            is_later = isinstance(times, MomentMap) and by_clock > times.last()
+            return upper if is_later else min(upper, times.bound_of(by_clock))
         given = self._typed(what, given)
         if is_tag(given):
             return self.tagged(given)

@@ -111,7 +111,7 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_server(tmp_path: 
 def test_the_reference_has_every_public_name_once() -> None:
     pages = [page.read_text() for page in (DOCS / "reference").glob("*.md")]
     there = [name for page in pages for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
-    faces: list[Any] = [persist, persist.spark, persist.events]
+    faces: list[Any] = [persist, persist.errors, persist.spark, persist.events]
     members = [getattr(face, name) for face in faces for name in face.__all__ if name != "errors"]
     public = {f"{member.__module__}.{member.__qualname__}" for member in members}
     assert len(there) == len(set(there))
