@@ -27,7 +27,7 @@ import pyarrow as pa
 from persist.codecs.order.arrays import int64_array, int64_values
 from persist.codecs.order.ordering import combined, sort_indices
 from persist.codecs.order.search import SortedKeys
-from persist.codecs.order.sums import consolidate, without_pairs
+from persist.codecs.order.sums import consolidate
 from persist.codecs.part.describing import describe_held
 from persist.codecs.part.part import Part
 from persist.codecs.types.objects import to_dicts
@@ -371,7 +371,7 @@ def differences(
         if replaced is not None:
             yield replaced(rows, here)
         else:
-            yield consolidate(pa.concat_tables(without_pairs(rows, negated(here), schema.key_names)), schema.names)
+            yield consolidate(pa.concat_tables([rows, negated(here)]), schema.names)
     if passed != given:
         raise InvalidUsage(
             f"where={present.filter} is not true for {given - passed:,} of the {given:,} rows, so they would come "
