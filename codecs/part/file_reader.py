@@ -21,7 +21,7 @@ from persist.codecs.order.arrays import int64_array
 from persist.codecs.part.file_writer import MAGIC, storage_type
 from persist.codecs.part.filters import may_compare_with_nan, referenced_columns
 from persist.codecs.part.part import groups_max
-from persist.codecs.types.arrow_types import children
+from persist.codecs.types.arrow_types import leaf_types
 
 # For fewer values, starting Arrow's threads takes longer than decoding in one. With more decoded by our own threads,
 # the allocator keeps 90 MiB more of what they freed.
@@ -35,7 +35,7 @@ _PHYSICAL_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8
 
 def level_bytes(data: bytes | memoryview, schema: pa.Schema) -> int:
     """Return what decoding a file takes beyond its columns: the second term of `memory`; see `part.Part`."""
-    is_nested = [pt.is_nested(field.type) for field in schema for _ in range(_leaves(field.type))]
+    is_nested = [pt.is_nested(field.type) for field in schema for _ in leaf_types(field.type)]
     if not any(is_nested):
         return 0
     metadata = pq.read_metadata(pa.BufferReader(data))
@@ -46,11 +46,6 @@ def level_bytes(data: bytes | memoryview, schema: pa.Schema) -> int:
         if counts
         for group in groups
     )
-
-
-def _leaves(kind: pa.DataType) -> int:
-    """Return how many columns a field of this type becomes in Parquet."""
-    return sum(_leaves(child.type) for child in children(kind)) if pt.is_nested(kind) else 1
 
 
 def _value_bytes(column: pq.ColumnSchema) -> int:
@@ -238,7 +233,11 @@ def _rows_that_pass(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.in
 def _stored(schema: pa.Schema) -> tuple[pa.Schema, frozenset[str]]:
     """Return the schema of a file of these columns, and the names of those whose values `from_storage` looks at."""
     stored = pa.schema([field.with_type(storage_type(field.type)) for field in schema])
-    return stored, frozenset(field.name for field in schema if has_checked(field.type))
+    return stored, frozenset(field.name for field in schema if any(map(_is_checked, leaf_types(field.type))))
+
+
+def _is_checked(kind: pa.DataType) -> bool:
+    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_decimal(kind))
 
 
 def _whole_footer(data: pa.Buffer, schema: pa.Schema, rows: int, memory: int) -> CheckedFooter:
@@ -303,10 +302,3 @@ def _is_ascii(text: pa.Buffer) -> bool:
     whole = text.size // 8
     words, tail = np.frombuffer(text, np.uint64, whole), np.frombuffer(text, np.uint8, offset=8 * whole)
     return not (int(np.bitwise_or.reduce(words)) & 0x8080808080808080 or int(np.bitwise_or.reduce(tail)) & 0x80)
-
-
-def has_checked(kind: pa.DataType) -> bool:
-    """Whether a type holds values that `_check_values` looks at."""
-    if pt.is_nested(kind):
-        return any(has_checked(child.type) for child in children(kind))
-    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_decimal(kind))
