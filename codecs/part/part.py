@@ -260,8 +260,8 @@ def to_batch(rows: pa.Table) -> bytes:
     return batch.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
-def from_batch(data: bytes | memoryview, schema: pa.Schema, *, rows: int, memory: int) -> pa.Table:
-    """Return the columns of a message that must hold exactly that many rows of schema in a body of memory bytes.
+def from_batch(data: bytes | memoryview, part: Part, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a message that must hold exactly the rows of a part, in a body of its memory.
 
     Raises:
         ValueError, pa.ArrowException, OSError: it holds something else, or contradicts itself.
@@ -269,11 +269,11 @@ def from_batch(data: bytes | memoryview, schema: pa.Schema, *, rows: int, memory
     message = pa.ipc.read_message(data)
     if message.type != "record batch":
         raise ValueError(f"it is an Arrow message of the kind {message.type!r}, and a record batch belongs there")
-    if message.body.size != memory:
-        raise ValueError(f"its body has {message.body.size} bytes, and its descriptor says memory {memory}")
+    if message.body.size != part.memory:
+        raise ValueError(f"its body has {message.body.size} bytes, and its descriptor says memory {part.memory}")
     batch = pa.ipc.read_record_batch(message, schema)
-    if batch.num_rows != rows:
-        raise ValueError(f"it holds {batch.num_rows} rows, and its descriptor says {rows}")
+    if batch.num_rows != part.rows:
+        raise ValueError(f"it holds {batch.num_rows} rows, and its descriptor says {part.rows}")
     batch.validate(full=True)
     return pa.Table.from_batches([batch])
 
