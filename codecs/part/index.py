@@ -8,12 +8,7 @@
 So nothing is believed that a checksum does not vouch for: the descriptor's for the footer, the footer's for the groups.
 The bytes between the last row group and the footer (Parquet's page index) are not used.
 
-The index is the entry `persist.groups` of the footer's key-value metadata, in JSON:
-
-    {"version": 1, "groups": [[bytes, checksum], …]}    one element for each row group, in order
-
-where bytes is the length of a row group in the file, and checksum its xxh3_64, 16 hex digits. The first row group
-begins at byte 4, after the magic, and each other where the one before it ends; the pages of its columns lie within it.
+The index is the entry `persist.groups` of the footer's key-value metadata: `docs/inside/format.md` ("Parts").
 """
 
 import bisect

@@ -1,34 +1,15 @@
 """The Arrow types that a field may have, and the JSON form of types and single flat values.
 
-Grammar of types, part of the storage format. (JSON, so that people can read it; Arrow's own IPC form was rejected
-because it is binary, carries metadata, and has several forms for one type.)
-
-    type  = flat | {"list": type} | {"large_list": type} | {"fixed_size_list": type, "size": n}
-          | {"struct": [[name, type], ...]} | {"map": [type, type]}
-    flat  = "bool" | "int8" … "int64" | "uint8" … "uint64" | "float16" | "float32" | "float64"
-          | "string" | "large_string" | "binary" | "large_binary" | "date32" | "date64"
-          | "fixed_size_binary[16]" | "time32[s]" | "time64[us]" | "timestamp[us]" | "timestamp[us, tz=UTC]"
-          | "duration[us]" | "decimal128(38, 10)" | "decimal256(76, 10)"
-
-A type has exactly one such form, and reading it returns the *plain* type: inner fields nullable, without metadata, list
-items named "item". So two schemas are equal exactly when their JSON is.
+`docs/inside/format.md` has both forms (under "Schemas" and "Parts"). A type has exactly one, and reading it returns the
+*plain* type: inner fields nullable, without metadata, list items named "item". So two schemas are equal exactly when
+their JSON is. A value is read back by its type. Rejected: Arrow's IPC form of types, which is binary, carries metadata,
+and has several forms for one type.
 
 Not supported, with the reason: intervals and `null` (Arrow cannot order them), extension types (Arrow does not define
 their meaning), and types that Parquet cannot hold: structs without fields, fixed sizes of 0, decimals with a scale
 below 0 or above their precision, decimal32 and decimal64 (Parquet returns decimal128). Unions, run-end and dictionary
 encodings are not types but encodings, and Parquet returns views without "view"; `python_types` uses the encoded type
 where it can.
-
-Values, for the statistics and sample keys in a part's descriptor; a reader needs the type to read one back:
-
-    bool                         true, false
-    integers                     number
-    floats                       string, Python's repr of the double: "0.1", "nan", "inf", "-inf"
-    decimals                     string: "-12.50"
-    strings                      string
-    binary                       string, base64
-    date, time, timestamp, duration    number: the integer Arrow stores, in the type's unit
-    NULL                         null
 """
 
 import base64

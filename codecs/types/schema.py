@@ -10,14 +10,7 @@ versions are;
 - the first version of a schema has the ids 0, 1, 2 … and no defaults, and omits both in its written form;
   `persist.codecs.evolution` defines later versions.
 
-Written form, part of the storage format:
-
-    schema = {"key": side, "value": side, "timeline"?: unit, "version"?: n, "ids"?: [id, ...], "defaults"?: {id: value}}
-    unit   = "s" | "ms" | "us" | "ns"
-    side   = null                                                       unit: no column
-           | {"fields": [field, ...]}                                   structured
-           | {"codec": name, "version": n, "type": type}                through a codec
-    field  = [name, type] | [name, type, "not null"]
+`docs/inside/format.md` has the written form ("Schemas").
 """
 
 import re

@@ -36,7 +36,7 @@ import pyarrow.types as pat
 
 from persist.codecs.evolution import lift
 from persist.codecs.order.arrays import int64_array, int64_values
-from persist.codecs.order.digits import RowSorter
+from persist.codecs.order.digits import RowSorter, dense_ranks
 from persist.codecs.order.ordering import combined, order_keys, row_sorter
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.types.arrow_types import scalar_from_json, type_from_json
@@ -259,9 +259,7 @@ def _groups_of(rows: pa.Table, keys: pa.Table) -> Ints:
         assert int(groups.max()) < len(keys), "a row has a key that no event has"
         return groups.astype(np.int64, copy=False)
     both = pa.concat_tables([keys, rows.select(keys.column_names)]).combine_chunks()
-    order, starts = RowSorter(order_keys(both, keys.column_names)).sort()
-    ranks = np.empty(len(order), np.int64)
-    ranks[order] = np.cumsum(starts) - 1
+    ranks = dense_ranks(order_keys(both, keys.column_names))
     assert int(ranks.max()) + 1 == len(keys), "a row has a key that no event has"
     return ranks[len(keys) :]
 
