@@ -129,7 +129,7 @@ def test_an_upload_begun_before_a_shorter_time_has_the_time_that_it_counts_on(da
     ids=str,
 )
 def test_a_shorter_time_stays_in_force_however_often_garbage_is_collected(
-    dated: DatedBlob, longer: dict[str, Any], changes: dict[str, int]
+    dated: DatedBlob, longer: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     """The collector deletes checkpoints, too, by which it knows how old the change of the policy is."""
     with opened(dated) as client:
