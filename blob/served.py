@@ -188,8 +188,8 @@ class ServedBlob:
         return f"ServedBlob({self._url!r})"
 
     def __reduce__(self) -> Any:
-        options = {"token": self._token, "certificate": self._certificate, "timeout_s": self._timeout_s}
-        return partial(ServedBlob, **options), (self._url,)
+        kind = partial(ServedBlob, token=self._token, certificate=self._certificate, timeout_s=self._timeout_s)
+        return kind, (self._url,)
 
     def _got(self, wanted: BlobGet) -> bytes | None:
         from persist.blob import wire
