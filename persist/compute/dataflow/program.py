@@ -222,8 +222,7 @@ class Program(Draft):
             if isinstance(node.operator, Variable) and node.operator.feedback is None:
                 raise InvalidUsage(
                     f"variable {node.operator.name!r} of scope {self.plan.scopes[node.scope].name!r} was never set: "
-                    "call "
-                    "its set(result)"
+                    "call its set(result)"
                 )
 
     def __repr__(self) -> str:

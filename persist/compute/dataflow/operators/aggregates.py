@@ -26,6 +26,7 @@ import pyarrow.types as pat
 from persist.codecs.errors import DiffOverflow, SchemaMismatch
 from persist.codecs.order.sums import whole_numbers
 from persist.compute.dataflow.operators.moments import product_digits
+from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.updates.batch import NONE, largest, mixed, products, starts_of
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, is_narrow
@@ -191,8 +192,7 @@ def check_int64(sums: list[int], name: str) -> Ints:
     return np.array(sums, np.int64)
 
 
-MANY_ROWS = 4096  # From so many updates on, those of one key and time are summed before they are taken apart.
-FEW_GROUPS = 4  # If there are at least so many of them in the mean.
+FEW_GROUPS = 4  # If a key and time has fewer updates in the mean, they are not summed.
 
 
 def contributions(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
@@ -217,7 +217,7 @@ def _of_values(words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints
     return whole_slots(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
 
 
-def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Domain) -> Ints:
+def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Domain, costs: Costs = USUAL) -> Ints:
     """Return what updates contribute to slots: key words, slot, times, diffs.
 
     Args:
@@ -229,7 +229,7 @@ def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Dom
         made = np.empty((len(updates) + 1, updates.shape[1]), np.int64)
         made[:keys], made[keys], made[keys + 1 :] = updates[:keys], 0, updates[keys:]
         return made
-    if updates.shape[1] >= MANY_ROWS and not any(_has_many_slots(aggregate) for _, aggregate in summed):
+    if updates.shape[1] >= costs.summed_rows and not any(_has_many_slots(aggregate) for _, aggregate in summed):
         grouped = _by_group(updates, keys, summed)
         if grouped is not None:
             return grouped

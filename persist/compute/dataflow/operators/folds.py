@@ -7,7 +7,8 @@ what a fold gives depends on the contents of its frame alone, and is an answer t
 `GROUP BY` has one frame for each group (`folds`), and windows one for each row (`operators.windows`). Either way a row
 in a frame is one place in arrays: nothing is done row by row in Python.
 
-Cost: of a change of a group, the rows of the group; of windows, the rows of all frames, `CELLS_MAX` of them at a time.
+Cost: a change of a group costs the rows of the group; windows cost the rows of all frames, and look at
+`Costs.frame_rows` of them at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +29,6 @@ from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.updates.batch import starts_of
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain, directed, ranks
-
-CELLS_MAX = 1 << 21  # Rows of frames that are looked at together, if no frame has more.
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +133,16 @@ def _distinct(rows: Rows) -> Ints:
     return kept
 
 
-def framed(low: Ints, high: Ints) -> Iterator[tuple[slice, Ints, Ints]]:
+def framed(low: Ints, high: Ints, rows_max: int) -> Iterator[tuple[slice, Ints, Ints]]:
     """Yield frames [low, high) some at a time: which ones, and of each of their rows the frame (from 0) and the place.
 
-    Frames that are larger than CELLS_MAX come alone.
+    A frame of more than rows_max rows comes alone.
     """
     ends = (high - low).cumsum()
     first = 0
     while first < len(low):
         before = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(ends.searchsorted(before + CELLS_MAX, side="right")))
+        last = max(first + 1, int(ends.searchsorted(before + rows_max, side="right")))
         sizes = high[first:last] - low[first:last]
         owners = np.arange(last - first).repeat(sizes)
         places = np.arange(len(owners)) + (low[first:last] - (ends[first:last] - sizes - before)).repeat(sizes)

@@ -33,6 +33,7 @@ in between; of a changed record of the left, about the same more.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,11 +79,13 @@ class Path:
         start: an arrangement of the input, whose new batch begins it.
         steps: the look-ups.
         picks: rows of the partial result that make the output, in its order.
+        partners: estimates how many records of the input have the same values of some columns; None if unknown.
     """
 
     start: Arrangement
     steps: tuple[Step, ...]
     picks: tuple[int, ...]
+    partners: Callable[[tuple[str, ...]], float | None]
 
 
 class JoinOperator(Operator):
@@ -128,22 +131,27 @@ class JoinOperator(Operator):
         return made if keys is None else made[:, keys.selects(made)]
 
     def path_of(self, keys: Keys | None) -> tuple[Path, Keys | None]:
-        """Return the path whose input has most of the columns of keys, and the keys by the columns of its start.
+        """Return the path that is expected to begin with the fewest records of some keys, and the keys of its start.
 
-        Without keys, it is the path that begins at an input that is small, if there is one.
+        If nothing is known of the inputs, it is the path whose input has most of the columns of keys. Without keys, it
+        is a path that begins at a small input, if there is one.
         """
         if keys is None:
             return max(self.paths, key=lambda path: path.start.inputs[0].is_small), None
         below, _ = keys.traced(self.origins)
-        best: tuple[int, Path, Keys | None] = (0, self.paths[0], None)
+        best: tuple[Path, Keys | None] = self.paths[0], None
+        least: tuple[float, int] | None = None
         for path in self.paths if below is not None else ():
             assert below is not None
-            places = tuple(place if place < path.start.layout.words else None for place in path.picks)
-            own, _ = below.traced(places)
+            own, _ = below.traced([place if place < path.start.layout.words else None for place in path.picks])
             count = 0 if own is None else sum(path.start.origins[column] is not None for column in own.columns)
-            if count > best[0]:
-                best = count, path, own
-        return best[1:]
+            if own is None or not count:
+                continue
+            partners = path.partners(tuple(path.start.schema.names[column] for column in own.columns))
+            rank = float("inf") if partners is None else partners * max(1, own.words.shape[1]), -count
+            if least is None or rank < least:
+                best, least = (path, own), rank
+        return best
 
     def _followed(self, path: Path, new: Ints, *, has_new: bool = True) -> Ints | None:
         layout = path.start.layout
@@ -241,7 +249,7 @@ class JoinPaths:
         route = []
         while left:
             keys = {number: tuple(sorted(self._known(number, known))) for number in left}
-            best = min(left, key=lambda number: self._cost(number, keys[number]))
+            best = min(left, key=lambda number: self._cost(number, keys[number])) if len(left) > 1 else left[0]
             route.append((best, keys[best]))
             known |= {self._class[best, name] for name in self._schemas[best].names}
             left.remove(best)
@@ -276,7 +284,8 @@ class JoinPaths:
                     height += 1
                     takes.append(at)
             steps.append(Step(target, places, tuple(takes), has_new=number < start))
-        return Path(arrangement, tuple(steps), tuple(rows[place] for place in self._outputs))
+        picks = tuple(rows[place] for place in self._outputs)
+        return Path(arrangement, tuple(steps), picks, partial(self._partners, start))
 
 
 _COMPARISONS = ("less", "less_equal", "greater", "greater_equal")

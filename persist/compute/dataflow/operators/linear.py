@@ -512,9 +512,8 @@ def _by_batch(stage: BatchFunction, frame: Frame, operator: str) -> Frame:
         raise OperatorFailed(
             operator,
             None,
-            f"from a batch of {len(frame)} records it made {table.num_rows} with the columns {table.schema}, and "
-            "must make "
-            f"as many with {stage.columns}",
+            f"from a batch of {len(frame)} records it made {table.num_rows} with the columns {table.schema}, and must "
+            f"make as many with {stage.columns}",
         )
     columns = {
         field.name: Column(frame.domain, field.type, frame.domain.encode(table[field.name])) for field in stage.columns

@@ -39,6 +39,7 @@ from persist.compute.dataflow.operators.aggregates import (
 from persist.compute.dataflow.operators.linear import Column, Frame, row_columns
 from persist.compute.dataflow.operators.moments import LOWEST, STATISTICS, Sums, of_others
 from persist.compute.dataflow.plan.plan import Counted
+from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.updates.batch import check_sum, largest, order_by, products, starts_of, summed
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain, directed, ranks
@@ -48,7 +49,6 @@ Result: TypeAlias = tuple[Ints, Ints, Ints]
 KeysOf: TypeAlias = Callable[[Ints], Ints]  # The key words of groups, int64[k, n].
 Logic: TypeAlias = Callable[[Ints, Ints, Ints, KeysOf], Result]
 
-FOREMOST_ROWS = 256  # From so many records on, it pays to look at the first column of an order alone first.
 COPIES_MAX = 1 << 31  # Records that are put into an order at once, each as often as it is there.
 NOTHING = np.empty((0, 0), np.int64)
 
@@ -329,6 +329,7 @@ def top_k(
     *,
     skip: int = 0,
     counted: Counted = "row_number",
+    costs: Costs = USUAL,
 ) -> Logic:
     """The first records of each group in the order of some columns, and of the others where those agree.
 
@@ -346,7 +347,7 @@ def top_k(
             groups, values, diffs = groups[keep], values[:, keep], diffs[keep]
         if not len(groups):
             return groups, values, diffs
-        if len(groups) >= FOREMOST_ROWS and count + skip < len(groups) and counted != "dense_rank":
+        if len(groups) >= costs.foremost_rows and count + skip < len(groups) and counted != "dense_rank":
             row, down, first = every[0]
             foremost = _foremost(groups, directed(domain, values[row], kinds[row], down, first), count + skip)
             groups, values, diffs = groups.take(foremost), values.take(foremost, axis=1), diffs.take(foremost)

@@ -114,7 +114,7 @@ def ranking_of_windows(
     named = dict.fromkeys(at for at, *_ in by)
     every = [next(key for key in by if key[0] == at) for at in named]
     order = Order([*every, *((at, False, False) for at in range(len(schema)) if at not in named)], schema.types, domain)
-    window = _Window(tuple(calls), known, schema, domain, [*named], costs.window_rows)
+    window = _Window(tuple(calls), known, schema, domain, [*named], costs)
     return lambda records, diffs: WindowedGroup(window, Ranked(order, records, diffs, costs))
 
 
@@ -125,7 +125,7 @@ class _Window:
     schema: pa.Schema
     domain: Domain
     by: Sequence[int]
-    long: int
+    costs: Costs
 
     def sums(self, block: Ints) -> list[Totals]:
         """Return the totals of the arguments of sums, and empty ones for functions that are no sums."""
@@ -270,7 +270,7 @@ class WindowedGroup(Group):
         old = self._partition
         self._partition = new = _Partition(self._ranked.blocks, self._window, old.known)
         gone, come = [], []
-        for old_first, old_end, new_first, new_end in _pieces(self._affected(old, new), self._window.long):
+        for old_first, old_end, new_first, new_end in _pieces(self._affected(old, new), self._window.costs.window_rows):
             was, now = self._answers(old, old_first, old_end), self._answers(new, new_first, new_end)
             was, now = _different(was, now)
             gone.append(was)
@@ -309,7 +309,7 @@ class WindowedGroup(Group):
             spans.append((first, head, other, other + head - first))
             tail = max(tail, head)
             spans.append((tail, end, other + tail - first, other_end))
-        return _joined(spans, self._window.long)
+        return _joined(spans, self._window.costs.window_rows)
 
     def _depends(self, old: _Partition, new: _Partition, stretch: Span) -> bool:
         """Return whether a total that a function needs, over what is before a stretch or behind it, has changed."""
@@ -362,7 +362,7 @@ class WindowedGroup(Group):
                 first_word = partition.first[window.schema.get_field_index(call.arguments[0])]
                 column = np.where(places.high > places.begins, first_word, NULL)
             else:
-                column = column_of(call, places, values, window.schema, window.domain)
+                column = column_of(call, places, values, window.schema, window.domain, window.costs)
             columns.append(np.asarray(column, np.int64)[wanted])
         return np.concatenate((values[:, wanted], np.array(columns, np.int64).reshape(len(columns), -1)))
 

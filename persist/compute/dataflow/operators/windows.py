@@ -23,6 +23,7 @@ from persist.compute.dataflow.operators.aggregates import to_float
 from persist.compute.dataflow.operators.folds import Rows, folded, framed
 from persist.compute.dataflow.operators.logic import copies
 from persist.compute.dataflow.plan.plan import WindowFunction
+from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.updates.batch import starts_of
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, directed, ranks
@@ -83,14 +84,16 @@ class Places:
         return running.take(high) - running.take(low)
 
 
-def windows(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Callable[..., Any]:
+def windows(
+    calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain, costs: Costs = USUAL
+) -> Callable[..., Any]:
     """Return the logic of a reduction that gives the values and a column for each function."""
 
     def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: Any) -> tuple[Ints, Ints, Ints]:
         rows = copies(diffs)
         groups, values = groups.take(rows), values.take(rows, axis=1)
         ranked = [ranks(domain, words, field.type) for words, field in zip(values, schema, strict=True)]
-        columns = [_column(call, groups, values, ranked, schema, domain) for call in calls]
+        columns = [_column(call, groups, values, ranked, schema, domain, costs) for call in calls]
         every = np.concatenate((values, np.array(columns, np.int64).reshape(len(columns), len(groups))))
         return groups, every, np.ones(len(groups), np.int64)
 
@@ -98,7 +101,13 @@ def windows(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) 
 
 
 def _column(
-    call: WindowFunction, groups: Ints, values: Ints, ranked: list[Ints], schema: pa.Schema, domain: Domain
+    call: WindowFunction,
+    groups: Ints,
+    values: Ints,
+    ranked: list[Ints],
+    schema: pa.Schema,
+    domain: Domain,
+    costs: Costs,
 ) -> Ints:
     rows = [(schema.get_field_index(name), down, first) for name, down, first in call.by]
     keys = [directed(domain, values[row], schema.field(row).type, down, first) for row, down, first in rows]
@@ -107,11 +116,13 @@ def _column(
     bounds = _Bounds(call, groups.take(order), sorted_, schema, domain)
     places = placed(call, *_runs(groups.take(order)), [key.take(order) for key in keys], bounds)
     column = np.empty(len(groups), np.int64)
-    column[order] = column_of(call, places, sorted_, schema, domain)
+    column[order] = column_of(call, places, sorted_, schema, domain, costs)
     return column
 
 
-def column_of(call: WindowFunction, places: Places, values: Ints, schema: pa.Schema, domain: Domain) -> Ints:
+def column_of(
+    call: WindowFunction, places: Places, values: Ints, schema: pa.Schema, domain: Domain, costs: Costs
+) -> Ints:
     """Return the results of a function for rows in order, given their words."""
     arguments = [values[schema.get_field_index(name)] for name in call.arguments]
     kinds = [schema.field(name).type for name in call.arguments]
@@ -120,7 +131,7 @@ def column_of(call: WindowFunction, places: Places, values: Ints, schema: pa.Sch
         return _nth_of_some(call, places, arguments[0], _eligible(call, arguments[0], values, schema))
     if call.function in ("lag", "lead") or (is_plain and not call.ignores_nulls and call.function in _FUNCTIONS):
         return _FUNCTIONS[call.function](call, places, arguments, kinds, domain)
-    return _folded(call, places, values, arguments, kinds, schema, domain)
+    return _folded(call, places, values, arguments, kinds, schema, domain, costs)
 
 
 def _eligible(call: WindowFunction, words: Ints, values: Ints, schema: pa.Schema) -> Flags:
@@ -156,6 +167,7 @@ def _folded(
     kinds: list[pa.DataType],
     schema: pa.Schema,
     domain: Domain,
+    costs: Costs,
 ) -> Ints:
     """Return what an aggregate makes of the frames, each of which is looked at as a whole."""
     call = replace(call, function=_FOLDS.get(call.function, call.function))
@@ -164,7 +176,7 @@ def _folded(
         frames, back = np.unique(np.stack((low, high)), axis=1, return_inverse=True)
         low, high = frames
     made = np.empty(len(low), np.int64)
-    for part, owners, at in framed(low, high):
+    for part, owners, at in framed(low, high, costs.frame_rows):
         if call.exclude:
             keep = _is_left(call.exclude, p, owners + part.start, at)
             owners, at = owners[keep], at[keep]

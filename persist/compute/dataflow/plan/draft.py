@@ -233,8 +233,7 @@ class Draft:
                 case Source(other, _) | Upper(other) if other == collection:
                     raise InvalidUsage(
                         f"persist: the program reads collection {collection!r}, so it cannot write it too; for "
-                        "recursion "
-                        "use iterate()"
+                        "recursion use iterate()"
                     )
 
     def check_source(self, collection: str) -> None:
@@ -242,7 +241,6 @@ class Draft:
         for node in self.plan.nodes.values():
             if isinstance(node.operator, Persist) and node.operator.collection == collection:
                 raise InvalidUsage(
-                    f"source: the program writes collection {collection!r}, so it cannot read it too; use the "
-                    "stream that "
-                    "it persists"
+                    f"source: the program writes collection {collection!r}, so it cannot read it too; use the stream "
+                    "that it persists"
                 )

@@ -20,9 +20,11 @@ not depend on it, only in which order it looks things up.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
+from functools import cache
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -407,22 +409,23 @@ class Statistics:
         return statistics
 
 
-def statistics_of(engine: Engine | None, plan: Plan) -> dict[int, Statistics]:
-    """Return what is known of the operators of a plan, by their numbers; nothing where no join of it has a choice."""
-    joins = [node.operator for node in plan.nodes.values() if isinstance(node.operator, Join)]
-    if engine is None or not any(len(join.on) > 1 for join in joins):
-        return {}
-    known: dict[int, Statistics] = {}
-    for node in plan.nodes.values():
+def estimate_streams(engine: Engine | None, plan: Plan) -> Callable[[int], Statistics | None]:
+    """Return a function from the number of an operator to statistics of its output, or None if nothing is known."""
+
+    @cache
+    def estimate(number: int) -> Statistics | None:
+        node = plan.nodes[number]
         match node.operator:
-            case Source(collection):
-                with suppress(CollectionNotFound):  # Whoever opens the source says so.
-                    known[node.number] = of_collection(loaded(engine, collection))
-            case Linear() | Arrange() | Consolidate() if node.inputs[0] in known:
+            case Source(collection) if engine is not None:
+                with suppress(CollectionNotFound):  # Opening the source raises it.
+                    return of_collection(loaded(engine, collection))
+            case Linear() | Arrange() | Consolidate():
+                statistics = estimate(node.inputs[0])
                 stages = node.operator.stages if isinstance(node.operator, Linear) else ()
-                if (statistics := known[node.inputs[0]].after(stages)) is not None:
-                    known[node.number] = statistics
-    return known
+                return None if statistics is None else statistics.after(stages)
+        return None
+
+    return estimate
 
 
 def of_collection(handle: CollectionHandle) -> Statistics:

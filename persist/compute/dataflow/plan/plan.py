@@ -445,6 +445,18 @@ class Plan:
             yield f"{indent}%{node.number} = {described(node.operator)}({inputs}) -> [{columns}]{named}"
 
 
+def stages_of(node: Node) -> Stages:
+    """Return all linear stages that an operator carries."""
+    match node.operator:
+        case Linear(stages):
+            return stages
+        case Join(_, before, after):
+            return (*(stage for stages in before for stage in stages), *after)
+        case Reduce(_, _, _, before, after):
+            return (*before, *after)
+    return ()
+
+
 def edges_into(node: Node) -> list[int]:
     """Return the nodes that a node reads, feedback included."""
     if isinstance(node.operator, Variable) and node.operator.feedback is not None:

@@ -73,9 +73,8 @@ def as_on(operator: str, on: On, left: pa.Schema, right: pa.Schema) -> Pairs:
         ours, theirs = left.field(one).type, right.field(other).type
         if ours != theirs:
             raise SchemaMismatch(
-                f"{operator}: {one!r} is of type {ours} on the left, and {other!r} of type {theirs} on the right. "
-                "Cast one "
-                "of them with map or extend."
+                f"{operator}: {one!r} is of type {ours} on the left, and {other!r} of type {theirs} on the right. Cast "
+                "one of them with map or extend."
             )
     return pairs
 

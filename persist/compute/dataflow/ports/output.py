@@ -32,11 +32,12 @@ from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.dataflow.operators.operators import Operator, Position, SinkOperator
 from persist.compute.dataflow.plan.draft import DefinedAs, to_table
 from persist.compute.dataflow.plan.origin import PROPERTY
+from persist.compute.dataflow.ports.past import Past
 from persist.compute.dataflow.updates.batch import Layout, to_batch
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
 from persist.core.antichain import Antichain
-from persist.core.errors import AsOfCompacted, AsOfNotSealed, OutputConflict, SourceLost
+from persist.core.errors import AsOfCompacted, OutputConflict, SourceLost
 from persist.core.log import kinds
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.descriptions import about_collection, allow_compaction, describe_step, list_holds
@@ -198,7 +199,8 @@ class Output:
         self.keeps = keeps
         # What a view is computed by is its definition, and what is kept goes with the outputs.
         self._fingerprint = fingerprint if definition is None and keeps is None else None
-        self._says = about_collection(self.handle.contents()).properties.get(PROPERTY)
+        contents = self.handle.contents()
+        self._says = about_collection(contents).properties.get(PROPERTY)
         self.corrects = False
         self.compares = False
         self.jumps_to: int | None = None
@@ -206,7 +208,7 @@ class Output:
         self._layout = Layout(len(sink.schema), 0, 1)
         self._before: list[Ints] = []
         self._is_new = False
-        self.begin(end_of(self.handle.contents().upper))
+        self.begin(end_of(contents.upper))
 
     def gives_up(self, until: int) -> list[kinds.AllowCompaction]:
         """Return the steps by which a commit that seals up to a time gives up the past, if the output keeps none."""
@@ -242,13 +244,9 @@ class Output:
             raise SourceLost(self.handle.name, f"it has been compacted ({error})", "Open it again.") from error
         self.keeps.restore(np.delete(kept, -2, axis=0), at)
 
-    def contents(self, at: int) -> Ints | None:
-        """Return what the collection holds as of a time, as updates at 0; None if that is not to be had any more."""
-        try:
-            result = snapshot(self.handle, at, columns=self.sink.schema.names, form="diff", timeout_s=0.0)
-            return self._words(result.to_arrow())
-        except (AsOfCompacted, AsOfNotSealed):
-            return None
+    def read_past(self, program: str, as_of: int) -> Past:
+        """Return what reads the collection as of a time for some keys."""
+        return Past(program, f"output {self.handle.name}", self.handle, self.sink.schema, self._domain, as_of)
 
     def begin(self, upper: int) -> None:
         """Go on from where the collection is sealed."""
@@ -391,9 +389,8 @@ class Output:
             rest[-1] *= -1
             raise OutputConflict(
                 self.handle.name,
-                f"somebody else has sealed it to {actual}, and between {self.done} and {until} what is there "
-                "differs from "
-                f"what this program gives, for example by {self.table(rest[:, :1]).to_pylist()[0]}",
+                f"somebody else has sealed it to {actual}, and between {self.done} and {until} what is there differs "
+                f"from what this program gives, for example by {self.table(rest[:, :1]).to_pylist()[0]}",
             )
         self.written(until)
 

@@ -109,10 +109,11 @@ class Outputs:
         if not sources:
             return 0
         followed: list[Followed] = [*sources, *conditions]
-        uppers = [end_of(reader.handle.contents().upper) for reader in followed]
-        sinces = [source.handle.contents().since.time or 0 for source in sources]
+        states = [reader.handle.contents() for reader in followed]
+        uppers = [end_of(state.upper) for state in states]
+        sinces = [state.since.time or 0 for state in states[: len(sources)]]
         if resume_at is not None:
-            self._check_behind(sources, plan)
+            self._check_behind(sources, uppers, plan)
             held = [time for source in sources if (time := source.held_at()) is not None]
             begin = min(held) if self._replays and held else resume_at - 1
             starts = [output.definition.start for output in self.every if output.upper == 0 and output.definition]
@@ -150,9 +151,9 @@ class Outputs:
         held = [source.held_at() for source in self._sources if source.operator.collection in names]
         return has_inputs(plan, output.handle.name) or (bool(held) and None in held)
 
-    def _check_behind(self, sources: Sequence[SourceReader], plan: Plan) -> None:
-        """Raise OutputConflict if an output is sealed further than the sources that it is made of."""
-        uppers = {source.operator.collection: end_of(source.handle.contents().upper) for source in sources}
+    def _check_behind(self, sources: Sequence[SourceReader], sealed: Sequence[int], plan: Plan) -> None:
+        """Raise OutputConflict if an output is sealed further than its sources, which are sealed to some times."""
+        uppers = {source.operator.collection: upper for source, upper in zip(sources, sealed, strict=False)}
         for output in self.every:
             own = [uppers[name] for name in sources_of(plan, output.handle.name)]
             if own and output.upper > min(own):
@@ -229,9 +230,8 @@ class Outputs:
             if output.compares:
                 raise OutputConflict(
                     output.handle.name,
-                    "it cannot be told that this program has written what it holds, and tasks do not "
-                    "compare. Open the program once with program.open(client), which compares, or corrects the output "
-                    "with replace=True",
+                    "it cannot be told that this program has written what it holds, and tasks do not compare. Open the "
+                    "program once with program.open(client), which compares, or corrects the output with replace=True",
                 )
         for output in due:
             output.sealed_to = until

@@ -8,7 +8,6 @@ where they are.
 
 import time as clock
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from typing import TypeAlias
@@ -22,7 +21,7 @@ from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.dataflow.plan.plan import Source
 from persist.compute.dataflow.plan.types import is_read_as, shown
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
-from persist.compute.dataflow.ports.past import encoded, explained
+from persist.compute.dataflow.ports.past import ExplainLoss, encode, encode_contents
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain
@@ -136,9 +135,8 @@ class SourceReader:
             if actual_type != field.type and not is_read_as(actual_type, field.type):
                 problem = "is not there" if actual_type is None else f"is of type {actual_type}"
                 raise SchemaMismatch(
-                    f"source {self.operator.collection!r}: the program takes column {field.name!r} for "
-                    f"{field.type}, and it "
-                    f"{problem}; the collection has {shown(actual.arrow)}"
+                    f"source {self.operator.collection!r}: the program takes column {field.name!r} for {field.type}, "
+                    f"and it {problem}; the collection has {shown(actual.arrow)}"
                 )
 
     def asked(self) -> int | None:
@@ -182,7 +180,7 @@ class SourceReader:
         """Give what comes after the time at which it begins only."""
         with self._explained():
             self._listen = begun_listen(self.handle, self._as_of, None, columns=self._schema.names)
-        self._reach(Antichain(self._as_of + 1))
+        self._gate.frontier = Antichain(self._as_of + 1)
         self._let_go()
 
     def held_at(self) -> int | None:
@@ -288,11 +286,11 @@ class SourceReader:
         except AsOfNotSealed:
             return False
         # Whatever arranges the contents sums them up: equal rows need not be brought together before.
-        updates = self._contents([self._columns(table) for table in contents.unsummed()])
+        updates = encode_contents(self._domain, self._schema, contents.unsummed(), self._as_of)
         listen = begun_listen(handle, self._as_of, None, columns=names)
         if updates.shape[1]:
             self._gate.add(updates)
-        self._reach(Antichain(self._as_of + 1))
+        self._gate.frontier = Antichain(self._as_of + 1)
         self._listen = listen
         self._let_go()
         return True
@@ -311,7 +309,7 @@ class SourceReader:
             self._add(table, times)
             if self._unsealed is not None and (passed := self._unsealed.pass_to(progress.upper.time)) is not None:
                 self._add(passed, passed["_time"].combine_chunks().to_numpy())
-            self._reach(progress.upper)
+            self._gate.frontier = progress.upper
         except BaseException:
             self.has_lost = True
             raise
@@ -329,32 +327,11 @@ class SourceReader:
     def _add(self, table: pa.Table, times: Ints) -> None:
         if table.num_rows:
             self._gate.consolidates = self.coarse_to is not None or self._unsealed is not None
-            self._gate.add(self._updates(table, times))
+            *rows, diffs = encode(self._domain, self._schema, table)
+            self._gate.add(np.array([*rows, times, diffs], np.int64))
 
-    def _updates(self, table: pa.Table, times: Ints) -> Ints:
-        *rows, diffs = self._columns(table)
-        return np.array([*rows, times, diffs], np.int64)
-
-    def _contents(self, tables: list[list[Ints]]) -> Ints:
-        """Return the columns of tables as updates at the time at which it begins; each is copied once."""
-        updates = np.empty((len(self._schema) + 2, sum(len(columns[-1]) for columns in tables)), np.int64)
-        updates[-2] = self._as_of
-        end = 0
-        for columns in tables:
-            first, end = end, end + len(columns[-1])
-            for row, column in zip((*updates[:-2], updates[-1]), columns, strict=True):
-                row[first:end] = column
-        return updates
-
-    def _columns(self, table: pa.Table) -> list[Ints]:
-        """Return the words of each column, and the diffs."""
-        return encoded(self._domain, self._schema, table)
-
-    def _reach(self, upper: Antichain) -> None:
-        self._gate.frontier = upper
-
-    def _explained(self) -> AbstractContextManager[None]:
-        return explained(self.operator.collection)
+    def _explained(self) -> ExplainLoss:
+        return ExplainLoss(self.operator.collection)
 
 
 class UpperReader:
@@ -362,12 +339,12 @@ class UpperReader:
 
     def __init__(self, engine: Engine, collection: str, gate: Gate) -> None:
         self._gate = gate
-        with explained(collection):
+        with ExplainLoss(collection):
             self.handle: CollectionHandle = loaded(engine, collection)
 
     def advanced(self) -> CollectionState | None:
         """Return the newest known state of the collection if it is sealed further than the gate is."""
-        with explained(self.handle.name):
+        with ExplainLoss(self.handle):
             contents = self.handle.known()
         return contents if contents.upper > self._gate.frontier else None
 

@@ -5,7 +5,7 @@ enters it. Joins and reductions read arrangements, which are made once for each 
 """
 
 import time as clock
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -88,8 +88,7 @@ from persist.compute.dataflow.plan.plan import (
 )
 from persist.compute.dataflow.plan.stages import Map, ident, move_times, origins, through
 from persist.compute.dataflow.ports.output import KeptLinear, KeptOutput, kept_schema
-from persist.compute.dataflow.running.partial import Accumulation
-from persist.compute.dataflow.running.resume import Counts, counts_of
+from persist.compute.dataflow.running.seeds import Accumulation
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Allocate
 from persist.compute.dataflow.updates.batch import Layout
@@ -109,7 +108,6 @@ class Graph:
         entries: of inputs and sources, by the number of their node.
         sinks: of outputs, and of hidden collections.
         kept: the operators whose output hidden collections keep, by the name of the collection.
-        counts: how the state of some reductions is told from what they give.
         accumulations: the reductions whose state are sums.
     """
 
@@ -117,7 +115,6 @@ class Graph:
     entries: dict[int, EntryOperator] = field(default_factory=dict)
     sinks: list[SinkOperator] = field(default_factory=list)
     kept: dict[str, KeptLinear] = field(default_factory=dict)
-    counts: dict[Operator, Counts] = field(default_factory=dict)
     accumulations: list[Accumulation] = field(default_factory=list)
 
     def run(self, resting: Set[Operator] = frozenset()) -> None:
@@ -174,7 +171,7 @@ class Builder:
         probes: dict[int, Probed],
         allocate: Allocate,
         kept: Mapping[int, str] = MappingProxyType({}),
-        known: Mapping[int, Statistics] = MappingProxyType({}),
+        estimate: Callable[[int], Statistics | None] = lambda _: None,
         costs: Costs = USUAL,
     ) -> None:
         self.plan = plan
@@ -185,7 +182,7 @@ class Builder:
         self._probes = probes
         self._allocate = allocate
         self._kept = kept
-        self._known = known
+        self._estimate = estimate
         self._made: dict[int, Operator] = {}
         self._loops: dict[int, Loop] = {}
         self._under_way: set[int] = set()
@@ -363,7 +360,7 @@ class Builder:
             return self.arrangement(node, node.inputs[number], join.before[number], keys, values, operators)
 
         def partners(number: int, keys: tuple[str, ...]) -> float | None:
-            statistics = self._known.get(node.inputs[number])
+            statistics = self._estimate(node.inputs[number])
             known = None if statistics is None else statistics.after(join.before[number])
             return None if known is None else known.partners(keys)
 
@@ -404,12 +401,8 @@ class Builder:
         arrangement.read_from(lambda: made.frontier)
         made.moves_times = move_times(reduce.after)
         made.origins = origins(reduce.after, columns.names, node.schema.names)
-        if is_accumulated:
-            counts = counts_of(len(reduce.keys), wanted, columns, reduce.after, node.schema.names)
-            if counts is not None:
-                self.graph.counts[made] = counts
-            if isinstance(made, TotalReduce):
-                self.graph.accumulations.append(Accumulation(node, made, wanted, is_complete))
+        if is_accumulated and isinstance(made, TotalReduce):
+            self.graph.accumulations.append(Accumulation(node, made, wanted, is_complete))
         return made
 
     def _accumulating(self, node: Node, reduce: Reduce, wanted: list[Wanted], given: pa.Schema) -> Arrangement:
@@ -423,7 +416,7 @@ class Builder:
         schema = pa.schema([*(given.field(name) for name in reduce.keys), ("slot", pa.int64())])
 
         def slots(updates: Ints) -> Ints:
-            return exploded(shape(updates), keys, wanted, self.domain)
+            return exploded(shape(updates), keys, wanted, self.domain, self._costs)
 
         arrangement = self._arranged(node, source, keys, 1, slots, schema, adds_up=True)
         arrangement.moves_times = move_times(reduce.before)
@@ -441,9 +434,9 @@ class Builder:
                 return multiset_aggregates(wanted, self.domain)
             case TopK(count, _, skip, _, counted):
                 order = _order(reduce.logic, values)
-                return top_k(count, order, values.types, self.domain, skip=skip, counted=counted)
+                return top_k(count, order, values.types, self.domain, skip=skip, counted=counted, costs=self._costs)
             case Windowed(calls):
-                return windows(calls, values, self.domain)
+                return windows(calls, values, self.domain, self._costs)
             case Folded(calls):
                 return folds(calls, values, self.domain)
             case UserReduce(function, columns):

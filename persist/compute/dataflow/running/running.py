@@ -14,17 +14,18 @@ import pyarrow as pa
 from persist.blob.errors import Indeterminate, InvalidUsage, Unavailable
 from persist.compute.dataflow.operators.operators import Operator
 from persist.compute.dataflow.plan.draft import Draft
-from persist.compute.dataflow.plan.optimise import Statistics, statistics_of
+from persist.compute.dataflow.plan.optimise import Statistics, estimate_streams
 from persist.compute.dataflow.plan.origin import kept_apart
 from persist.compute.dataflow.plan.plan import Constant, Input, Plan, Source, Upper, passed_early
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
+from persist.compute.dataflow.ports.past import Past
 from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.ports.sinks import Outputs
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
 from persist.compute.dataflow.running.graph import Builder
 from persist.compute.dataflow.running.partial import Partial, requested_columns, why_whole
 from persist.compute.dataflow.running.reports import OperatorReport, reports_of, shown
-from persist.compute.dataflow.running.resume import resumed
+from persist.compute.dataflow.running.resume import restore
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Spill, in_memory
 from persist.compute.dataflow.updates.times import meet_of
@@ -36,7 +37,6 @@ from persist.engine.compact import give_back
 from persist.engine.location.engine import Engine
 
 POLL_S = 0.02
-CATCH_UP_UPDATES_MIN = 1 << 17  # Of a step that catches up, at least.
 UPDATE_BYTES = 1 << 10  # What an update takes at most on its way through usual programs.
 IDLE_S = 10.0  # How long `run_forever` waits at a time where nothing happens; `stop` wakes it.
 
@@ -121,7 +121,7 @@ class Running(Closes):
         options: Options,
         known: Mapping[int, Statistics] | None = None,
     ) -> None:
-        """Open a program; known is what to take inputs and sources for, in place of what collections tell."""
+        """Open a program; known has statistics of inputs and sources to use in place of those of collections."""
         self.program = program
         self.plan: Plan = program.optimise() if options.optimise else program.plan.without_unused()
         self.first_seqno: int | None = None
@@ -136,9 +136,9 @@ class Running(Closes):
         self._domain = Domain()
         self._spill = Spill(options.memory_budget, options.spill_folder)
         kept = {number: name for number in kept_apart(self.plan) if (name := program.kept(number)) is not None}
-        known = statistics_of(engine, self.plan) if known is None else known
+        estimate = estimate_streams(engine, self.plan) if known is None else known.get
         allocate, costs = self._spill.allocate, options.costs
-        builder = Builder(self.plan, self._domain, program.captures, program.probes, allocate, kept, known, costs)
+        builder = Builder(self.plan, self._domain, program.captures, program.probes, allocate, kept, estimate, costs)
         self._graph = builder.build()
         self._words = _Sweep(self._domain, self._live)
         self._gates: dict[int, Gate] = {}
@@ -224,8 +224,6 @@ class Running(Closes):
         self.why_whole = reason
         if reason is not None or at is None:
             return
-        numbers = [number for number in self._graph.entries if isinstance(self.plan.nodes[number].operator, Source)]
-        readers = dict(zip(numbers, self._sources, strict=True))
         for source in self._sources:
             source.skip_contents()
         for number, gate in self._gates.items():
@@ -236,12 +234,22 @@ class Running(Closes):
             self._graph.operators,
             self._graph.entries,
             self._graph.accumulations,
-            readers,
+            self._pasts(at),
             self._outputs.every,
             self._domain,
             at,
         )
         self._resumes = False
+
+    def _pasts(self, at: int) -> dict[int, Past]:
+        """Return what reads the sources as of a time for some keys, by the numbers of their nodes."""
+        nodes = [
+            node for number in self._graph.entries if isinstance((node := self.plan.nodes[number]).operator, Source)
+        ]
+        return {
+            node.number: Past(self.plan.name, node.title, source.handle, node.schema, self._domain, at)
+            for node, source in zip(nodes, self._sources, strict=True)
+        }
 
     @property
     def partial(self) -> Partial | None:
@@ -302,7 +310,10 @@ class Running(Closes):
             self._resumes = False
             return 0
         assert self._outputs is not None
-        resting = resumed(self._graph.operators, self._graph.counts, self._outputs, at)
+        graph, pasts = self._graph, self._pasts(at)
+        resting = restore(self.plan, graph.operators, graph.accumulations, self._outputs, pasts, self._domain, at)
+        for past in pasts.values():
+            past.close()
         self._resumes = False  # Not before: to read what outputs hold may fail, and is repeated then.
         return self._pass(at + 1, resting, with_early=False)  # Who rests would lose what comes early.
 
@@ -334,7 +345,7 @@ class Running(Closes):
 
     def _give_back(self, updates: int) -> None:
         """After work on many updates, let allocators return what is free, before other work asks for as much."""
-        if updates >= CATCH_UP_UPDATES_MIN:
+        if updates >= self._options.costs.catch_up_updates:
             give_back()
 
     def catch_up(self) -> None:
@@ -387,7 +398,7 @@ class Running(Closes):
         So the past of a new output needs no more memory than the budget, besides its state, and what is sealed stays if
         this is interrupted.
         """
-        updates_max = max(CATCH_UP_UPDATES_MIN, self._options.memory_budget // UPDATE_BYTES)
+        updates_max = max(self._options.costs.catch_up_updates, self._options.memory_budget // UPDATE_BYTES)
         while not self._has_caught_up:
             self._check()
             until = None if self._options.jump else some_until(self._sources, updates_max)
@@ -458,9 +469,8 @@ class Running(Closes):
             raise InvalidUsage(f"program {self.program.name!r} was closed: open it again with program.open(…)")
         if self._is_broken or any(source.has_lost for source in self._sources):
             raise InvalidUsage(
-                f"program {self.program.name!r} failed in the middle of a step, so what it holds cannot be "
-                "believed: close "
-                "it, and open it again"
+                f"program {self.program.name!r} failed in the middle of a step, so what it holds cannot be believed: "
+                "close it, and open it again"
             )
 
     def _limit(self, times: int | None, updates: int | None) -> int | None:

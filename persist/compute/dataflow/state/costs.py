@@ -20,6 +20,10 @@ class Costs:
         ranked_rows: of all ranked groups of a reduction; those that were not used for longest go first.
         block_rows: of a block of a ranked multiset; it is split when it has twice as many.
         window_rows: of a long stretch of a partition that are computed at once.
+        frame_rows: of frames that are looked at together, if no frame has more.
+        foremost_rows: from so many records on, first records are looked for by the first column of the order alone.
+        summed_rows: from so many updates on, those of one key and time are summed before they are taken apart.
+        catch_up_updates: that a step which catches up takes at least.
     """
 
     plain_rows: int = 48
@@ -32,6 +36,10 @@ class Costs:
     ranked_rows: int = 1 << 25
     block_rows: int = 1024
     window_rows: int = 1 << 17
+    frame_rows: int = 1 << 21
+    foremost_rows: int = 256
+    summed_rows: int = 4096
+    catch_up_updates: int = 1 << 17
 
     def __post_init__(self) -> None:
         for cost in fields(self):

@@ -319,8 +319,7 @@ class Domain:
         if not array.null_count and len(words) and words.min() == NULL:
             raise InvalidUsage(
                 f"the value -2**63 of a column of {array.type} cannot pass through a dataflow, where that number "
-                "stands "
-                "for NULL. Filter it out of the source, or replace it there."
+                "stands for NULL. Filter it out of the source, or replace it there."
             )
         return words
 
