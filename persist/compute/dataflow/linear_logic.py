@@ -147,8 +147,8 @@ class LinearMethods(ABC, Generic[Made]):
         are times of the program.
         """
         check_function(function, "join_function")
-        made = FlatMap(function, record_schema(schema, "join_function"), "updates")
-        return self.then(LinearStep("join_function", lambda _: made))
+        flattened = FlatMap(function, record_schema(schema, "join_function"), "updates")
+        return self.then(LinearStep("join_function", lambda _: flattened))
 
     def negate(self) -> Made:
         """Return the same records with the opposite multiplicities."""
@@ -163,8 +163,8 @@ class LinearMethods(ABC, Generic[Made]):
         A window is a reduction over this: `temporal_filter(col("at"), col("at") + 24)` holds the last 24 hours.
         """
         bounds = [None if bound is None else term_of(bound) for bound in (lower, upper)]
-        made = TemporalFilter(bounds[0], bounds[1], dimension)
-        return self.then(LinearStep("temporal_filter", lambda _: made, dimension))
+        stage = TemporalFilter(bounds[0], bounds[1], dimension)
+        return self.then(LinearStep("temporal_filter", lambda _: stage, dimension))
 
     def delay(self, to: Any, *, dimension: int = 0) -> Made:
         """Let each update come at an integer expression's value: `delay((col("_time") // 60 + 1) * 60)`.
@@ -172,8 +172,8 @@ class LinearMethods(ABC, Generic[Made]):
         An update whose value is before its time is an error when the program runs. Inside an iteration it does not go
         with a program that both reads and writes collections, which could not resume from what it has written.
         """
-        made = Delay(term_of(to), dimension)
-        return self.then(LinearStep("delay", lambda _: made, dimension))
+        stage = Delay(term_of(to), dimension)
+        return self.then(LinearStep("delay", lambda _: stage, dimension))
 
     def _always(self, operator: str, stage: Stage) -> Made:
         return self.then(LinearStep(operator, lambda _: stage))

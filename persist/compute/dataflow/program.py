@@ -32,7 +32,7 @@ from persist.compute.dataflow.plan.plan import (
 )
 from persist.compute.dataflow.plan.stages import record_schema
 from persist.compute.dataflow.plan.types import Columns, shown
-from persist.compute.dataflow.ports.output import kept_name, kept_of
+from persist.compute.dataflow.ports.output import list_kept, make_kept_name
 from persist.compute.dataflow.ports.sources import writable
 from persist.compute.dataflow.running.running import Options, Running
 from persist.compute.dataflow.stream import Stream
@@ -107,8 +107,8 @@ class Program(Draft):
             return self._written(collection, is_plain=schema is None and as_of is None and not unsealed)
         if schema is None:
             schema = self._columns_of(collection)
-        given = record_schema(schema, f"source {collection!r}")
-        columns = pa.schema([pa.field(field.name, field.type) for field in given])
+        fields = record_schema(schema, f"source {collection!r}")
+        columns = pa.schema([pa.field(field.name, field.type) for field in fields])
         return Stream(self, self.plan.add(Source(collection, as_of, unsealed), (), columns).number)
 
     def _written(self, collection: str, *, is_plain: bool) -> Stream:
@@ -126,7 +126,7 @@ class Program(Draft):
         self.plan.add(Persist(collection, schema.key_names), (source.number,), columns)
         return Stream(self, source.number)
 
-    def upper_of(self, collection: str) -> Stream:
+    def add_upper(self, collection: str) -> Stream:
         self._check_read(collection)
         return Stream(self, self.plan.add(Upper(collection), (), pa.schema([])).number)
 
@@ -175,8 +175,8 @@ class Program(Draft):
         """Return the join of several streams on the same columns; as a delta join it keeps nothing intermediate."""
         if len(streams) < 2:
             raise InvalidUsage(f"join_all: {len(streams)} streams; a join is of at least two")
-        joined, *others = streams
-        for stream in others:
+        joined, *later = streams
+        for stream in later:
             joined = joined.join(stream, on)
         return joined
 
@@ -192,7 +192,7 @@ class Program(Draft):
             options: those of `persist.compute.dataflow.running.running.Options`.
         """
         self.check()
-        return Running(self, given_engine(client), Options.of(options))
+        return Running(self, engine_or_none(client), Options.of(options))
 
     def drop(self, client: OnEngine | Engine) -> None:
         """End the program: release its holds on its sources, and drop what it keeps in hidden collections. Its
@@ -206,15 +206,15 @@ class Program(Draft):
             if isinstance(node.operator, Source):
                 with suppress(CollectionNotFound, HoldNotFound):
                     take_hold(loaded(engine, node.operator.collection), None, hold_name(self.name)).release()
-        for name in self.every_kept(engine):
+        for name in self.list_kept_names(engine):
             with suppress(CollectionNotFound):
                 drop(loaded(engine, name)).result()
 
     def kept(self, number: int) -> str | None:
-        return kept_name(self.name, number)
+        return make_kept_name(self.name, number)
 
-    def every_kept(self, engine: Engine) -> list[str]:
-        return kept_of(engine, self.name)
+    def list_kept_names(self, engine: Engine) -> list[str]:
+        return list_kept(engine, self.name)
 
     def check(self) -> None:
         """Raise InvalidUsage if the program is not whole."""
@@ -242,7 +242,7 @@ class Scope:
 
     def enter(self, stream: Stream) -> Stream:
         """Return a stream of an enclosing scope inside this one; of this one as it is."""
-        return stream.entered(self.number)
+        return stream.enter_scope(self.number)
 
     def enter_at(self, stream: Stream, expression: Expression) -> Stream:
         """Return a stream of the scope around inside this one, where each record is there from an iteration on.
@@ -257,7 +257,7 @@ class Scope:
         Raises:
             OperatorFailed: when it runs, if a number is negative, greater than 2**62 or NULL.
         """
-        return stream.entered_at(self.number, expression)
+        return stream.enter_with_rounds(self.number, expression)
 
     def variable(self, name: str, initial: Stream | None = None, *, schema: Columns | None = None) -> "Looped":
         """Return a collection that is initial (or empty) in the first iteration, and then what it is `set` to.
@@ -306,7 +306,7 @@ class Looped(Stream):
         title = f"variable {variable.operator.name!r}"
         if variable.operator.feedback is not None:
             raise InvalidUsage(f"{title} was set already; a variable is set once")
-        result = result.entered(variable.scope)
+        result = result.enter_scope(variable.scope)
         if (result.schema.names, result.schema.types) != (self.schema.names, self.schema.types):
             raise SchemaMismatch(
                 f"{title} has the columns {shown(self.schema)}, and is set to {shown(result.schema)}: map one to "
@@ -323,19 +323,19 @@ class Looped(Stream):
 def _cycle_without_consolidation(plan: Plan, variable: int) -> list[int]:
     """Return the nodes of a cycle through a variable on which nothing consolidates; [] if there is none."""
     paths = [[variable]]
-    seen: set[int] = set()
+    visited: set[int] = set()
     while paths:
         path = paths.pop()
         for number in edges_into(plan.nodes[path[-1]]):
             if number == variable:
                 return path[::-1]
-            if number not in seen and not isinstance(plan.nodes[number].operator, Reduce | Consolidate):
-                seen.add(number)
+            if number not in visited and not isinstance(plan.nodes[number].operator, Reduce | Consolidate):
+                visited.add(number)
                 paths.append([*path, number])
     return []
 
 
-def given_engine(client: OnEngine | Engine | None) -> Engine | None:
+def engine_or_none(client: OnEngine | Engine | None) -> Engine | None:
     """Return what the client stands on that a program is opened with; None for a program without one."""
     return None if client is None else engine_of("Program.open", client)
 
@@ -378,14 +378,14 @@ class Together(Draft):
     def kept(self, number: int) -> str | None:
         return self._kept.get(number)
 
-    def every_kept(self, engine: Engine) -> list[str]:
-        return [name for program in self._programs for name in program.every_kept(engine)]
+    def list_kept_names(self, engine: Engine) -> list[str]:
+        return [name for program in self._programs for name in program.list_kept_names(engine)]
 
     def _add(self, program: Program) -> None:
         """Take a program's nodes over, under numbers of their own."""
-        both = [name for name in program.input_schemas if name in self.input_schemas]
-        if both:
-            raise InvalidUsage(f"open_together: two programs have an input {both[0]!r}; rename one of them")
+        common = [name for name in program.input_schemas if name in self.input_schemas]
+        if common:
+            raise InvalidUsage(f"open_together: two programs have an input {common[0]!r}; rename one of them")
         self.input_schemas |= program.input_schemas
         places = {}
         for node in program.plan.nodes.values():
@@ -421,4 +421,4 @@ def open_together(programs: Sequence[Program], client: OnEngine | Engine | None 
 
     What each captures and probes is where it was asked for. Inputs are called by their names.
     """
-    return Running(Together(programs), given_engine(client), Options.of(options))
+    return Running(Together(programs), engine_or_none(client), Options.of(options))

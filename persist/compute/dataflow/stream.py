@@ -132,7 +132,9 @@ class Stream(LinearMethods["Stream"]):
         """
         if not others:
             raise InvalidUsage('sealed_with: name a stream or a collection to wait for: sealed_with("orders")')
-        streams = [self.program.upper_of(other) if isinstance(other, str) else other for other in others]
+        streams = [
+            self.program.add_upper(condition) if isinstance(condition, str) else condition for condition in others
+        ]
         first, *conditions = self._together(streams)
         return self._add(SealedWith(), [first, *conditions], self.schema)
 
@@ -153,22 +155,26 @@ class Stream(LinearMethods["Stream"]):
             on: column names, or `{this one's: the other's}`.
             null_equals: NULL equals NULL; else it equals nothing.
         """
-        left, right = self._together([other])
-        pairs = as_on("join", on, left.schema, right.schema)
+        this_side, other_side = self._together([other])
+        pairs = as_on("join", on, this_side.schema, other_side.schema)
         operator = Join((pairs,), null_equals=null_equals)
-        return self._add(operator, [left, right], joined_schema("join", left.schema, right.schema, pairs))
+        return self._add(
+            operator, [this_side, other_side], joined_schema("join", this_side.schema, other_side.schema, pairs)
+        )
 
     def cross(self, other: "Stream") -> "Stream":
         """Return all pairs of records. Cost: each change meets all of the other side."""
-        left, right = self._together([other])
-        return self._add(Join(((),)), [left, right], joined_schema("cross", left.schema, right.schema, ()))
+        this_side, other_side = self._together([other])
+        return self._add(
+            Join(((),)), [this_side, other_side], joined_schema("cross", this_side.schema, other_side.schema, ())
+        )
 
     def semijoin(self, other: "Stream", on: On) -> "Stream":
         """Return the records whose key the other one has, however often."""
-        left, right = self._together([other])
-        pairs = as_on("semijoin", on, left.schema, right.schema)
-        keys = right._mapped({mine: Col(its) for mine, its in pairs}).distinct()
-        return left.join(keys, [mine for mine, _ in pairs])
+        this_side, other_side = self._together([other])
+        pairs = as_on("semijoin", on, this_side.schema, other_side.schema)
+        keys = other_side._mapped({this_name: Col(other_name) for this_name, other_name in pairs}).distinct()
+        return this_side.join(keys, [this_name for this_name, _ in pairs])
 
     def antijoin(self, other: "Stream", on: On) -> "Stream":
         """Return the records whose key the other one does not have; those with NULL in their key, too."""
@@ -176,12 +182,12 @@ class Stream(LinearMethods["Stream"]):
 
     def left_join(self, other: "Stream", on: On) -> "Stream":
         """Return what join returns, and the records without partner, with NULL for the other's columns."""
-        left, right = self._together([other])
-        pairs = as_on("left_join", on, left.schema, right.schema)
-        both = left.join(right, dict(pairs))
-        missing = [field for field in both.schema if field.name not in left.columns]
-        alone = left.antijoin(right, dict(pairs))
-        return both + alone.extend(**{column.name: Lit(pa.scalar(None, column.type)) for column in missing})
+        this_side, other_side = self._together([other])
+        pairs = as_on("left_join", on, this_side.schema, other_side.schema)
+        joined = this_side.join(other_side, dict(pairs))
+        missing = [field for field in joined.schema if field.name not in this_side.columns]
+        alone = this_side.antijoin(other_side, dict(pairs))
+        return joined + alone.extend(**{column.name: Lit(pa.scalar(None, column.type)) for column in missing})
 
     def group_by(self, *names: str, **keys: Any) -> "Grouped":
         """Return the records by key: column names, and expressions under new names. Without any, all are one group."""
@@ -243,12 +249,12 @@ class Stream(LinearMethods["Stream"]):
         places = [[n for n in self.columns if n not in keys].index(name) for name in ordered if name not in keys]
 
         def reduce(_: Any, events: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
-            state, given = deepcopy(initial), []
+            state, pairs = deepcopy(initial), []
             for event, count in sorted(events, key=lambda item: [(item[0][at] is None, item[0][at]) for at in places]):
                 for _ in range(count):
                     state, records = function(state, event)
-                    given += [(record, 1) for record in records]
-            return given
+                    pairs += [(record, 1) for record in records]
+            return pairs
 
         reduce.__qualname__ = f"machine {getattr(function, '__qualname__', function)}"
         return self.group_by(*keys).reduce(reduce, schema=schema)
@@ -278,12 +284,12 @@ class Stream(LinearMethods["Stream"]):
                 )
             result = scope.enter(result)
             variable.set(result)
-            left: Stream = scope.leave(result)
+            fixed_point: Stream = scope.leave(result)
         except BaseException:
             # A loop that is not whole would keep the program from being opened ever after.
             plan.nodes, plan.scopes = nodes, scopes
             raise
-        return left
+        return fixed_point
 
     # Ends.
 
@@ -355,10 +361,10 @@ class Stream(LinearMethods["Stream"]):
                 )
         scopes = self.program.plan.scopes
         inner = max((stream.node.scope for stream in streams), key=lambda number: scopes[number].depth)
-        return [stream.entered(inner) for stream in streams]
+        return [stream.enter_scope(inner) for stream in streams]
 
-    def entered(self, scope: int) -> "Stream":
-        """Return this stream inside a scope: itself, or entered from one outside of it.
+    def enter_scope(self, scope: int) -> "Stream":
+        """Return this stream inside a scope: itself, or enter_scope from one outside of it.
 
         Raises:
             InvalidUsage: its own scope is not around that one.
@@ -378,7 +384,7 @@ class Stream(LinearMethods["Stream"]):
             stream = Stream(self.program, number)
         return stream
 
-    def entered_at(self, scope: int, expression: Expression) -> "Stream":
+    def enter_with_rounds(self, scope: int, expression: Expression) -> "Stream":
         """Return this stream inside a scope that is directly in its own, each record from an iteration on.
 
         Raises:
@@ -394,7 +400,7 @@ class Stream(LinearMethods["Stream"]):
             rounds += "_"
         if TIME in columns_of(term_of(expression)):
             raise InvalidUsage(
-                f"enter_at: {expression} reads {TIME}. A record has to be taken away where it entered, so use its own "
+                f"enter_at: {expression} reads {TIME}. A record has to be taken away where it enter_scope, so use its own "
                 "columns"
             )
         numbered = self.extend(**{rounds: expression})

@@ -34,7 +34,7 @@ from persist.compute.dataflow.updates.batch import (
     to_batch,
     with_diffs,
 )
-from persist.compute.dataflow.updates.times import Ints, meet_of
+from persist.compute.dataflow.updates.times import Ints, meet_all
 from persist.core.antichain import Antichain
 
 ReaderFrontier = Callable[[], Antichain]
@@ -94,7 +94,7 @@ class Arrangement(StashingOperator):
         self.out = None if self.new is None else self.new[1:]
 
     def settle(self) -> None:
-        since = meet_of([read() for read in self._readers]) if self._readers else self.spine.since
+        since = meet_all([read() for read in self._readers]) if self._readers else self.spine.since
         if since is not self.spine.since:
             if since.is_empty:
                 # Nobody will ever look anything up here again.
@@ -171,24 +171,24 @@ class Arrangement(StashingOperator):
             self._load(keys)
         numbers, rows = self.spine.lookup(hashes, keys)
         if has_new and self.new is not None:
-            others, more = _in_batch(hashes, keys, self.new)
-            if len(others):
-                numbers, rows = np.concatenate((numbers, others)), np.concatenate((rows, more), axis=1)
+            new_numbers, more = _in_batch(hashes, keys, self.new)
+            if len(new_numbers):
+                numbers, rows = np.concatenate((numbers, new_numbers)), np.concatenate((rows, more), axis=1)
         return numbers, rows
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
         chunks = [batch[1 : 1 + self.layout.words] for batch in self.spine.batches()]
         chunks += [] if self.new is None else [self.new[1 : 1 + self.layout.words]]
-        kept = [(words, self.schema) for words in [*chunks, *self.waiting_words()]]
+        entries = [(words, self.schema) for words in [*chunks, *self.waiting_words()]]
         if self.loaded is not None:
             columns = pa.schema([self.schema.field(at) for at in range(self.layout.keys)])
-            kept += [(batch[1 : 1 + self.layout.keys], columns) for batch in self.loaded.batches()]
-        return kept
+            entries += [(batch[1 : 1 + self.layout.keys], columns) for batch in self.loaded.batches()]
+        return entries
 
     def bytes(self) -> int:
         return self.spine.bytes + (0 if self.loaded is None else self.loaded.bytes)
 
 
 def _in_batch(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
-    ones, others = matches(hashes, keys, batch)
-    return ones, batch.take(others, axis=1)
+    numbers, places = matches(hashes, keys, batch)
+    return numbers, batch.take(places, axis=1)

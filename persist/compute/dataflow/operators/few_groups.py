@@ -43,10 +43,10 @@ def corrections(
     for rank in range(max(map(len, times), default=0)):
         items = [(number, key_times[rank]) for number, key_times in enumerate(times) if rank < len(key_times)]
         groups = [accumulated(records[number], time) for number, time in items]
-        made = _made(logic, groups, [number for number, _ in items], keys, width)
-        for (number, time), wanted in zip(items, made, strict=True):
+        results = _made(logic, groups, [number for number, _ in items], keys, width)
+        for (number, time), records_at_time in zip(items, results, strict=True):
             is_there = accumulated(given[number], time)
-            change = added(is_there, [(values, -diff) for values, diff in wanted])
+            change = added(is_there, [(values, -diff) for values, diff in records_at_time])
             for values, diff in change.items():
                 given[number].append((values, time, -diff))
                 differences.append((number, values, time, -diff))
@@ -62,8 +62,10 @@ def _made(
     if records:
         rows = np.array(records, np.int64).reshape(len(records), width + 2).T
         numbers = np.array(owners)
-        made, columns, diffs = logic(rows[0], rows[1:-1], rows[-1], lambda at: keys.take(numbers.take(at), axis=1))
-        for at, values, diff in plain_rows(made, columns, diffs):
+        results_of, columns, diffs = logic(
+            rows[0], rows[1:-1], rows[-1], lambda at: keys.take(numbers.take(at), axis=1)
+        )
+        for at, values, diff in plain_rows(results_of, columns, diffs):
             results[at].append((values, diff))
     return results
 
@@ -92,7 +94,7 @@ def closed(times: Iterable[Coordinates], known: Iterable[Coordinates]) -> set[Co
     closed_times, known = set(times), set(known)
     fresh = closed_times
     while fresh:
-        fresh = {tuple(map(max, one, other)) for one in fresh for other in known} - closed_times
+        fresh = {tuple(map(max, fresh_time, known_time)) for fresh_time in fresh for known_time in known} - closed_times
         closed_times = closed_times | fresh
     return closed_times
 

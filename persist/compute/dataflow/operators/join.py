@@ -116,21 +116,21 @@ class JoinOperator(Operator):
         updates = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         self.out = self._shape(updates)
 
-    def looked_up(self, step: Step, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
+    def look_up(self, step: Step, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
         """Return what a step finds: for each row the number of its key."""
         return step.arrangement.lookup(hashes, keys, has_new=has_new)
 
     def computed(self, keys: Keys | None) -> Ints:
-        path, own = self.path_of(keys)
-        rows = path.start.contents(own)
+        path, start_keys = self.choose_path(keys)
+        rows = path.start.contents(start_keys)
         batch = np.concatenate((np.zeros((1, rows.shape[1]), np.int64), rows))
         joined = self._followed(path, batch, has_new=False)
         if joined is None:
             joined = np.empty((len(path.picks) + batch.shape[0] - path.start.layout.words - 1, 0), np.int64)
-        made = self._shape(joined)
-        return made if keys is None else made[:, keys.selects(made)]
+        contents = self._shape(joined)
+        return contents if keys is None else contents[:, keys.selects(contents)]
 
-    def path_of(self, keys: Keys | None) -> tuple[Path, Keys | None]:
+    def choose_path(self, keys: Keys | None) -> tuple[Path, Keys | None]:
         """Return the path that is expected to begin with the fewest records of some keys, and the keys of its start.
 
         If nothing is known of the inputs, it is the path whose input has most of the columns of keys. Without keys, it
@@ -143,14 +143,18 @@ class JoinOperator(Operator):
         least: tuple[float, int] | None = None
         for path in self.paths if below is not None else ():
             assert below is not None
-            own, _ = below.traced([place if place < path.start.layout.words else None for place in path.picks])
-            count = 0 if own is None else sum(path.start.origins[column] is not None for column in own.columns)
-            if own is None or not count:
+            start_keys, _ = below.traced([place if place < path.start.layout.words else None for place in path.picks])
+            count = (
+                0
+                if start_keys is None
+                else sum(path.start.origins[column] is not None for column in start_keys.columns)
+            )
+            if start_keys is None or not count:
                 continue
-            partners = path.partners(tuple(path.start.schema.names[column] for column in own.columns))
-            rank = float("inf") if partners is None else partners * max(1, own.words.shape[1]), -count
+            partners = path.partners(tuple(path.start.schema.names[column] for column in start_keys.columns))
+            rank = float("inf") if partners is None else partners * max(1, start_keys.words.shape[1]), -count
             if least is None or rank < least:
-                best, least = (path, own), rank
+                best, least = (path, start_keys), rank
         return best
 
     def _followed(self, path: Path, new: Ints, *, has_new: bool = True) -> Ints | None:
@@ -171,15 +175,15 @@ class JoinOperator(Operator):
                 # Look-ups of ascending hashes are faster, and pay for the sort of many rows.
                 order = hashes.argsort(kind="stable")
                 hashes, keys = hashes.take(order), keys.take(order, axis=1, mode="clip")
-            numbers, rows = self.looked_up(step, hashes, keys, has_new=has_new and step.has_new)
+            numbers, rows = self.look_up(step, hashes, keys, has_new=has_new and step.has_new)
             if not len(numbers):
                 return None
             if order is not None:
                 numbers = order.take(numbers)
             # Each row as often as it has partners, with the partner's words beside its own, from the later of both
             # times on.
-            taken = [words.take(numbers, axis=1, mode="clip"), rows[1 : 1 + target.words].take(step.takes, axis=0)]
-            words = np.concatenate(taken)
+            parts = [words.take(numbers, axis=1, mode="clip"), rows[1 : 1 + target.words].take(step.takes, axis=0)]
+            words = np.concatenate(parts)
             times = np.maximum(times.take(numbers, axis=1, mode="clip"), target.times(rows))
             diffs = products(diffs.take(numbers), rows[-1])
         joined = np.empty((len(path.picks) + len(times) + 1, len(diffs)), np.int64)
@@ -226,7 +230,7 @@ class JoinPaths:
         self._class: dict[Place, Place] = {(0, name): (0, name) for name in schemas[0].names}
         named = {name: (0, name) for name in schemas[0].names}
         for number, pairs in enumerate(on, 1):
-            equal = {other: named[one] for one, other in pairs}
+            equal = {column: named[earlier] for earlier, column in pairs}
             for name in schemas[number].names:
                 self._class[number, name] = self._class[equal[name]] if name in equal else (number, name)
                 if name not in equal:
@@ -244,15 +248,19 @@ class JoinPaths:
 
     def _route(self, start: int) -> list[tuple[int, tuple[str, ...]]]:
         """Return which inputs are looked up from a start, and by which columns."""
-        known = {self._class[start, name] for name in self._schemas[start].names}
-        left = [number for number in range(len(self._schemas)) if number != start]
+        known_places = {self._class[start, name] for name in self._schemas[start].names}
+        remaining = [number for number in range(len(self._schemas)) if number != start]
         route = []
-        while left:
-            keys = {number: tuple(sorted(self._known(number, known))) for number in left}
-            best = min(left, key=lambda number: self._cost(number, keys[number])) if len(left) > 1 else left[0]
+        while remaining:
+            keys = {number: tuple(sorted(self._known(number, known_places))) for number in remaining}
+            best = (
+                min(remaining, key=lambda number: self._cost(number, keys[number]))
+                if len(remaining) > 1
+                else remaining[0]
+            )
             route.append((best, keys[best]))
-            known |= {self._class[best, name] for name in self._schemas[best].names}
-            left.remove(best)
+            known_places |= {self._class[best, name] for name in self._schemas[best].names}
+            remaining.remove(best)
         return route
 
     def _cost(self, number: int, keys: tuple[str, ...]) -> tuple[bool, float, int]:
@@ -274,9 +282,9 @@ class JoinPaths:
             rows.setdefault(self._class[start, name], at)
         height = len(names)
         steps = []
-        for number, looked_up in route:
-            target, target_names = self._arrangement(number, looked_up)
-            places = tuple(rows[self._class[number, name]] for name in looked_up)
+        for number, look_up in route:
+            target, target_names = self._arrangement(number, look_up)
+            places = tuple(rows[self._class[number, name]] for name in look_up)
             takes = []
             for at, name in enumerate(target_names):
                 if self._class[number, name] not in rows:
@@ -295,29 +303,29 @@ def compared(join: Join, schemas: Sequence[pa.Schema]) -> tuple[Term, Term] | No
     """Return what of the left a join compares with what of its bound; None if it is no join with a bound."""
     if len(schemas) != 2 or any(join.on) or not all(isinstance(stage, Filter | Map) for stage in join.after):
         return None
-    left, right = (set(schema.names) for schema in schemas)
+    left_names, bound_names = (set(schema.names) for schema in schemas)
     pairs: list[tuple[Term, Term]] = []
     for stage in join.after:
         if isinstance(stage, Map):
-            is_left = all(columns_of(term) <= left for _, term in stage.outputs)
+            is_left = all(columns_of(term) <= left_names for _, term in stage.outputs)
             return pairs[0] if len(pairs) == 1 and is_left else None
         assert isinstance(stage, Filter)
         for part in factored_conjuncts(stage.condition):
-            if columns_of(part) <= left:
+            if columns_of(part) <= left_names:
                 continue
             if not (isinstance(part, Call) and calls(part, *_COMPARISONS)):
                 return None
-            one, other = part.arguments
-            if columns_of(one) <= right:
-                one, other = other, one
-            if not (columns_of(one) <= left and columns_of(other) <= right):
+            left_term, bound_term = part.arguments
+            if columns_of(left_term) <= bound_names:
+                left_term, bound_term = bound_term, left_term
+            if not (columns_of(left_term) <= left_names and columns_of(bound_term) <= bound_names):
                 return None
-            kind = type_of(one, schemas[0], "join")
+            kind = type_of(left_term, schemas[0], "join")
             # Words of two types do not compare; and where NaN is neither above nor below, it is in no order.
             is_in_order = not pat.is_floating(kind) or part.function.startswith(SQL)
-            if not (has_rank(kind) and is_in_order and type_of(other, schemas[1], "join") == kind):
+            if not (has_rank(kind) and is_in_order and type_of(bound_term, schemas[1], "join") == kind):
                 return None
-            pairs.append((one, other))
+            pairs.append((left_term, bound_term))
     return None
 
 
@@ -347,24 +355,24 @@ class BoundedJoin(JoinOperator):
         self._between: Ints | None = None  # What is looked up of the left in this pass, if not all.
 
     def run(self) -> None:
-        bound, left = self._bound.new, self._left.new
+        bound, left_new = self._bound.new, self._left.new
         self._between = None
         if bound is not None and self._left.spine.rows >= self.costs.large_rows:
-            self._between = self._looked_at(bound)
+            self._between = self._find_between(bound)
         try:
             super().run()
         finally:
             self._between = None  # Who requests contents sees all records.
-        if self._ranked is not None and left is not None:
-            if left.shape[1] * self.costs.change_rows > 2 * self._ranked.rows:
+        if self._ranked is not None and left_new is not None:
+            if left_new.shape[1] * self.costs.change_rows > 2 * self._ranked.rows:
                 self._ranked = None
                 return
-            for *record, _, diff in self._ordered(left[1:]).T.tolist():
+            for *record, _, diff in self._ordered(left_new[1:]).T.tolist():
                 self._ranked.add(tuple(record), diff)
 
-    def looked_up(self, step: Step, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
+    def look_up(self, step: Step, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
         if self._between is None or step.arrangement is not self._left:
-            return super().looked_up(step, hashes, keys, has_new=has_new)
+            return super().look_up(step, hashes, keys, has_new=has_new)
         rows = self._between
         if has_new and self._left.new is not None:
             rows = np.concatenate((rows, self._left.new), axis=1)
@@ -383,7 +391,7 @@ class BoundedJoin(JoinOperator):
     def bytes(self) -> int:
         return 0 if self._ranked is None else self._ranked.bytes
 
-    def _looked_at(self, bound: Ints) -> Ints | None:
+    def _find_between(self, bound: Ints) -> Ints | None:
         """Return the records of the left, of earlier passes, between a bound and the one before; None for all."""
         is_one_for_another = bound.shape[1] == 2 and bound[-2, 0] == bound[-2, 1] and sorted(bound[-1]) == [-1, 1]
         words = self._of_bound(bound[1:])[0].tolist() if is_one_for_another else [NULL]

@@ -213,10 +213,10 @@ def _running(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]
         try:
             return run(frame)
         except OperatorFailed:
-            kept = frame.where(uncancelled(frame.updates(frame.columns)))
-            if len(kept) == len(frame):
+            uncancelled_frame = frame.where(uncancelled(frame.updates(frame.columns)))
+            if len(uncancelled_frame) == len(frame):
                 raise
-        return run(kept)
+        return run(uncancelled_frame)
 
     return run_uncancelled
 
@@ -297,12 +297,12 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
         case Delay():
             return _delayed(stage, frame, operator)
         case FilterFunction(function):
-            kept = [_is_kept(operator, function, record) for record in frame.records()]
-            return frame.where(np.array(kept, np.bool_))
+            is_kept = [_is_kept(operator, function, record) for record in frame.records()]
+            return frame.where(np.array(is_kept, np.bool_))
         case MapFunction(function, columns):
             records = frame.records()
-            made = [_called(operator, function, record) for record in records]
-            return frame.changed(_columns(made, records, columns, frame.domain, operator))
+            results = [_called(operator, function, record) for record in records]
+            return frame.changed(_columns(results, records, columns, frame.domain, operator))
         case BatchFunction():
             return _by_batch(stage, frame, operator)
         case FlatMap():
@@ -311,10 +311,10 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
 
 
 def _computed_all(outputs: Sequence[tuple[str, Term]], frame: Frame, operator: str) -> dict[str, Column]:
-    made = together([expression for _, expression in outputs], frame)
+    arrays = together([expression for _, expression in outputs], frame)
     return {
-        name: Column(frame.domain, made[place].type, None, made[place])
-        if place in made
+        name: Column(frame.domain, arrays[place].type, None, arrays[place])
+        if place in arrays
         else _computed(expression, frame, operator)
         for place, (name, expression) in enumerate(outputs)
     }
@@ -371,14 +371,14 @@ def _unnested(lists: Sequence[tuple[str, Term]], frame: Frame, operator: str) ->
     counts = np.maximum.reduce(list(sizes.values()))
     rows = np.arange(len(frame)).repeat(counts)
     at = np.arange(len(rows)) - (counts.cumsum() - counts).repeat(counts)  # The number of the element.
-    made = frame.take(rows)
-    columns = dict(made.columns)
+    repeated = frame.take(rows)
+    columns = dict(repeated.columns)
     for name, array in arrays.items():
         places = array.offsets.to_numpy()[:-1].astype(np.int64).take(rows) + at
         is_beyond = at >= sizes[name].take(rows)
         elements = array.values.take(pa.array(places, mask=is_beyond if is_beyond.any() else None))
         columns[name] = Column(frame.domain, elements.type, None, elements)
-    return made.changed(columns)
+    return repeated.changed(columns)
 
 
 def _bound(bound: Term, frame: Frame, operator: str) -> Ints:
@@ -413,9 +413,9 @@ def _within(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
     if end is None:
         return arrived
     stops = starts[end[starts] <= TIME_MAX]
-    gone = frame.take(stops)
-    gone.times[stage.dimension] = end[stops]
-    return _joined([arrived, gone.changed(diffs=negated(gone.diffs))])
+    ended = frame.take(stops)
+    ended.times[stage.dimension] = end[stops]
+    return _joined([arrived, ended.changed(diffs=negated(ended.diffs))])
 
 
 def _joined(frames: list[Frame]) -> Frame:
@@ -501,8 +501,8 @@ def _by_batch(stage: BatchFunction, frame: Frame, operator: str) -> Frame:
     names = list(frame.columns)
     batch = pa.RecordBatch.from_arrays([frame[name] for name in names], names=names)
     try:
-        made = stage.function(batch)
-        table = made if isinstance(made, pa.Table) else pa.Table.from_batches([made])
+        result = stage.function(batch)
+        table = result if isinstance(result, pa.Table) else pa.Table.from_batches([result])
     except Exception as error:
         raise OperatorFailed(operator, None, f"on a batch of {len(frame)} records it raised {error!r}") from error
     if table.num_rows != len(frame) or (table.schema.names, table.schema.types) != (
@@ -523,22 +523,22 @@ def _by_batch(stage: BatchFunction, frame: Frame, operator: str) -> Frame:
 
 def _flattened(stage: FlatMap, frame: Frame, operator: str) -> Frame:
     rows: list[int] = []
-    made: list[Any] = []
+    results: list[Any] = []
     times: list[tuple[int, ...]] = []
     diffs: list[int] = []
     records = frame.records()
     for row, record in enumerate(records):
         for result in _called(operator, lambda given: list(stage.function(given)), record):
             if stage.gives == "records":
-                made.append(result)
+                results.append(result)
             else:
-                made.append(_parts(stage, result, times, diffs, record, operator))
+                results.append(_parts(stage, result, times, diffs, record, operator))
             rows.append(row)
     sources = [records[row] for row in rows]
     places = np.array(rows, np.int64)
     flattened = Frame(
         frame.domain,
-        _columns(made, sources, stage.columns, frame.domain, operator),
+        _columns(results, sources, stage.columns, frame.domain, operator),
         frame.times.take(places, axis=1),
         frame.diffs.take(places),
         frame.origins.take(places),

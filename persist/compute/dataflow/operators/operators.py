@@ -28,7 +28,7 @@ from persist.compute.dataflow.updates.batch import (
     to_batch,
     uncancelled,
 )
-from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, beyond, meet_of
+from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, beyond, meet_all
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Coordinates, as_given
 from persist.core.errors import OperatorFailed
@@ -92,7 +92,7 @@ class Operator:
         if len(self.inputs) == 1:
             self.frontier = self.inputs[0].frontier
         elif self.inputs:
-            self.frontier = meet_of(operator.frontier for operator in self.inputs)
+            self.frontier = meet_all(operator.frontier for operator in self.inputs)
 
     def run(self) -> None:
         """Do the work of this pass, or of this iteration."""
@@ -228,11 +228,11 @@ class StashingOperator(Operator):
 
     def shaped(self) -> Ints | None:
         """Return what the input gave, after what is done to it first."""
-        given = self.given()
+        updates = self.given()
         if self.is_last_reader:
             for source in self.inputs:
                 source.out = None  # It goes with this frame, before anything is sorted.
-        return None if given is None else self.with_shape(given)
+        return None if updates is None else self.with_shape(updates)
 
     def with_shape(self, updates: Ints) -> Ints:
         """Return updates after what is done to them first."""
@@ -310,8 +310,8 @@ class LinearOperator(Operator):
         self.shape = shape
 
     def run(self) -> None:
-        given = self.inputs[0].out
-        self.out = None if given is None or not given.shape[1] else self.shape(given)
+        updates = self.inputs[0].out
+        self.out = None if updates is None or not updates.shape[1] else self.shape(updates)
 
     def computed(self, keys: Keys | None) -> Ints:
         return requested(self.inputs, keys, self.origins, self.shape)
@@ -425,7 +425,7 @@ class SinkOperator(ConsolidateOperator):
         self.keys = keys
 
 
-def shown_by(
+def make_inspector(
     function: Callable[[pa.Table], object], schema: pa.Schema, domain: Domain, operator: str
 ) -> Callable[[Ints], object]:
     """Return the function that shows updates as a table to a function."""

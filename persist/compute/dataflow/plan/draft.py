@@ -173,7 +173,7 @@ class Draft:
         """Return a new scope of iteration; a program defines it, because scopes are made of streams."""
         raise NotImplementedError
 
-    def upper_of(self, collection: str) -> Any:
+    def add_upper(self, collection: str) -> Any:
         """Return a stream without records that is complete as far as a collection is sealed."""
         raise NotImplementedError
 
@@ -210,7 +210,7 @@ class Draft:
         is none."""
         return None
 
-    def every_kept(self, engine: Engine) -> list[str]:
+    def list_kept_names(self, engine: Engine) -> list[str]:
         """Return all hidden collections that there are of the program, of whatever version of it."""
         return []
 

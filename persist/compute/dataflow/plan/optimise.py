@@ -24,7 +24,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from functools import cache
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -33,7 +32,7 @@ import pyarrow as pa
 
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME
-from persist.compute.dataflow.plan.origin import expressions_of, kept_apart
+from persist.compute.dataflow.plan.origin import find_separate, list_expressions
 from persist.compute.dataflow.plan.plan import (
     Aggregates,
     Arrange,
@@ -78,7 +77,7 @@ _FUSED = (_LINEAR, (Linear, Join | Reduce), (Join | Reduce, Linear), (Join, Join
 def optimised(plan: Plan) -> Plan:
     """Return an equivalent plan that does less."""
     smaller_plan = plan.without_unused()
-    apart = kept_apart(smaller_plan)
+    apart = find_separate(smaller_plan)
     while _fuse(smaller_plan, apart, *_LINEAR):
         pass
     smaller_plan = trimmed(smaller_plan)
@@ -87,7 +86,7 @@ def optimised(plan: Plan) -> Plan:
     readers = smaller_plan.consumers()
     for node in smaller_plan.nodes.values():
         if isinstance(node.operator, Join) and not node.operator.after:  # Nobody need read its keys.
-            read = read_by_all(smaller_plan, node, readers[node.number])
+            read = list_read_columns(smaller_plan, node, readers[node.number])
             smaller_plan.change(node.number, schema=_kept(node.schema, read))
     return smaller_plan
 
@@ -100,22 +99,22 @@ def trimmed(plan: Plan) -> Plan:
         plan: as it was written, or with its linear operators fused: its joins and reductions have no stages.
     """
     smaller_plan = plan.without_unused()
-    apart, readers, placed = kept_apart(smaller_plan), smaller_plan.consumers(), list[int]()
+    apart, readers, placed = find_separate(smaller_plan), smaller_plan.consumers(), list[int]()
     for node in reversed(list(smaller_plan.nodes.values())):  # Who reads it comes first, and reads less by then.
-        before = _taken_over(smaller_plan, node, readers[node.number], apart)
+        conditions = _move_conditions(smaller_plan, node, readers[node.number], apart)
         if node.number not in apart:
-            _trim(smaller_plan, node, read_by_all(smaller_plan, node, readers[node.number]))
+            _trim(smaller_plan, node, list_read_columns(smaller_plan, node, readers[node.number]))
         placed.append(node.number)
         if not isinstance(node.operator, Join | Concat | Consolidate):
             continue  # What these read has to have just their columns. Others read columns by name.
         inputs = list(node.inputs)
-        for at, names in enumerate(_reads_of(smaller_plan.nodes[node.number])):
+        for at, names in enumerate(_list_reads(smaller_plan.nodes[node.number])):
             source = smaller_plan.nodes[inputs[at]]
             assert names is not None  # Joins have no stages yet that could read all.
             if isinstance(source.operator, Arrange):
                 continue
             schema = _kept(source.schema, names)
-            stages = (*before.get(at, ()), *([] if schema is source.schema else [all_of(schema)]))
+            stages = (*conditions.get(at, ()), *([] if schema is source.schema else [make_projection(schema)]))
             if stages:
                 inputs[at] = smaller_plan.add(Linear(stages), (source.number,), schema, node.scope).number
                 readers[source.number].remove(node.number)
@@ -124,15 +123,17 @@ def trimmed(plan: Plan) -> Plan:
         smaller_plan.change(node.number, inputs=tuple(inputs))
     smaller_plan.nodes = {number: smaller_plan.nodes[number] for number in reversed(placed)}
     for node in list(smaller_plan.nodes.values()):
-        behind = (number if number in plan.nodes else _behind(smaller_plan, number) for number in node.inputs)
-        smaller_plan.change(node.number, inputs=tuple(behind))
+        inputs_now = (number if number in plan.nodes else _behind(smaller_plan, number) for number in node.inputs)
+        smaller_plan.change(node.number, inputs=tuple(inputs_now))
     return smaller_plan.without_unused()
 
 
 def _behind(plan: Plan, number: int) -> int:
     """Return an operator itself, or the one whose columns it picks, if these are all by now."""
     node = plan.nodes[number]
-    is_same = node.operator == Linear((all_of(node.schema),)) and plan.nodes[node.inputs[0]].schema == node.schema
+    is_same = (
+        node.operator == Linear((make_projection(node.schema),)) and plan.nodes[node.inputs[0]].schema == node.schema
+    )
     return node.inputs[0] if is_same else number
 
 
@@ -146,12 +147,12 @@ def _trim(plan: Plan, node: Node, needed: set[str]) -> None:
             names = needed or {*node.schema.names[:1]}
             operator = Constant(table.select(_kept(node.schema, names).names))
         case Linear(stages):
-            stages, _ = _needed_of(stages, needed)
+            stages, _ = _trim_stages(stages, needed)
             if not needed >= {*node.schema.names} and not (stages and isinstance(stages[-1], Map)):
-                stages = (*stages, all_of(_kept(node.schema, needed)))
+                stages = (*stages, make_projection(_kept(node.schema, needed)))
             operator = Linear(stages)
         case Join(on):
-            names = needed | {one for pairs in on for one, _ in pairs}
+            names = needed | {left_name for pairs in on for left_name, _ in pairs}
         case Reduce(keys, _, Aggregates(outputs, is_complete=False)):
             outputs = tuple(output for output in outputs if output[0] in needed) or outputs[:1]
             values = tuple(dict.fromkeys(of for _, _, of in outputs))
@@ -166,43 +167,45 @@ def _kept(schema: pa.Schema, names: Set[str]) -> pa.Schema:
     return schema if names >= {*schema.names} else pa.schema([field for field in schema if field.name in names])
 
 
-def all_of(schema: pa.Schema) -> Map:
+def make_projection(schema: pa.Schema) -> Map:
     """Return the stage that gives just the columns of a schema."""
     return Map(tuple((name, Col(name)) for name in schema.names))
 
 
-def read_by_all(plan: Plan, node: Node, readers: Iterable[int]) -> set[str]:
+def list_read_columns(plan: Plan, node: Node, readers: Iterable[int]) -> set[str]:
     """Return which columns of an operator some others read."""
     every, read = {*node.schema.names}, set[str]()
     for reader in map(plan.nodes.__getitem__, readers):
-        for number, names in zip(edges_into(reader), _reads_of(reader), strict=True):
+        for number, names in zip(edges_into(reader), _list_reads(reader), strict=True):
             if number == node.number:
                 read |= every if names is None else every & names
     return read
 
 
-def _reads_of(node: Node) -> list[set[str] | None]:
+def _list_reads(node: Node) -> list[set[str] | None]:
     """Return of each input which columns a node reads; None for all, or if it cannot be told."""
     names = {*node.schema.names}
     match node.operator:
         case Linear(stages):
-            return [_needed_of(stages, names)[1]]
+            return [_trim_stages(stages, names)[1]]
         case Reduce(by, values, _, before):
-            return [_needed_of(before, {*by, *values})[1]]
+            return [_trim_stages(before, {*by, *values})[1]]
         case Concat() | Consolidate():
             return [names for _ in node.inputs]
         case Join(on, before, after):
-            needed = _needed_of(after, names)[1]
-            ours = {one for pairs in on for one, _ in pairs}
-            keys = [ours, *(ours | {other for _, other in pairs} for pairs in on)]
+            needed = _trim_stages(after, names)[1]
+            left_keys = {left_name for pairs in on for left_name, _ in pairs}
+            keys = [left_keys, *(left_keys | {right_name for _, right_name in pairs} for pairs in on)]
             inputs = zip(before, keys, strict=True)
-            return [None if needed is None else _needed_of(stages, needed | own)[1] for stages, own in inputs]
+            return [
+                None if needed is None else _trim_stages(stages, needed | own_keys)[1] for stages, own_keys in inputs
+            ]
     return [None for _ in edges_into(node)]
 
 
-def _needed_of(stages: Stages, needed: set[str]) -> tuple[Stages, set[str] | None]:
+def _trim_stages(stages: Stages, needed: set[str]) -> tuple[Stages, set[str] | None]:
     """Return stages that compute what is needed and no more, and which columns they read; None is for all."""
-    kept, read, is_all = list[Stage](), set(needed), False
+    needed_stages, read, is_all = list[Stage](), set(needed), False
     for stage in reversed(stages):
         match stage:
             case Map(outputs):
@@ -212,29 +215,29 @@ def _needed_of(stages: Stages, needed: set[str]) -> tuple[Stages, set[str] | Non
                 read -= {name for name, _ in lists}
             case MapFunction() | BatchFunction() | FlatMap() | FilterFunction():
                 is_all = True
-        read = read.union(*map(columns_of, expressions_of(stage)))
-        kept.append(stage)
-    return tuple(reversed(kept)), None if is_all else read - {TIME}
+        read = read.union(*map(columns_of, list_expressions(stage)))
+        needed_stages.append(stage)
+    return tuple(reversed(needed_stages)), None if is_all else read - {TIME}
 
 
-def _taken_over(plan: Plan, node: Node, readers: Sequence[int], apart: Set[int]) -> dict[int, Stages]:
+def _move_conditions(plan: Plan, node: Node, readers: Sequence[int], apart: Set[int]) -> dict[int, Stages]:
     """Take conditions and bounds in time from the only reader of a join; return those before each of its inputs."""
-    reader, before = plan.nodes[readers[0]] if len(readers) == 1 else node, dict[int, Stages]()
+    reader, conditions = plan.nodes[readers[0]] if len(readers) == 1 else node, dict[int, Stages]()
     if not isinstance(node.operator, Join) or not isinstance(reader.operator, Linear) or reader.number in apart:
-        return before
-    left = [*reader.operator.stages]
-    while left and isinstance(left[0], Filter | TemporalFilter):
-        parts = [(_sole_input(plan, node, node.operator, term, part), part) for term, part in _conditions(left[0])]
+        return conditions
+    stages = [*reader.operator.stages]
+    while stages and isinstance(stages[0], Filter | TemporalFilter):
+        parts = [(_sole_input(plan, node, node.operator, term, part), part) for term, part in _conditions(stages[0])]
         if len({at for at, _ in parts}) == 1:
-            parts = [(parts[0][0], left[0])]
-        left[:1] = stay = [part for at, part in parts if at is None]
+            parts = [(parts[0][0], stages[0])]
+        stages[:1] = stay = [part for at, part in parts if at is None]
         for at, part in parts:
             if at is not None:
-                before[at] = (*before.get(at, ()), part)
+                conditions[at] = (*conditions.get(at, ()), part)
         if stay:
             break
-    plan.change(reader.number, operator=Linear(tuple(left)))
-    return before
+    plan.change(reader.number, operator=Linear(tuple(stages)))
+    return conditions
 
 
 def _conditions(stage: Filter | TemporalFilter) -> list[tuple[Term, Stage]]:
@@ -249,7 +252,7 @@ def _sole_input(plan: Plan, node: Node, join: Join, condition: Term, stage: Stag
     """Return the input of a join before which a condition can be done; None if it reads several, or may raise."""
     names = columns_of(condition)
     for at, (source, pairs) in enumerate(zip(map(plan.nodes.__getitem__, node.inputs), ((), *join.on), strict=True)):
-        if names and names <= {*source.schema.names} - {other for _, other in pairs}:
+        if names and names <= {*source.schema.names} - {right_name for _, right_name in pairs}:
             kinds = {field.name: field.type for field in source.schema}
             is_total = isinstance(stage, TemporalFilter) and moved_column(condition, kinds) is not None
             # Others may read an index that was asked for.
@@ -336,15 +339,15 @@ def _is_of_bound(plan: Plan, source: Node, reader: Node) -> bool:
 def _fused(source: Operator, reader: Operator, at: int) -> Operator | None:
     """Return one operator for two, of which the second reads the first as its input number at; None if none can be."""
     match source, reader:
-        case Linear(stages), Linear(later):
+        case [Linear(stages), Linear(later)]:
             return Linear(simplified((*stages, *later)))
-        case Linear(stages), Reduce():
+        case [Linear(stages), Reduce()]:
             return replace(reader, before=simplified((*stages, *reader.before)))
-        case Linear(stages), Join(_, before):
+        case [Linear(stages), Join(_, before)]:
             return replace(reader, before=(*before[:at], simplified((*stages, *before[at])), *before[at + 1 :]))
-        case Join() | Reduce(), Linear(stages):
+        case [Join() | Reduce(), Linear(stages)]:
             return replace(source, after=simplified((*source.after, *stages)))
-        case Join(), Join():
+        case [Join(), Join()]:
             on, before = (*source.on, *reader.on), (*source.before, *reader.before[1:])
             is_bare = at == 0 and not source.after and not reader.before[0] and source.null_equals == reader.null_equals
             # A cross join is not looked up by a key.
@@ -452,8 +455,8 @@ def _distinct(parts: Sequence[Part]) -> dict[str, int]:
     for part in parts:
         for name, (low, high, _) in part.stats.items():
             if isinstance(low, int) and isinstance(high, int) and type(low) is type(high) is int:
-                before = bounds.get(name, (low, high))
-                bounds[name] = min(before[0], low), max(before[1], high)
+                known_bounds = bounds.get(name, (low, high))
+                bounds[name] = min(known_bounds[0], low), max(known_bounds[1], high)
                 covered[name] += part.rows
     most = COVERED_LEAST * sum(part.rows for part in parts)
     return {name: high - low + 2 for name, (low, high) in bounds.items() if covered[name] >= most}

@@ -40,12 +40,12 @@ def fingerprint(plan: Plan, output: str) -> str:
         n.number for n in plan.nodes.values() if isinstance(n.operator, Persist) and n.operator.collection == output
     ]
     places: dict[int, int] = {}
-    left = [*reversed(begin)]
-    while left:
-        number = left.pop()
+    todo = [*reversed(begin)]
+    while todo:
+        number = todo.pop()
         if number not in places:
             places[number] = len(places)
-            left += reversed(edges_into(plan.nodes[number]))
+            todo += reversed(edges_into(plan.nodes[number]))
     digest = blake2b(digest_size=8)
     for number in places:
         node = plan.nodes[number]
@@ -108,7 +108,7 @@ def reads_time(plan: Plan) -> bool:
 
 def _reads_time(node: Node) -> bool:
     stages = node.operator.stages if isinstance(node.operator, Linear) else ()
-    return any(TIME in columns_of(term) for stage in stages for term in expressions_of(stage))
+    return any(TIME in columns_of(term) for stage in stages for term in list_expressions(stage))
 
 
 def tells_times(node: Node) -> bool:
@@ -120,7 +120,7 @@ def tells_times(node: Node) -> bool:
     return _reads_time(node) or any(isinstance(stage, Delay) for stage in stages)
 
 
-def kept_apart(plan: Plan) -> set[int]:
+def find_separate(plan: Plan) -> set[int]:
     """Return the operators that tell times apart, in a plan that makes collections of collections: each stays an
     operator of its own.
 
@@ -140,7 +140,7 @@ def kept_apart(plan: Plan) -> set[int]:
     return {node.number for node in apart}
 
 
-def expressions_of(stage: Stage) -> list[Term]:
+def list_expressions(stage: Stage) -> list[Term]:
     """Return the expressions that a stage computes."""
     match stage:
         case Map(outputs) | Unnest(outputs):

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from persist.compute.dataflow.plan.stages import Stage, name_of
+from persist.compute.dataflow.plan.stages import Stage, describe_function
 from persist.core.timeline import Moment
 
 ROOT = 0
@@ -422,15 +422,15 @@ class Plan:
 
     def without_unused(self) -> "Plan":
         """Return the plan without what no end of it needs."""
-        left, seen = [n.number for n in self.nodes.values() if isinstance(n.operator, ENDS)], set[int]()
-        while left:
-            number = left.pop()
-            if number not in seen:
-                seen.add(number)
-                left += edges_into(self.nodes[number])
+        todo, needed = [n.number for n in self.nodes.values() if isinstance(n.operator, ENDS)], set[int]()
+        while todo:
+            number = todo.pop()
+            if number not in needed:
+                needed.add(number)
+                todo += edges_into(self.nodes[number])
         # Inputs stay: whoever runs the program may insert into them.
-        kept = {n: node for n, node in self.nodes.items() if n in seen or isinstance(node.operator, Input)}
-        return Plan(self.name, self.dimensions, kept, dict(self.scopes))
+        nodes = {n: node for n, node in self.nodes.items() if n in needed or isinstance(node.operator, Input)}
+        return Plan(self.name, self.dimensions, nodes, dict(self.scopes))
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -445,7 +445,7 @@ class Plan:
             yield f"{indent}%{node.number} = {described(node.operator)}({inputs}) -> [{columns}]{named}"
 
 
-def stages_of(node: Node) -> Stages:
+def list_stages(node: Node) -> Stages:
     """Return all linear stages that an operator carries."""
     match node.operator:
         case Linear(stages):
@@ -464,12 +464,12 @@ def edges_into(node: Node) -> list[int]:
     return list(node.inputs)
 
 
-def sources_of(plan: Plan, output: str) -> set[str]:
+def list_sources(plan: Plan, output: str) -> set[str]:
     """Return the collections that an output is made of."""
-    return {operator.collection for operator in _made_of(plan, output) if isinstance(operator, Source)}
+    return {operator.collection for operator in _iterate_origins(plan, output) if isinstance(operator, Source)}
 
 
-def passed_early(plan: Plan) -> set[int]:
+def find_early(plan: Plan) -> set[int]:
     """Return the sources and inputs whose records are passed on before their time is complete: somebody looks at what
     comes of it, or a source was asked to."""
     begin = [n.number for n in plan.nodes.values() if isinstance(n.operator, Capture) and n.operator.early]
@@ -479,10 +479,10 @@ def passed_early(plan: Plan) -> set[int]:
 
 def has_inputs(plan: Plan, output: str) -> bool:
     """Return whether an output is made of what is given to the running program, which nothing keeps."""
-    return any(isinstance(operator, Input) for operator in _made_of(plan, output))
+    return any(isinstance(operator, Input) for operator in _iterate_origins(plan, output))
 
 
-def _made_of(plan: Plan, output: str) -> Iterator[Operator]:
+def _iterate_origins(plan: Plan, output: str) -> Iterator[Operator]:
     begin = [
         n.number for n in plan.nodes.values() if isinstance(n.operator, Persist) and n.operator.collection == output
     ]
@@ -491,12 +491,12 @@ def _made_of(plan: Plan, output: str) -> Iterator[Operator]:
 
 def _above(plan: Plan, begin: list[int]) -> Iterator[Node]:
     """Yield some nodes, and all that they are made of."""
-    left, seen = [*begin], set[int]()
-    while left:
-        node = plan.nodes[left.pop()]
-        if node.number not in seen:
-            seen.add(node.number)
-            left += edges_into(node)
+    todo, visited = [*begin], set[int]()
+    while todo:
+        node = plan.nodes[todo.pop()]
+        if node.number not in visited:
+            visited.add(node.number)
+            todo += edges_into(node)
             yield node
 
 
@@ -506,7 +506,9 @@ def described(operator: Operator) -> str:
         case Linear(stages):
             return f"linear[{_stack(stages)}]"
         case Join(on, before, after, null_equals):
-            pairs = " ; ".join(" & ".join(f"{one}={other}" for one, other in equal) or "all" for equal in on)
+            pairs = " ; ".join(
+                " & ".join(f"{left_name}={right_name}" for left_name, right_name in equal) or "all" for equal in on
+            )
             kind = "join" if len(on) == 1 else "delta_join"
             kind += " null=null" * null_equals
             ahead = "".join(f", input {at}: [{_stack(stages)}]" for at, stages in enumerate(before) if stages)
@@ -530,7 +532,7 @@ def described(operator: Operator) -> str:
         case Persist(collection, keys):
             return f"persist[{collection!r} by {', '.join(keys)}]"
         case Inspect(function):
-            return f"inspect[{name_of(function)}]"
+            return f"inspect[{describe_function(function)}]"
         case Enter(at):
             return f"enter at {at}" if at else "enter"
     return type(operator).__name__.lower()
@@ -549,7 +551,7 @@ def _logic(logic: Logic) -> str:
         case Aggregates(outputs):
             return ", ".join(f"{name}={kind}({of})" for name, kind, of in outputs)
         case Threshold(function) | UserReduce(function, _):
-            return f"{type(logic).__name__.lower()} {name_of(function)}"
+            return f"{type(logic).__name__.lower()} {describe_function(function)}"
         case TopK(count, by, skip):
             after = f" after {skip}" if skip else ""
             return f"top {count}{after} by {', '.join(name + ' desc' * down for name, down in by)}"

@@ -60,7 +60,7 @@ class FilterFunction:
         return without_time(given)
 
     def __str__(self) -> str:
-        return f"filter({name_of(self.function)})"
+        return f"filter({describe_function(self.function)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class MapFunction:
         return self.columns
 
     def __str__(self) -> str:
-        return f"map({name_of(self.function)})"
+        return f"map({describe_function(self.function)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class BatchFunction:
         return self.columns
 
     def __str__(self) -> str:
-        return f"map_batches({name_of(self.function)})"
+        return f"map_batches({describe_function(self.function)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class FlatMap:
 
     def __str__(self) -> str:
         kind = {"records": "flat_map", "diffs": "explode", "updates": "join_function"}[self.gives]
-        return f"{kind}({name_of(self.function)})"
+        return f"{kind}({describe_function(self.function)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +264,8 @@ def through(stages: Sequence[Stage], schema: pa.Schema, operator: str, *, has_ti
         has_time: expressions may read `_time`.
     """
     for stage in stages:
-        given = schema.append(pa.field(TIME, pa.int64())) if has_time else schema
-        schema = stage.schema(given, operator)
+        columns = schema.append(pa.field(TIME, pa.int64())) if has_time else schema
+        schema = stage.schema(columns, operator)
     return schema
 
 
@@ -302,7 +302,7 @@ def without_time(schema: pa.Schema) -> pa.Schema:
     return schema if at < 0 else schema.remove(at)
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def describe_function(function: Callable[..., Any]) -> str:
     """Return what to call a function when it is printed."""
     return str(getattr(function, "__qualname__", None) or repr(function)).rsplit(".", 1)[-1]
 
@@ -344,5 +344,5 @@ def _integer(what: str, expression: Term, given: pa.Schema, operator: str) -> No
 
 
 def _assigned(name: str, expression: Term) -> str:
-    shown = str(expression)
-    return shown if shown == name else f"{name}={shown}"
+    text = str(expression)
+    return text if text == name else f"{name}={text}"

@@ -23,6 +23,7 @@ with a dot, so listings leave it out.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
@@ -50,13 +51,13 @@ Traced = Callable[[Ints], tuple[Ints, Ints]]
 PREFIX = ".dataflow"
 
 
-def kept_name(program: str, number: int) -> str:
+def make_kept_name(program: str, number: int) -> str:
     """Return what the hidden collection of an operator of a program is called. A program may be called what a
     collection may not."""
     return f"{PREFIX} {_digest(program)} {number}"
 
 
-def kept_of(engine: Engine, program: str) -> list[str]:
+def list_kept(engine: Engine, program: str) -> list[str]:
     """Return the hidden collections of a program."""
     return engine.names(f"{PREFIX} {_digest(program)} ")
 
@@ -69,7 +70,7 @@ def due_column(columns: pa.Schema) -> str:
     return name
 
 
-def kept_schema(columns: pa.Schema) -> pa.Schema:
+def make_kept_schema(columns: pa.Schema) -> pa.Schema:
     """Return the columns of the hidden collection: those of the records, then the time."""
     return columns.append(pa.field(due_column(columns), pa.int64()))
 
@@ -99,21 +100,21 @@ class KeptLinear(Operator):
         return self._after is not None
 
     def run(self) -> None:
-        given = self.inputs[0].out
-        if given is not None and self._after is not None:
-            given = given[:, given[-2] > self._after]
-        made, kept = [], []
+        arrived = self.inputs[0].out
+        if arrived is not None and self._after is not None:
+            arrived = arrived[:, arrived[-2] > self._after]
+        results, changes = [], []
         if self._restored is not None:
             assert self._after is not None
-            made.append(_given_from(self._restored, self._after))
-            kept.append(_come(self._restored))
+            results.append(_select_results(self._restored, self._after))
+            changes.append(_come(self._restored))
             self._restored = None
-        if given is not None and given.shape[1]:
-            updates, origins = self._shape(given)
-            made.append(updates)
-            kept += _kept_for(updates, given[-2].take(origins))
-        self.out = np.concatenate(made, axis=1) if made else None
-        self.kept = np.concatenate(kept, axis=1) if kept else None
+        if arrived is not None and arrived.shape[1]:
+            updates, origins = self._shape(arrived)
+            results.append(updates)
+            changes += _find_kept_changes(updates, arrived[-2].take(origins))
+        self.out = np.concatenate(results, axis=1) if results else None
+        self.kept = np.concatenate(changes, axis=1) if changes else None
 
 
 class KeptOutput(Operator):
@@ -131,14 +132,14 @@ def _digest(program: str) -> str:
     return blake2b(program.encode(), digest_size=16).hexdigest()
 
 
-def _given_from(kept: Ints, at: int) -> Ints:
+def _select_results(kept: Ints, at: int) -> Ints:
     """Return what was kept as updates [words …, time, diff], from a time on."""
     updates = kept.copy()
     np.maximum(updates[-2], at, out=updates[-2])  # NULL is the least.
     return updates
 
 
-def _kept_for(updates: Ints, taken: Ints) -> list[Ints]:
+def _find_kept_changes(updates: Ints, taken: Ints) -> list[Ints]:
     """Return the changes of the hidden collection for updates that were taken at some times."""
     changes = np.empty((len(updates) + 1, updates.shape[1]), np.int64)
     changes[:-3], changes[-1] = updates[:-2], updates[-1]
@@ -162,7 +163,7 @@ def _come(kept: Ints) -> Ints:
 NEVER = TIME_MAX + 2  # After every time: the upper of what is complete for ever.
 
 
-def end_of(upper: Antichain) -> int:
+def find_end(upper: Antichain) -> int:
     """Return the first time that is not complete."""
     return NEVER if upper.time is None else upper.time
 
@@ -208,7 +209,7 @@ class Output:
         self._layout = Layout(len(sink.schema), 0, 1)
         self._before: list[Ints] = []
         self._is_new = False
-        self.begin(end_of(contents.upper))
+        self.begin(find_end(contents.upper))
 
     def gives_up(self, until: int) -> list[kinds.AllowCompaction]:
         """Return the steps by which a commit that seals up to a time gives up the past, if the output keeps none."""
@@ -239,14 +240,15 @@ class Output:
         if self.keeps is None or self.corrects or self.upper <= at:
             return
         try:
-            kept = self._words(snapshot(self.handle, at, form="diff").to_arrow())
+            contents = self._words(snapshot(self.handle, at, form="diff").to_arrow())
         except AsOfCompacted as error:
             raise SourceLost(self.handle.name, f"it has been compacted ({error})", "Open it again.") from error
-        self.keeps.restore(np.delete(kept, -2, axis=0), at)
+        self.keeps.restore(np.delete(contents, -2, axis=0), at)
 
     def read_past(self, program: str, as_of: int) -> Past:
-        """Return what reads the collection as of a time for some keys."""
-        return Past(program, f"output {self.handle.name}", self.handle, self.sink.schema, self._domain, as_of)
+        """Return what reads the collection as of a time for some keys. No lease is taken: such a read ends soon."""
+        handle = replace(self.handle, is_kept=True)
+        return Past(program, f"output {handle.name}", handle, self.sink.schema, self._domain, as_of)
 
     def begin(self, upper: int) -> None:
         """Go on from where the collection is sealed."""
@@ -267,7 +269,7 @@ class Output:
             self.waiting.append(updates if late.all() else updates[:, late])
             if self.corrects or self.compares:
                 self._before.append(updates[:, ~late])
-        complete = end_of(self.sink.frontier)
+        complete = find_end(self.sink.frontier)
         if not self._is_new or complete > self.done:  # What begins later has nothing to seal yet.
             self.sealed_to = max(self.sealed_to, complete)
 
@@ -305,18 +307,19 @@ class Output:
         """Return what the collection lacks of what the program gave before it began, at the time when it began."""
         rows = self._words(snapshot(self.handle, self.began_at - 1, form="diff").to_arrow())
         rows[-1] *= -1
-        both = np.concatenate([*self._before, rows], axis=1)
-        both[-2] = self.began_at
-        return to_batch(both, self._layout)[1:]
+        differences = np.concatenate([*self._before, rows], axis=1)
+        differences[-2] = self.began_at
+        return to_batch(differences, self._layout)[1:]
 
     def check_jump(self) -> None:
         """Raise OutputConflict if somebody keeps times readable that are passed over."""
         to = self.jumps_to
-        held = [] if to is None else self._kept_before(to)
-        if held:
+        holders = [] if to is None else self._list_holders(to)
+        if holders:
             raise OutputConflict(
                 self.handle.name,
-                f"it cannot pass over the times from {self.upper} to {to}, which {held[0]} keeps readable: release it",
+                f"it cannot pass over the times from {self.upper} to {to}, which {holders[0]} keeps readable: "
+                "release it",
             )
 
     def begin_readable(self, at: int) -> None:
@@ -334,19 +337,19 @@ class Output:
         self.done, self._is_new = at, True
         if (self.handle.contents().since.time or 0) >= at:
             return
-        held = self._kept_before(at)
-        if held:
+        holders = self._list_holders(at)
+        if holders:
             raise OutputConflict(
                 self.handle.name,
-                f"the program says nothing about the times before {at}, which {held[0]} keeps readable: release it",
+                f"the program says nothing about the times before {at}, which {holders[0]} keeps readable: release it",
             )
         allow_compaction(self.handle, at).result()
 
-    def _kept_before(self, to: int) -> list[str]:
+    def _list_holders(self, to: int) -> list[str]:
         # A read of this client that has ended keeps its time readable for a while, for the next one.
         self._engine.writer("seal").leases.settle(self.handle.id)
-        held = [f"the hold {hold.name or hold.holder!r}" for hold in list_holds(self.handle) if hold.time < to]
-        return held + [f"the tag {name!r}" for name, time in self.handle.contents().tags.items() if time < to]
+        holders = [f"the hold {hold.name or hold.holder!r}" for hold in list_holds(self.handle) if hold.time < to]
+        return holders + [f"the tag {name!r}" for name, time in self.handle.contents().tags.items() if time < to]
 
     def updates(self, until: int) -> Ints:
         """Return what waits of times before until, consolidated."""
@@ -366,7 +369,7 @@ class Output:
     def written(self, upper: int) -> None:
         """Forget what is written before upper, which the collection has been sealed to."""
         self.done, self._is_new = upper, False
-        self.waiting = [kept for chunk in self.waiting if (kept := chunk[:, chunk[-2] >= upper]).shape[1]]
+        self.waiting = [remaining for chunk in self.waiting if (remaining := chunk[:, chunk[-2] >= upper]).shape[1]]
 
     def follow(self, actual: int) -> None:
         """Go on behind another copy of the program, which has sealed the collection to actual.
@@ -380,17 +383,17 @@ class Output:
         until = min(actual, self.sealed_to)
         if until <= self.done:
             return
-        since, theirs = self._theirs(min(until, TIME_MAX + 1))
-        ours = self.updates(until).copy()
-        ours[-2] = np.maximum(ours[-2], since)
-        ours[-1] *= -1
-        rest = to_batch(np.concatenate((ours, theirs), axis=1), self._layout)[1:]
-        if rest.shape[1]:
-            rest[-1] *= -1
+        since, written = self._theirs(min(until, TIME_MAX + 1))
+        computed = self.updates(until).copy()
+        computed[-2] = np.maximum(computed[-2], since)
+        computed[-1] *= -1
+        differences = to_batch(np.concatenate((computed, written), axis=1), self._layout)[1:]
+        if differences.shape[1]:
+            differences[-1] *= -1
             raise OutputConflict(
                 self.handle.name,
                 f"somebody else has sealed it to {actual}, and between {self.done} and {until} what is there differs "
-                f"from what this program gives, for example by {self.table(rest[:, :1]).to_pylist()[0]}",
+                f"from what this program gives, for example by {self.table(differences[:, :1]).to_pylist()[0]}",
             )
         self.written(until)
 

@@ -175,10 +175,10 @@ class Past:
         """Return what it holds for some keys; several operators may request the same."""
         name = keys.columns, keys.words.tobytes()
         if name not in self._requested:
-            found = self._read(keys)
-            if sum(updates.nbytes for updates in self._requested.values()) + found.nbytes > KEPT_BYTES:
-                return found
-            self._requested[name] = found
+            records = self._read(keys)
+            if sum(updates.nbytes for updates in self._requested.values()) + records.nbytes > KEPT_BYTES:
+                return records
+            self._requested[name] = records
         return self._requested[name]
 
     def _read(self, keys: Keys) -> Ints:
@@ -191,12 +191,12 @@ class Past:
         scan = replace(narrowed_scan(self._scan, _pruning(table)) or self._scan, filter=None)
         size = estimate_matching(scan, table)
         if path is not None and PAYS * (by_index := path.bytes_of(table)) <= size:
-            size, found = by_index, path.records(table, reader)
+            size, tables = by_index, path.records(table, reader)
         else:
-            found = read_matching(scan, table, reader)
+            tables = read_matching(scan, table, reader)
         self.readings.append(Reading(self.title, names, keys.words.shape[1], size, least))
-        updates = [self._encoded([one]) for one in found]
-        chosen = [one[:, keys.selects(one)] for one in updates]
+        updates = [self._encoded([chunk]) for chunk in tables]
+        chosen = [chunk[:, keys.selects(chunk)] for chunk in updates]
         return np.concatenate([np.empty((len(self._columns) + 2, 0), np.int64), *chosen], axis=1)
 
     def _least(self, keys: int) -> int:
@@ -216,7 +216,9 @@ class Past:
                 except pa.ArrowInvalid:
                     return None
             columns.append(values)
-        return pa.table(columns, schema=pa.schema([(name, one.type) for name, one in zip(names, columns, strict=True)]))
+        return pa.table(
+            columns, schema=pa.schema([(name, column.type) for name, column in zip(names, columns, strict=True)])
+        )
 
     def _path(self, names: Sequence[str]) -> Path | None:
         """Return the index by which records are found by as many of some columns as possible."""
@@ -306,14 +308,14 @@ def _pruning(keys: pa.Table) -> pc.Expression | None:
         values = keys[name].combine_chunks()
         if not _is_ordered(values.type):
             continue
-        there = values.drop_null()
-        if len(there) == 0:
+        valid = values.drop_null()
+        if len(valid) == 0:
             condition = pc.field(name).is_null()
         else:
-            bounds = pc.min_max(there)
-            is_listed = len(there) <= LISTED_MAX
+            bounds = pc.min_max(valid)
+            is_listed = len(valid) <= LISTED_MAX
             condition = (
-                pc.field(name).isin(there)
+                pc.field(name).isin(valid)
                 if is_listed
                 else (pc.field(name) >= bounds["min"]) & (pc.field(name) <= bounds["max"])
             )

@@ -24,8 +24,8 @@ from persist.codecs.types.schema import TIME_MAX
 from persist.compute.dataflow.operators.operators import SinkOperator
 from persist.compute.dataflow.plan.draft import DefinedAs
 from persist.compute.dataflow.plan.origin import reads_time
-from persist.compute.dataflow.plan.plan import Plan, has_inputs, sources_of
-from persist.compute.dataflow.ports.output import NEVER, KeptLinear, Output, end_of
+from persist.compute.dataflow.plan.plan import Plan, has_inputs, list_sources
+from persist.compute.dataflow.ports.output import NEVER, KeptLinear, Output, find_end
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
@@ -72,9 +72,9 @@ class Outputs:
         self._own = own
         self.every = [
             Output(
-                engine, sink, known, definition, kept.get(sink.collection), fingerprints.get(sink.collection), domain
+                engine, sink, handle, definition, kept.get(sink.collection), fingerprints.get(sink.collection), domain
             )
-            for sink, known, definition in sinks
+            for sink, handle, definition in sinks
         ]
         for output in self.every:
             output.corrects |= replace and output.upper > 0 and output.handle.name not in own
@@ -85,13 +85,13 @@ class Outputs:
         self._sources: list[SourceReader] = []
 
     @property
-    def resume_at(self) -> int | None:
+    def resume_time(self) -> int | None:
         """The time from which on outputs are not sealed; None if none of them ever was."""
         uppers = [output.upper for output in self.every if 0 < output.upper < NEVER]
         return min(uppers, default=None)
 
-    def begin_at(
-        self, sources: Sequence[SourceReader], conditions: Sequence[UpperReader], plan: Plan, resume_at: int | None
+    def choose_beginning(
+        self, sources: Sequence[SourceReader], conditions: Sequence[UpperReader], plan: Plan, resume_time: int | None
     ) -> int:
         """Return the time as of which all sources are read first. What begins anew begins where conditions hold.
 
@@ -100,9 +100,9 @@ class Outputs:
             OutputConflict: an output is sealed further than its sources.
         """
         self._sources = list(sources)
-        asked = {time for source in sources if (time := source.asked()) is not None}
-        if len(asked) > 1:
-            raise InvalidUsage(f"the sources ask for as_of {sorted(asked)}: a program begins at one time")
+        requested = {time for source in sources if (time := source.asked()) is not None}
+        if len(requested) > 1:
+            raise InvalidUsage(f"the sources ask for as_of {sorted(requested)}: a program begins at one time")
         self._replays = reads_time(plan) and not any(output.keeps for output in self.every)
         for output in self.every:
             output.compares = self._is_of_unknown_origin(output, plan)
@@ -110,28 +110,30 @@ class Outputs:
             return 0
         followed: list[Followed] = [*sources, *conditions]
         states = [reader.handle.contents() for reader in followed]
-        uppers = [end_of(state.upper) for state in states]
+        uppers = [find_end(state.upper) for state in states]
         sinces = [state.since.time or 0 for state in states[: len(sources)]]
-        if resume_at is not None:
+        if resume_time is not None:
             self._check_behind(sources, uppers, plan)
-            held = [time for source in sources if (time := source.held_at()) is not None]
-            begin = min(held) if self._replays and held else resume_at - 1
+            held_times = [time for source in sources if (time := source.find_held_time()) is not None]
+            begin = min(held_times) if self._replays and held_times else resume_time - 1
             starts = [output.definition.start for output in self.every if output.upper == 0 and output.definition]
             if starts and not self._jumps:
                 begin = min(begin, max(min(starts), *sinces))
             if self._jumps and not self._replays:
                 self._jump(sources, min(*uppers, TIME_MAX) - 1)
-        elif asked:
-            begin = asked.pop()
+        elif requested:
+            begin = requested.pop()
         else:
             # Holds that are there already are of a view that was made then, or of an attempt that wrote nothing.
-            held = [] if self._jumps else [time for source in sources if (time := source.held_at()) is not None]
-            begin = max(0, *sinces, min(held, default=min(*uppers, TIME_MAX) - 1))
-        is_whole = resume_at is not None and not self._replays and begin == resume_at - 1
+            held_times = (
+                [] if self._jumps else [time for source in sources if (time := source.find_held_time()) is not None]
+            )
+            begin = max(0, *sinces, min(held_times, default=min(*uppers, TIME_MAX) - 1))
+        is_whole = resume_time is not None and not self._replays and begin == resume_time - 1
         self.goes_on_from = begin if is_whole and all(output.upper > 0 for output in self.every) else None
         for output in self.every:
             output.begin_readable(begin)
-            if resume_at is not None and not self._replays:
+            if resume_time is not None and not self._replays:
                 output.restore(begin)
         return begin
 
@@ -141,25 +143,25 @@ class Outputs:
         The program's hold on a source is the sign of it: it goes with the source, and with `Program.drop`. What was
         given to inputs in memory is not kept at all. The fingerprint says whether the program has changed.
         """
-        known = output.corrects or output.keeps is not None or output.definition is not None
-        known |= output.handle.name in self._own
-        if known or not 0 < output.upper < NEVER or self._replays:
+        is_known = output.corrects or output.keeps is not None or output.definition is not None
+        is_known |= output.handle.name in self._own
+        if is_known or not 0 < output.upper < NEVER or self._replays:
             return False
         if output.has_changed:
             return True
-        names = sources_of(plan, output.handle.name)
-        held = [source.held_at() for source in self._sources if source.operator.collection in names]
-        return has_inputs(plan, output.handle.name) or (bool(held) and None in held)
+        names = list_sources(plan, output.handle.name)
+        held_times = [source.find_held_time() for source in self._sources if source.operator.collection in names]
+        return has_inputs(plan, output.handle.name) or (bool(held_times) and None in held_times)
 
     def _check_behind(self, sources: Sequence[SourceReader], sealed: Sequence[int], plan: Plan) -> None:
         """Raise OutputConflict if an output is sealed further than its sources, which are sealed to some times."""
         uppers = {source.operator.collection: upper for source, upper in zip(sources, sealed, strict=False)}
         for output in self.every:
-            own = [uppers[name] for name in sources_of(plan, output.handle.name)]
-            if own and output.upper > min(own):
+            source_uppers = [uppers[name] for name in list_sources(plan, output.handle.name)]
+            if source_uppers and output.upper > min(source_uppers):
                 raise OutputConflict(
                     output.handle.name,
-                    f"it is sealed to {output.upper}, and the sources that it is made of to {min(own)} only",
+                    f"it is sealed to {output.upper}, and the sources that it is made of to {min(source_uppers)} only",
                 )
 
     def _jump(self, sources: Sequence[SourceReader], to: int) -> None:
@@ -171,7 +173,7 @@ class Outputs:
     def refresh(self) -> None:
         """Look again how far the outputs are sealed, before anything was computed."""
         for output in self.every:
-            output.begin(end_of(output.handle.contents().upper))
+            output.begin(find_end(output.handle.contents().upper))
 
     def _durable(self) -> int | None:
         """The time as of which the program would begin again after the next commit; None if it cannot be moved."""
@@ -201,7 +203,7 @@ class Outputs:
                 seqno = self._write()
             except UpperMismatch:
                 for output in self.every:
-                    output.follow(end_of(output.handle.contents().upper))
+                    output.follow(find_end(output.handle.contents().upper))
             except (HoldMoved, CollectionNotFound) as error:
                 for source in self._sources:
                     source.find_named()  # Raises if it is gone.
@@ -249,7 +251,7 @@ class Outputs:
                 commit.add(output.handle, output.gives_up(until))
             self._move_holds(commit, durable)
         for source in self._sources:
-            source.named_moved(durable)
+            source.note_moved_holds(durable)
         for output in due:
             output.upper = until
             output.described()
@@ -279,7 +281,7 @@ class Outputs:
                     commit.add(output.handle, [kinds.AllowCompaction(output.handle.id, (durable,))])
             self._move_holds(commit, durable)
         for source in self._sources:
-            source.named_moved(durable)
+            source.note_moved_holds(durable)
         for output in due:
             output.jumps_to = None
             output.described()
@@ -289,12 +291,12 @@ class Outputs:
 
     def _move_holds(self, commit: Commit, durable: int | None) -> None:
         """Move the permanent holds to where the program begins again; a collection read twice has one of a name."""
-        held = {
+        holds = {
             (source.handle.id, name): (source.handle, time)
             for source in self._sources
             for name, time in source.named.items()
         }
-        for (id_, name), (handle, time) in held.items():
+        for (id_, name), (handle, time) in holds.items():
             if durable is not None and time < durable:
                 commit.add(handle, [kinds.SetHold(id_, name, durable, None, time)])
 

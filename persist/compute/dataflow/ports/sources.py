@@ -19,7 +19,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.dataflow.plan.plan import Source
-from persist.compute.dataflow.plan.types import is_read_as, shown
+from persist.compute.dataflow.plan.types import is_compatible, shown
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
 from persist.compute.dataflow.ports.past import ExplainLoss, encode, encode_contents
 from persist.compute.dataflow.updates.times import Ints
@@ -108,12 +108,12 @@ class SourceReader:
             SchemaMismatch: they were begun with different versions, in which a column that is read is not the same.
         """
         contents = self.handle.contents()
-        held = [contents.holds[name] for name in self._holders if name in contents.holds]
+        holds = [contents.holds[name] for name in self._holders if name in contents.holds]
         # A view that only reads views of it began with any version.
-        own = [hold for hold in held if hold.columns] or held
-        versions = sorted({hold.schema for hold in own if hold.schema is not None})
-        known = [version_of(contents, version) for version in versions]
-        for earlier, later in pairwise(known):
+        own_holds = [hold for hold in holds if hold.columns] or holds
+        versions = sorted({hold.schema for hold in own_holds if hold.schema is not None})
+        schemas = [version_of(contents, version) for version in versions]
+        for earlier, later in pairwise(schemas):
             columns = [self._column(schema_version) for schema_version in (earlier, later)]
             if columns[0] != columns[1]:
                 raise SchemaMismatch(
@@ -121,8 +121,8 @@ class SourceReader:
                     f"{earlier.version} of its schema and another with {later.version}, in which the columns "
                     f"{self._schema.names} are not the same. Refresh them one by one, or make them anew."
                 )
-        if known:
-            self.handle = replace(self.handle, schema=known[-1])
+        if schemas:
+            self.handle = replace(self.handle, schema=schemas[-1])
 
     def _column(self, schema: CollectionSchema) -> list[tuple[int, pa.DataType] | None]:
         ids = dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True))
@@ -132,7 +132,7 @@ class SourceReader:
         actual = self.handle.schema
         for field in self._schema:
             actual_type = actual.arrow.field(field.name).type if field.name in actual.names else None
-            if actual_type != field.type and not is_read_as(actual_type, field.type):
+            if actual_type != field.type and not is_compatible(actual_type, field.type):
                 problem = "is not there" if actual_type is None else f"is of type {actual_type}"
                 raise SchemaMismatch(
                     f"source {self.operator.collection!r}: the program takes column {field.name!r} for {field.type}, "
@@ -183,7 +183,7 @@ class SourceReader:
         self._gate.frontier = Antichain(self._as_of + 1)
         self._let_go()
 
-    def held_at(self) -> int | None:
+    def find_held_time(self) -> int | None:
         """Return where the first of the permanent holds on this source is; None if there is none."""
         return min((hold.time for hold in list_holds(self.handle) if hold.name in self._holders), default=None)
 
@@ -241,7 +241,7 @@ class SourceReader:
                 self._look_ahead(listen.reached)
         return True
 
-    def named_moved(self, durable: int | None) -> None:
+    def note_moved_holds(self, durable: int | None) -> None:
         """Take note that a commit has moved the permanent holds to where the program begins again."""
         if durable is not None:
             self.named = {name: max(time, durable) for name, time in self.named.items()}
@@ -249,8 +249,8 @@ class SourceReader:
     def find_named(self) -> None:
         """Look where the permanent holds are: somebody has moved one, or has dropped the program, or the view."""
         with self._explained():
-            held = self.handle.contents().holds
-        self.named = {name: held[name].time for name in self.named if name in held}
+            holds = self.handle.contents().holds
+        self.named = {name: holds[name].time for name in self.named if name in holds}
 
     def move_leased(self) -> None:
         """Let the source of a program without outputs be compacted, now and then, up to where it has been read."""
@@ -393,8 +393,8 @@ def poll_all(
         return [(source, contents) for source in sources if (contents := source.advanced()) is not None] or None
 
     advanced_sources = sources[0].handle.engine.follower.wait_for(look, timeout_s)
-    taken = [source.take(contents, until) for source, contents in advanced_sources or ()]
-    return any(taken)
+    has_taken = [source.take(contents, until) for source, contents in advanced_sources or ()]
+    return any(has_taken)
 
 
 def some_until(sources: Sequence[SourceReader], updates_max: int) -> int | None:

@@ -48,7 +48,7 @@ from persist.compute.dataflow.operators.operators import (
     SealedWithOperator,
     SinkOperator,
     StashingOperator,
-    shown_by,
+    make_inspector,
 )
 from persist.compute.dataflow.operators.ranked_windows import ranking_of_windows
 from persist.compute.dataflow.operators.reduce import PartialReduce, ReduceOperator, TotalReduce
@@ -87,7 +87,7 @@ from persist.compute.dataflow.plan.plan import (
     Windowed,
 )
 from persist.compute.dataflow.plan.stages import Map, ident, move_times, origins, through
-from persist.compute.dataflow.ports.output import KeptLinear, KeptOutput, kept_schema
+from persist.compute.dataflow.ports.output import KeptLinear, KeptOutput, make_kept_schema
 from persist.compute.dataflow.running.seeds import Accumulation
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Allocate
@@ -213,10 +213,10 @@ class Builder:
                 self._visit(source, operators)
             elif isinstance(node.operator, Leave):
                 self._visit_scope(source.scope, operators)
-        self._made[node.number] = made = self._make(node, operators)
-        operators.append(made)
-        if isinstance(made, KeptLinear):
-            operators += self._keeping(node, made)
+        self._made[node.number] = operator = self._make(node, operators)
+        operators.append(operator)
+        if isinstance(operator, KeptLinear):
+            operators += self._keeping(node, operator)
 
     def _visit_scope(self, scope: int, operators: list[Operator]) -> None:
         """Make a scope, after everything in the scope around it that enters it."""
@@ -242,10 +242,10 @@ class Builder:
         loop.operators = self._scope(scope)
         for node in self.plan.nodes.values():
             if isinstance(node.operator, Variable) and node.scope == scope:
-                made, feedback = self._made[node.number], node.operator.feedback
-                assert isinstance(made, VariableOperator)
+                variable, feedback = self._made[node.number], node.operator.feedback
+                assert isinstance(variable, VariableOperator)
                 assert feedback is not None
-                made.feedback = self._made[feedback]
+                variable.feedback = self._made[feedback]
         operators.append(loop)
 
     def _is_within(self, scope: int, around: int) -> bool:
@@ -260,13 +260,13 @@ class Builder:
                 entry = self.graph.entries[node.number] = EntryOperator(at)
                 return entry
             case Linear(stages):
-                given = self.plan.nodes[node.inputs[0]].schema
+                input_schema = self.plan.nodes[node.inputs[0]].schema
                 if node.number in self._kept:
-                    return KeptLinear(at, traced(stages, given, node.schema.names, self.domain, at.title))
-                shape = compiled(stages, given, node.schema.names, self.domain, at.title)
+                    return KeptLinear(at, traced(stages, input_schema, node.schema.names, self.domain, at.title))
+                shape = compiled(stages, input_schema, node.schema.names, self.domain, at.title)
                 linear = LinearOperator(at, shape)
                 linear.moves_times = move_times(stages)
-                linear.origins = origins(stages, given.names, node.schema.names)
+                linear.origins = origins(stages, input_schema.names, node.schema.names)
                 return linear
             case Concat() | Arrange():
                 return ConcatOperator(at)
@@ -288,8 +288,8 @@ class Builder:
                 loop = self._loops[self.plan.nodes[number].scope]
                 return LeaveOperator(self._position(node, [loop]), loop, self._made[number])
             case Inspect(function):
-                shown = shown_by(function, node.schema, self.domain, at.title)
-                return InspectOperator(at, shown)
+                inspect = make_inspector(function, node.schema, self.domain, at.title)
+                return InspectOperator(at, inspect)
             case Probe():
                 return ProbeOperator(at, self._probes[node.number])
             case Capture():
@@ -306,7 +306,7 @@ class Builder:
 
     def _keeping(self, node: Node, made: KeptLinear) -> list[Operator]:
         """Return the operators that keep what an operator has given in a hidden collection."""
-        output, schema = KeptOutput(made), kept_schema(node.schema)
+        output, schema = KeptOutput(made), make_kept_schema(node.schema)
         keys = (schema.names[-1],)
         sink = SinkOperator(self._position(node, [output], output.title), schema, self._kept[node.number], keys)
         self.graph.sinks.append(sink)
@@ -327,12 +327,12 @@ class Builder:
         what = (source, *map(ident, before), keys, values)
         shared = self._arrangements.get(what)
         if shared is None:
-            given = self.plan.nodes[source].schema
-            shape = compiled(before, given, [*keys, *values], self.domain, node.title)
+            input_schema = self.plan.nodes[source].schema
+            shape = compiled(before, input_schema, [*keys, *values], self.domain, node.title)
             schema = self._after(before, source, node)
             shared = self._arranged(node, source, len(keys), len(values), shape, _picked(schema, (*keys, *values)))
             shared.moves_times = move_times(before)
-            shared.origins = origins(before, given.names, [*keys, *values])
+            shared.origins = origins(before, input_schema.names, [*keys, *values])
             self._arrangements[what] = shared
             operators.append(shared)
         return shared
@@ -361,49 +361,53 @@ class Builder:
 
         def partners(number: int, keys: tuple[str, ...]) -> float | None:
             statistics = self._estimate(node.inputs[number])
-            known = None if statistics is None else statistics.after(join.before[number])
-            return None if known is None else known.partners(keys)
+            remaining = None if statistics is None else statistics.after(join.before[number])
+            return None if remaining is None else remaining.partners(keys)
 
         paths = JoinPaths(schemas, join.on, columns.names, arrangement, partners).paths()
         shape = compiled(join.after, columns, node.schema.names, self.domain, node.title)
         inputs = [path.start for path in paths]
         position, terms = self._position(node, inputs), compared(join, schemas)
         if terms is None or position.outer + position.depth > 1:
-            made = JoinOperator(position, paths, shape, null_equals=join.null_equals)
+            operator = JoinOperator(position, paths, shape, null_equals=join.null_equals)
         else:
-            made = BoundedJoin(position, paths, shape, null_equals=join.null_equals, terms=terms, domain=self.domain)
-        made.moves_times = move_times(join.after)
-        made.origins = origins(join.after, columns.names, node.schema.names)
+            operator = BoundedJoin(
+                position, paths, shape, null_equals=join.null_equals, terms=terms, domain=self.domain
+            )
+        operator.moves_times = move_times(join.after)
+        operator.origins = origins(join.after, columns.names, node.schema.names)
         for number, path in enumerate(paths):
             for step in path.steps:
                 # A look-up compares with the times of what is yet to come of the input that the path begins with.
                 step.arrangement.read_from(lambda at=inputs[number]: at.frontier)  # type: ignore[misc]
-        return made
+        return operator
 
     def _reduce(self, node: Node, reduce: Reduce, operators: list[Operator]) -> Operator:
-        given = self._after(reduce.before, node.inputs[0], node)
-        columns = pa.schema([*(given.field(name) for name in reduce.keys), *_logic_columns(reduce, given)])
-        wanted = _wanted(reduce, given, columns)
-        is_accumulated = bool(wanted) and all(aggregate.kind in ACCUMULABLE for aggregate in wanted)
+        input_schema = self._after(reduce.before, node.inputs[0], node)
+        columns = pa.schema(
+            [*(input_schema.field(name) for name in reduce.keys), *_logic_columns(reduce, input_schema)]
+        )
+        aggregates = _wanted(reduce, input_schema, columns)
+        is_accumulated = bool(aggregates) and all(aggregate.kind in ACCUMULABLE for aggregate in aggregates)
         is_complete = isinstance(reduce.logic, Aggregates) and reduce.logic.is_complete
         if is_accumulated:
-            arrangement = self._accumulating(node, reduce, wanted, given)
+            arrangement = self._accumulating(node, reduce, aggregates, input_schema)
             operators.append(arrangement)
-            logic, ranking = accumulated(wanted, self.domain, is_complete=is_complete), None
+            logic, ranking = accumulated(aggregates, self.domain, is_complete=is_complete), None
         else:
             arrangement = self.arrangement(node, node.inputs[0], reduce.before, reduce.keys, reduce.values, operators)
-            logic = self._logic(node, reduce, given, wanted)
-            ranking = self._ranking(reduce, given, wanted)
+            logic = self._logic(node, reduce, input_schema, aggregates)
+            ranking = self._ranking(reduce, input_schema, aggregates)
         shape = compiled(reduce.after, columns, node.schema.names, self.domain, node.title)
         at = self._position(node, [arrangement])
         kind: type[ReduceOperator] = TotalReduce if at.outer + at.depth == 1 else PartialReduce
-        made = kind(at, arrangement, logic, columns, shape, self._allocate, ranking)
-        arrangement.read_from(lambda: made.frontier)
-        made.moves_times = move_times(reduce.after)
-        made.origins = origins(reduce.after, columns.names, node.schema.names)
-        if is_accumulated and isinstance(made, TotalReduce):
-            self.graph.accumulations.append(Accumulation(node, made, wanted, is_complete))
-        return made
+        operator = kind(at, arrangement, logic, columns, shape, self._allocate, ranking)
+        arrangement.read_from(lambda: operator.frontier)
+        operator.moves_times = move_times(reduce.after)
+        operator.origins = origins(reduce.after, columns.names, node.schema.names)
+        if is_accumulated and isinstance(operator, TotalReduce):
+            self.graph.accumulations.append(Accumulation(node, operator, aggregates, is_complete))
+        return operator
 
     def _accumulating(self, node: Node, reduce: Reduce, wanted: list[Wanted], given: pa.Schema) -> Arrangement:
         source = self._unarranged(node.inputs[0])
@@ -470,7 +474,7 @@ def joined_columns(schemas: Sequence[pa.Schema], join: Join) -> pa.Schema:
     """Return the columns of a join before the stages after it."""
     fields = list(schemas[0])
     for schema, pairs in zip(schemas[1:], join.on, strict=True):
-        keys = {other for _, other in pairs}
+        keys = {right_name for _, right_name in pairs}
         fields += [column for column in schema if column.name not in keys]
     return pa.schema(fields)
 

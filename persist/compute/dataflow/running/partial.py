@@ -11,7 +11,7 @@ of each source, and what an operator requests is exactly what it would hold if i
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -34,7 +34,7 @@ from persist.compute.dataflow.plan.plan import (
     Plan,
     Reduce,
     Source,
-    stages_of,
+    list_stages,
 )
 from persist.compute.dataflow.plan.stages import move_times
 from persist.compute.dataflow.ports.output import Output
@@ -56,7 +56,7 @@ def why_whole(plan: Plan) -> str | None:
             return f"{node.title} is recursive"
         if not isinstance(node.operator, OPERATORS):
             return f"{node.title} lives in the program that runs it"
-        if move_times(stages_of(node)):
+        if move_times(list_stages(node)):
             return f"{node.title} changes by itself as time goes on"
     return "it looks at the times of updates" if reads_time(plan) else None
 
@@ -88,7 +88,7 @@ class Partial:
         as_of: int,
     ) -> "Partial":
         """Make all arrangements of a program partial, and let them request what they need."""
-        made = cls(as_of, [*sources.values()], [*sources.values()])
+        state = cls(as_of, [*sources.values()], [*sources.values()])
         for number, entry in entries.items():
             node = plan.nodes[number]
             if isinstance(node.operator, Constant):
@@ -102,17 +102,16 @@ class Partial:
         by_operator = {accumulation.operator: accumulation for accumulation in accumulations}
         nulls = NullsAndSigns(plan, sources)
         for output in outputs:
-            output.handle = replace(output.handle, is_kept=True)  # A read of it ends soon.
             operator = output.sink.inputs[0]
             if isinstance(operator, EntryOperator) or output.corrects or output.compares or output.upper <= as_of:
                 continue
             past = output.read_past(plan.name, as_of)
-            made.pasts.append(past)
+            state.pasts.append(past)
             operator.stored = partial(_stored_contents, operator, past)
             if operator in by_operator:
                 seeds = Seeds.find(past, by_operator[operator], plan, nulls, domain)
                 by_operator[operator].operator.arrangement.seeds = None if seeds is None else seeds.updates
-        return made
+        return state
 
     def move(self, as_of: int) -> None:
         """Let requests read as of a later time, up to which the program has taken in its sources."""
@@ -156,7 +155,7 @@ def requested_columns(
         operators, entries: that run the plan.
         accumulated: reductions whose state are sums, which an output mostly shows.
     """
-    found: set[tuple[str, tuple[str, ...]]] = set()
+    requests: set[tuple[str, tuple[str, ...]]] = set()
     nodes = {entry: plan.nodes[number] for number, entry in entries.items()}
 
     def request(operator: Operator, columns: tuple[int, ...]) -> None:
@@ -167,11 +166,11 @@ def requested_columns(
                 node = nodes[operator]
                 if isinstance(node.operator, Source):
                     names = (node.schema.names[column] for column in columns)
-                    found.add((node.operator.collection, tuple(sorted(names))))
+                    requests.add((node.operator.collection, tuple(sorted(names))))
             case JoinOperator():
-                path, own = operator.path_of(requested)
-                if own is not None:
-                    request(path.start, own.columns)
+                path, start_keys = operator.choose_path(requested)
+                if start_keys is not None:
+                    request(path.start, start_keys.columns)
             case TotalReduce():
                 own_keys = tuple(column for column in (keys.columns if keys else ()) if column < operator.keys)
                 if own_keys:
@@ -193,7 +192,7 @@ def requested_columns(
                 or (operator in stored and operator in accumulated)
             ):
                 request(operator.arrangement, tuple(range(operator.keys)))
-    return found
+    return requests
 
 
 def _stored_contents(operator: Operator, past: Past, keys: Keys | None) -> Ints:

@@ -35,7 +35,7 @@ class OperatorReport:
         return self.updates / self.seconds if works else None
 
 
-def reports_of(operators: Sequence[Operator]) -> list[OperatorReport]:
+def make_reports(operators: Sequence[Operator]) -> list[OperatorReport]:
     """Return a report of each operator of the outermost scope; an iteration is one."""
     places = {id(operator): place for place, operator in enumerate(operators)}
     return [_report(operator, places) for operator in operators]

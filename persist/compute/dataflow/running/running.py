@@ -15,8 +15,8 @@ from persist.blob.errors import Indeterminate, InvalidUsage, Unavailable
 from persist.compute.dataflow.operators.operators import Operator
 from persist.compute.dataflow.plan.draft import Draft
 from persist.compute.dataflow.plan.optimise import Statistics, estimate_streams
-from persist.compute.dataflow.plan.origin import kept_apart
-from persist.compute.dataflow.plan.plan import Constant, Input, Plan, Source, Upper, passed_early
+from persist.compute.dataflow.plan.origin import find_separate
+from persist.compute.dataflow.plan.plan import Constant, Input, Plan, Source, Upper, find_early
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
 from persist.compute.dataflow.ports.past import Past
 from persist.compute.dataflow.ports.ports import Ports
@@ -24,11 +24,11 @@ from persist.compute.dataflow.ports.sinks import Outputs
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
 from persist.compute.dataflow.running.graph import Builder
 from persist.compute.dataflow.running.partial import Partial, requested_columns, why_whole
-from persist.compute.dataflow.running.reports import OperatorReport, reports_of, shown
+from persist.compute.dataflow.running.reports import OperatorReport, make_reports, shown
 from persist.compute.dataflow.running.resume import restore
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Spill, in_memory
-from persist.compute.dataflow.updates.times import meet_of
+from persist.compute.dataflow.updates.times import meet_all
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Time
 from persist.core.closing import Closes
@@ -135,10 +135,12 @@ class Running(Closes):
         self._complete: list[Antichain] | None = None  # How far inputs and sources were complete for the last pass.
         self._domain = Domain()
         self._spill = Spill(options.memory_budget, options.spill_folder)
-        kept = {number: name for number in kept_apart(self.plan) if (name := program.kept(number)) is not None}
+        kept_names = {number: name for number in find_separate(self.plan) if (name := program.kept(number)) is not None}
         estimate = estimate_streams(engine, self.plan) if known is None else known.get
         allocate, costs = self._spill.allocate, options.costs
-        builder = Builder(self.plan, self._domain, program.captures, program.probes, allocate, kept, estimate, costs)
+        builder = Builder(
+            self.plan, self._domain, program.captures, program.probes, allocate, kept_names, estimate, costs
+        )
         self._graph = builder.build()
         self._words = _Sweep(self._domain, self._live)
         self._gates: dict[int, Gate] = {}
@@ -153,7 +155,7 @@ class Running(Closes):
         dimensions = self.plan.dimensions
         sources: list[tuple[Source, pa.Schema, Gate]] = []
         uppers: list[tuple[str, Gate]] = []
-        early = passed_early(self.plan)
+        early = find_early(self.plan)
         for number, entry in self._graph.entries.items():
             node = self.plan.nodes[number]
             gate = self._gates[number] = Gate(entry, len(node.schema), dimensions, is_early=number in early)
@@ -270,7 +272,7 @@ class Running(Closes):
     @property
     def frontier(self) -> Antichain:
         """How far all inputs and sources are complete."""
-        return meet_of(gate.frontier for gate in self._gates.values())
+        return meet_all(gate.frontier for gate in self._gates.values())
 
     def step(self, *, times: int | None = None, updates: int | None = None) -> Step:
         """Take in what is complete, bring everything up to date, and commit all outputs at once.
@@ -432,11 +434,11 @@ class Running(Closes):
 
     def state(self) -> list[tuple[str, int, int]]:
         """Return what each operator keeps: its title, how many updates, and how many bytes they take."""
-        return [kept for operator in self._graph.operators for kept in operator.state()]
+        return [entry for operator in self._graph.operators for entry in operator.state()]
 
     def operators(self) -> list[OperatorReport]:
         """Return all operators, in the order in which they run, with what they read, keep and did so far."""
-        return reports_of(self._graph.operators)
+        return make_reports(self._graph.operators)
 
     def _repr_html_(self) -> str:
         return shown(self.program.name, self.operators())
@@ -455,8 +457,8 @@ class Running(Closes):
         """Stop reading, and free what is held; idempotent. Outputs stay sealed where they are."""
         self._is_closed = True
         self._stopped.set()
-        for given in self._inputs.values():
-            given.stop()
+        for handle in self._inputs.values():
+            handle.stop()
         for source in self._sources:
             source.close()
         if self._partial is not None:
@@ -486,12 +488,12 @@ class Running(Closes):
             )
         complete = np.concatenate([gate.complete_times() for gate in self._gates.values()] or [np.empty(0, np.int64)])
         distinct, counts = np.unique(complete, return_counts=True)
-        taken = len(distinct)
+        count = len(distinct)
         if times is not None:
-            taken = min(taken, times)
+            count = min(count, times)
         if updates is not None:
-            taken = min(taken, max(1, int(counts.cumsum().searchsorted(updates, side="right"))))
-        return None if taken == len(distinct) else int(distinct[taken - 1]) + 1
+            count = min(count, max(1, int(counts.cumsum().searchsorted(updates, side="right"))))
+        return None if count == len(distinct) else int(distinct[count - 1]) + 1
 
     def _commit(self) -> int | None:
         if self._outputs is None:
@@ -542,12 +544,12 @@ class _Sweep:
         interners = self._domain.interners
         if sum(map(len, interners.values())) < 2 * self._least:
             return
-        held: dict[Any, list[Any]] = {kind: [] for kind in interners}
+        live_words: dict[Any, list[Any]] = {kind: [] for kind in interners}
         for words, schema in self._live():
             for row, field in zip(words, schema, strict=True):
-                if field.type in held:
-                    held[field.type].append(row)
-        for kind, rows in held.items():
+                if field.type in live_words:
+                    live_words[field.type].append(row)
+        for kind, rows in live_words.items():
             interners[kind].retain(np.concatenate(rows) if rows else np.empty(0, np.int64))
         self._least = max(1 << 16, sum(map(len, interners.values())))
 
@@ -563,5 +565,7 @@ def requested_indexes(program: Draft, key_of: Callable[[str], tuple[str, ...]]) 
         return []
     builder = Builder(plan, Domain(), program.captures, program.probes, in_memory)
     graph = builder.build()
-    found = requested_columns(plan, graph.operators, graph.entries, {one.operator for one in graph.accumulations})
-    return sorted((name, columns) for name, columns in found if {*columns} != {*key_of(name)[: len(columns)]})
+    requests = requested_columns(
+        plan, graph.operators, graph.entries, {accumulation.operator for accumulation in graph.accumulations}
+    )
+    return sorted((name, columns) for name, columns in requests if {*columns} != {*key_of(name)[: len(columns)]})

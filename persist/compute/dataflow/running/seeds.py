@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.order.sums import whole_numbers
-from persist.compute.dataflow.operators.aggregates import NULLS, SLOTS, Wanted, whole_slots
+from persist.compute.dataflow.operators.aggregates import NULLS, SLOTS, Wanted, integer_slots, whole_slots
 from persist.compute.dataflow.operators.reduce import TotalReduce
 from persist.compute.dataflow.plan.plan import (
     Aggregates,
@@ -35,7 +35,7 @@ from persist.compute.dataflow.plan.plan import (
     Reduce,
     Source,
     Stages,
-    stages_of,
+    list_stages,
 )
 from persist.compute.dataflow.plan.stages import Explode, Filter, FilterFunction, FlatMap, Map, Negate
 from persist.compute.dataflow.ports.past import Past
@@ -115,20 +115,20 @@ class Seeds:
         has_all_groups = all(isinstance(stage, Map) for stage in node.operator.after)
         if not has_all_groups or not all(at in places for at in range(width)):
             return None
-        shown = {number: places[width + number] for number in range(len(aggregates)) if width + number in places}
+        shown_places = {number: places[width + number] for number in range(len(aggregates)) if width + number in places}
         steps = {
             number: aggregate.constant if aggregate.kind == "sum" else 1
             for number, aggregate in enumerate(aggregates)
-            if aggregate.is_counted and number in shown
+            if aggregate.is_counted and number in shown_places
         }
         number, step = next(((number, step) for number, step in steps.items() if step), (None, 0))
         if number is None or not step:
             return None
-        slots = _find_slots(accumulation, shown, shown[number] if step == 1 else None, nulls)
+        slots = _find_slots(accumulation, shown_places, shown_places[number] if step == 1 else None, nulls)
         if slots is None:
             return None
         keys = tuple(places[at] for at in range(width))
-        return cls(past, keys, (shown[number], step), slots, accumulation, nulls, domain)
+        return cls(past, keys, (shown_places[number], step), slots, accumulation, nulls, domain)
 
     def updates(self, keys: Ints | None) -> Ints | None:
         """Return the state of some groups, or all, as updates of key words, slots, the time and sums.
@@ -160,8 +160,7 @@ class Seeds:
             words = groups[slot.total]
             is_hidden |= words == NULL
             places = np.flatnonzero(words != NULL)
-            totals = whole_numbers(pa.chunked_array([self.domain.decode(words[places], slot.kind)])).astype(object)
-            which, into, amount = whole_slots(totals)
+            which, into, amount = self._split(words[places], slot.kind)
             rows.append(places[which])
             slots.append(into + base)
             amounts.append(amount)
@@ -171,6 +170,12 @@ class Seeds:
             state[row] = groups[place].take(every)
         state[-3], state[-2], state[-1] = np.concatenate(slots), self.past.as_of, np.concatenate(amounts)
         return self._with_hidden(state, keys, groups.take(self.keys, axis=0), is_hidden)
+
+    def _split(self, words: Ints, kind: pa.DataType) -> tuple[Ints, Ints, Ints]:
+        """Return sums of a type as the row, the slot and the amount of each of their digits."""
+        if pat.is_integer(kind):
+            return integer_slots(words)  # An int64 sum has two slots.
+        return whole_slots(whole_numbers(pa.chunked_array([self.domain.decode(words, kind)])).astype(object))
 
     def _with_hidden(self, state: Ints, keys: Ints | None, groups: Ints, is_hidden: Flags) -> Ints | None:
         """Return the state with that of groups which the output does not show, or not whole.
@@ -252,16 +257,16 @@ class NullsAndSigns:
 
     def is_positive(self, node: Node) -> bool:
         """Return whether no group of a reduction can have had records of negative multiplicity."""
-        todo, seen = [*node.inputs], {node.number}
-        if any(isinstance(stage, Negate | Explode | FlatMap) for stage in stages_of(node)):
+        todo, visited = [*node.inputs], {node.number}
+        if any(isinstance(stage, Negate | Explode | FlatMap) for stage in list_stages(node)):
             return False
         while todo:
             below = self._plan.nodes[todo.pop()]
-            if below.number in seen:
+            if below.number in visited:
                 continue
-            seen.add(below.number)
+            visited.add(below.number)
             todo += below.inputs
-            if any(isinstance(stage, Negate | Explode | FlatMap) for stage in stages_of(below)):
+            if any(isinstance(stage, Negate | Explode | FlatMap) for stage in list_stages(below)):
                 return False
             match below.operator:
                 case Source():
@@ -303,7 +308,7 @@ class NullsAndSigns:
             source = self._plan.nodes[number]
             last = stages[-1] if stages else None
             names = dict(last.outputs).keys() if isinstance(last, Map) else {*source.schema.names}
-            if column in names and column not in {other for _, other in pairs}:
+            if column in names and column not in {right_name for _, right_name in pairs}:
                 return self._is_result_never_null(stages, source, column)
         return False
 

@@ -214,22 +214,22 @@ class Ranked:
     def _change(self, at: int, place: int, diff: int) -> None:
         """Change the multiplicity of a record that is there."""
         block = self._blocks[at]
-        before = int(block[-1, place])
-        after = before + diff
-        if not -(2**63) <= after < 2**63:
-            raise DiffOverflow(f"a multiplicity became {after}, which does not fit int64: the diffs are too large")
-        if after:
+        earlier = int(block[-1, place])
+        later = earlier + diff
+        if not -(2**63) <= later < 2**63:
+            raise DiffOverflow(f"a multiplicity became {later}, which does not fit int64: the diffs are too large")
+        if later:
             self._blocks[at] = block = block.copy()
-            block[-1, place] = after
-            self._counts[at] += max(after, 0) - max(before, 0)
+            block[-1, place] = later
+            self._counts[at] += max(later, 0) - max(earlier, 0)
             return
         new_block = np.concatenate((block[:, :place], block[:, place + 1 :]), axis=1)
         if new_block.shape[1] < self._block_rows // 4 and len(self._blocks) > 1:
             # Few records are no block of their own: they go into a neighbour.
-            other = at - 1 if at else 1
-            pair = (self._blocks[other], new_block) if other < at else (new_block, self._blocks[other])
-            self._remove(max(at, other))
-            at, new_block = min(at, other), np.concatenate(pair, axis=1)
+            neighbour = at - 1 if at else 1
+            pair = (self._blocks[neighbour], new_block) if neighbour < at else (new_block, self._blocks[neighbour])
+            self._remove(max(at, neighbour))
+            at, new_block = min(at, neighbour), np.concatenate(pair, axis=1)
         self._replace(at, new_block)
 
     def _replace(self, at: int, block: Ints) -> None:

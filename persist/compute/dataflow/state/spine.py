@@ -166,10 +166,10 @@ class Spine:
         """Return the updates of keys: for each the number of its key, and the rows as a batch in no order."""
         numbers, rows = [], []
         for batch in self.batches():
-            ones, others = matches(hashes, keys, batch)
-            if len(ones):
-                numbers.append(ones)
-                rows.append(batch.take(others, axis=1, mode="clip"))
+            key_numbers, places = matches(hashes, keys, batch)
+            if len(key_numbers):
+                numbers.append(key_numbers)
+                rows.append(batch.take(places, axis=1, mode="clip"))
         if not rows:
             return NONE, self.layout.empty()
         if len(rows) == 1:
@@ -203,15 +203,15 @@ class Spine:
         """
         at = len(self._entries) - 1
         while at > 0:
-            one, other = self._entries[at - 1 : at + 1]
-            if isinstance(one, Merge) or isinstance(other, Merge) or one.shape[1] >= 2 * other.shape[1]:
+            larger, smaller = self._entries[at - 1 : at + 1]
+            if isinstance(larger, Merge) or isinstance(smaller, Merge) or larger.shape[1] >= 2 * smaller.shape[1]:
                 at -= 1
                 continue
-            if one.shape[1] + other.shape[1] <= AT_ONCE_ROWS:
-                merged = self._merged(one, other)
+            if larger.shape[1] + smaller.shape[1] <= AT_ONCE_ROWS:
+                merged = self._merged(larger, smaller)
                 self._entries[at - 1 : at + 1] = [merged] if merged.shape[1] else []
             else:
-                self._entries[at - 1 : at + 1] = [Merge(one, other, self.layout, self.since, self._allocate)]
+                self._entries[at - 1 : at + 1] = [Merge(larger, smaller, self.layout, self.since, self._allocate)]
             at = min(at, len(self._entries)) - 1
 
 

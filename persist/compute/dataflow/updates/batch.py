@@ -151,7 +151,7 @@ def _order(hashes: Ints) -> Ints | None:
     if len(hashes) < 2:
         return None
     descents = hashes[1:] < hashes[:-1]
-    return order_of(hashes, descents) if descents.any() else None
+    return sort_hashes(hashes, descents) if descents.any() else None
 
 
 def _consolidated(batch: Ints, layout: Layout, *, is_own: bool) -> Ints:
@@ -182,7 +182,7 @@ def _with_ties(batch: Ints, layout: Layout, tied: Ints, is_own: bool) -> Ints:
     differ = _differs(batch, tied)
     if differ.any() and not _is_in_order(batch, layout, tied):
         batch = batch if is_own else batch.copy()
-        _put_in_order(batch, tied[_in_mixed_runs(tied, differ)])
+        _sort_runs(batch, tied[_in_mixed_runs(tied, differ)])
         differ = _differs(batch, tied)
     rows = batch.shape[1]
     starts = np.ones(rows, np.bool_)
@@ -227,7 +227,7 @@ def _in_mixed_runs(tied: Ints, differ: Flags) -> Flags:
     return flags
 
 
-def _put_in_order(batch: Ints, tied: Ints) -> None:
+def _sort_runs(batch: Ints, tied: Ints) -> None:
     """Sort each run of equal hashes by words and time, in place."""
     member = np.zeros(batch.shape[1], np.bool_)
     member[tied] = True
@@ -284,7 +284,7 @@ def largest(diffs: Ints) -> int:
     return max(int(diffs.max()), -int(diffs.min()))
 
 
-def starts_of(*columns: Ints) -> Ints:
+def find_starts(*columns: Ints) -> Ints:
     """Return where the runs of rows begin that agree in all columns, one at least."""
     if len(columns[0]) < 2:
         return np.zeros(len(columns[0]), np.int64)
@@ -311,8 +311,8 @@ def matches(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
         last = first + 1
         if last < len(every) and every[last] <= greatest:
             last = every.searchsorted(greatest, side="right")
-        others = np.arange(first, last)
-        ones = np.zeros(len(others), np.int64)
+        places = np.arange(first, last)
+        numbers = np.zeros(len(places), np.int64)
     else:
         upper = every.searchsorted(hashes | _LOW, side="right")
         counts = upper - lower
@@ -320,14 +320,14 @@ def matches(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
         if not len(ends) or not ends[-1]:
             return NONE, NONE
         # Key i with each of the rows lower[i], lower[i] + 1, … below upper[i].
-        ones = np.arange(len(hashes)).repeat(counts)
-        others = np.arange(ends[-1]) + (lower - ends + counts).take(ones)
+        numbers = np.arange(len(hashes)).repeat(counts)
+        places = np.arange(ends[-1]) + (lower - ends + counts).take(numbers)
     # Different keys may have one hash.
     if len(keys):
-        same = (keys.take(ones, axis=1, mode="clip") == batch[1 : 1 + len(keys)].take(others, axis=1)).all(axis=0)
+        same = (keys.take(numbers, axis=1, mode="clip") == batch[1 : 1 + len(keys)].take(places, axis=1)).all(axis=0)
         if not same.all():
-            ones, others = ones[same], others[same]
-    return ones, others
+            numbers, places = numbers[same], places[same]
+    return numbers, places
 
 
 def distinct_keys(batch: Ints, layout: Layout) -> tuple[Ints, Ints, Ints]:
@@ -390,12 +390,12 @@ class Keys:
         """Return which updates have one of the keys."""
         if not self.columns:
             return np.full(updates.shape[1], bool(self.words.shape[1]))
-        own = updates.take(self.columns, axis=0)
-        if len(own) == 1:
-            return np.isin(own[0], self.words[0])
+        key_rows = updates.take(self.columns, axis=0)
+        if len(key_rows) == 1:
+            return np.isin(key_rows[0], self.words[0])
         flags = np.zeros(updates.shape[1], np.bool_)
-        layout = Layout(len(own), 0, 0)
-        flags[matches(key_hashes(own), own, to_batch(with_diffs(self.words), layout))[0]] = True
+        layout = Layout(len(key_rows), 0, 0)
+        flags[matches(key_hashes(key_rows), key_rows, to_batch(with_diffs(self.words), layout))[0]] = True
         return flags
 
 
@@ -419,7 +419,7 @@ PIECES = 16  # Up to so many sorted pieces are merged.
 _PLACE_BITS_MAX = 31  # Bits of a place beside half a hash.
 
 
-def order_of(hashes: Ints, descents: Flags) -> Ints:
+def sort_hashes(hashes: Ints, descents: Flags) -> Ints:
     """Return the stable order of hashes, given where one is less than the one before it."""
     count = len(hashes)
     bits = count.bit_length()

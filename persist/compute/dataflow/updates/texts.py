@@ -58,7 +58,7 @@ class Given:
         self.starts, self.lengths = self.bounds[:-1], np.diff(self.bounds)
 
     def tags(self) -> Words:
-        """Return the tags of all: what `tag_of` makes of each."""
+        """Return the tags of all: what `make_tag` makes of each."""
         all_hashes = self.lengths.astype(np.uint64) * _FACTOR
         # A word of eight bytes from each byte on: one view of the same memory.
         eights: Words = np.ndarray((len(self.bytes) - 7,), np.dtype("<u8"), self.bytes.data, strides=(1,))
@@ -84,7 +84,7 @@ class Given:
         return all_hashes >> _HALF
 
 
-def tag_of(text: bytes) -> int:
+def make_tag(text: bytes) -> int:
     size = len(text)
     if size > LANES_BYTES:
         mixed = xxhash.xxh3_64_intdigest(text)
@@ -130,21 +130,21 @@ class Texts:
         if len(array) > AT_ONCE:
             pieces = [self._of_many(array.slice(first, AT_ONCE)) for first in range(0, len(array), AT_ONCE)]
             return np.concatenate(pieces)
-        given = Given(array)
-        tags = given.tags()
-        numbers = self._numbers_of(given, tags)
+        texts = Given(array)
+        tags = texts.tags()
+        numbers = self._find_numbers(texts, tags)
         absent = (numbers < 0).nonzero()[0]
         if len(absent):
             new = array if len(absent) == len(array) else array.take(pa.array(absent))
             codes = new.dictionary_encode().indices.to_numpy()
             so_far = np.maximum.accumulate(codes)  # Codes are given out in the order in which texts are met.
             firsts = np.concatenate(([0], np.flatnonzero(so_far[1:] != so_far[:-1]) + 1))
-            numbers[absent] = self._added(given, tags, absent.take(firsts)).take(codes)
+            numbers[absent] = self._added(texts, tags, absent.take(firsts)).take(codes)
         return numbers
 
     def number(self, text: bytes) -> int:
         """Return the number of one text, a new one if it was not seen before."""
-        tag = tag_of(text)
+        tag = make_tag(text)
         table, last = self._table, len(self._table) - 1
         at = tag >> int(self._shift)
         while entry := int(table[at]):
@@ -186,17 +186,17 @@ class Texts:
         entries = self._table[self._table != 0]
         numbers = (entries & _LOW).astype(np.int64) - 1
         is_kept = keep.take(numbers)
-        gone = numbers[~is_kept]
-        if not len(gone):
+        forgotten = numbers[~is_kept]
+        if not len(forgotten):
             return
         entries, numbers = entries[is_kept], numbers[is_kept]
         order = self._rows.take(numbers).argsort()  # As they lie.
         rows = self._rows.take(numbers.take(order))
-        kept = Given(self._array(_BYTES).take(pa.array(rows)))
-        self._data, self._ends = kept.bytes, kept.bounds
+        texts = Given(self._array(_BYTES).take(pa.array(rows)))
+        self._data, self._ends = texts.bytes, texts.bounds
         self._rows[numbers.take(order)] = np.arange(len(order))
         self._count = len(order)
-        self._free = np.concatenate((self._free, gone))
+        self._free = np.concatenate((self._free, forgotten))
         self._clear_table(len(order))
         self._place(entries)
 
@@ -209,7 +209,7 @@ class Texts:
         buffers = [None, pa.py_buffer(self._ends), pa.py_buffer(self._data)]
         return pa.Array.from_buffers(kind, self._count, buffers, 0)
 
-    def _numbers_of(self, given: Given, tags: Words) -> Ints:
+    def _find_numbers(self, given: Given, tags: Words) -> Ints:
         """Return the numbers of texts, -1 for those that are not here."""
         all_numbers = np.full(len(tags), -1)
         last = len(self._table) - 1
@@ -219,26 +219,26 @@ class Texts:
             entries = self._table.take(at)
             if not entries.all():
                 # A text that comes to a free place is not in the table.
-                there = entries.nonzero()[0]
-                todo, at, entries = todo.take(there), at.take(there), entries.take(there)
+                occupied = entries.nonzero()[0]
+                todo, at, entries = todo.take(occupied), at.take(occupied), entries.take(occupied)
             alike = (entries >> _HALF) == tags.take(todo)
             if alike.any():
                 # Texts of equal tags are compared; the others go on to the next place.
-                mine = todo if alike.all() else todo[alike]
-                numbers = (entries if mine is todo else entries[alike]) & _LOW
+                alike_texts = todo if alike.all() else todo[alike]
+                numbers = (entries if alike_texts is todo else entries[alike]) & _LOW
                 numbers = numbers.view(np.int64) - 1
-                same = self._are_equal(given, mine, numbers)
-                all_numbers[mine[same]] = numbers[same]
-                rest = (all_numbers.take(todo) < 0).nonzero()[0]
-                todo, at = todo.take(rest), at.take(rest)
+                same = self._are_equal(given, alike_texts, numbers)
+                all_numbers[alike_texts[same]] = numbers[same]
+                unfound = (all_numbers.take(todo) < 0).nonzero()[0]
+                todo, at = todo.take(unfound), at.take(unfound)
             at = (at + 1) & last
         return all_numbers
 
     def _are_equal(self, given: Given, places: Ints, numbers: Ints) -> Flags:
         """Return whether texts at places are those of numbers."""
-        ours = self._array(_BYTES).take(pa.array(self._rows.take(numbers)))
-        theirs = given.array if len(places) == len(given.array) else given.array.take(pa.array(places))
-        same: Flags = pc.equal(ours, theirs).to_numpy(zero_copy_only=False)
+        stored = self._array(_BYTES).take(pa.array(self._rows.take(numbers)))
+        asked_for = given.array if len(places) == len(given.array) else given.array.take(pa.array(places))
+        same: Flags = pc.equal(stored, asked_for).to_numpy(zero_copy_only=False)
         return same
 
     def _added(self, given: Given, tags: Words, places: Ints) -> Ints:
@@ -293,8 +293,8 @@ class Texts:
         while len(entries):
             free = (self._table.take(at) == 0).nonzero()[0]
             self._table[at.take(free)] = entries.take(free)  # If several have one place, one of them stays there.
-            left = (self._table.take(at) != entries).nonzero()[0]
-            entries, at = entries.take(left), (at.take(left) + 1) & last
+            unplaced = (self._table.take(at) != entries).nonzero()[0]
+            entries, at = entries.take(unplaced), (at.take(unplaced) + 1) & last
 
 
 def _repeats(array: pa.Array) -> bool:

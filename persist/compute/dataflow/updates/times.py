@@ -36,20 +36,20 @@ def advanced_times(times: Ints, since: Antichain) -> Ints:
         return times
     if (least := since.time) is not None:
         return np.maximum(times, least)
-    first, *others = np.array(since.elements, np.int64)
+    first, *elements = np.array(since.elements, np.int64)
     # The greatest lower bound of the least upper bounds with each element of since.
     advanced = np.maximum(times, first[:, None])
-    for element in others:
+    for element in elements:
         np.minimum(advanced, np.maximum(times, element[:, None]), out=advanced)
     return advanced
 
 
-def meet_of(frontiers: Iterable[Antichain]) -> Antichain:
+def meet_all(frontiers: Iterable[Antichain]) -> Antichain:
     """Return the meet of all; the empty frontier for none."""
     frontiers = list(frontiers)
     first = frontiers[0] if frontiers else None
-    for other in frontiers:
-        if other is not first and other != first:
+    for another in frontiers:
+        if another is not first and another != first:
             break
     else:
         return Antichain() if first is None else first  # Nearly always: all inputs have come equally far.

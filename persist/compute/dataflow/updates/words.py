@@ -83,15 +83,15 @@ class Interner:
         if len(array) > 64 and not self._is_nested:
             coded = array.dictionary_encode()
             if len(coded.dictionary) < len(array):
-                words = self.numbers_of(coded.dictionary.to_pylist())
+                words = self.number_values(coded.dictionary.to_pylist())
                 # A NULL row points one past the dictionary, where NULL is appended to the words.
                 at = coded.indices.fill_null(len(words)).to_numpy()
                 return np.append(words, NULL).take(at)
         if self._is_nested:  # Values that are equal have one number, so they must look the same, too.
             array = combined(canonical(pa.table({"values": array}))["values"])
-        return self.numbers_of((array if self._plain == self.kind else array.cast(self._plain)).to_pylist())
+        return self.number_values((array if self._plain == self.kind else array.cast(self._plain)).to_pylist())
 
-    def numbers_of(self, values: list[Any]) -> Ints:
+    def number_values(self, values: list[Any]) -> Ints:
         """Return the numbers of values in Python, as Arrow gives them."""
         keys = [_frozen(value) for value in values] if self._is_nested else values
         numbers = self._numbers
@@ -177,12 +177,12 @@ class TextInterner(Interner):
     def encode(self, array: pa.Array) -> Ints:
         if not array.null_count:
             return self._texts.numbers(array)
-        there = array.is_valid().to_numpy(zero_copy_only=False).nonzero()[0]
+        places = array.is_valid().to_numpy(zero_copy_only=False).nonzero()[0]
         words = np.full(len(array), NULL)
-        words[there] = self._texts.numbers(array.drop_null())
+        words[places] = self._texts.numbers(array.drop_null())
         return words
 
-    def numbers_of(self, values: list[Any]) -> Ints:
+    def number_values(self, values: list[Any]) -> Ints:
         number = self._texts.number
         if len(values) > FEW:
             return self.encode(pa.array(values, self.kind))
@@ -295,8 +295,8 @@ class Domain:
         kind_interner = self.interners.get(kind)
         if kind_interner is None:
             is_wide = pat.is_decimal128(kind)
-            made = TextInterner if is_text(kind) else WideDecimals if is_wide else Interner
-            kind_interner = self.interners[kind] = made(kind)
+            create = TextInterner if is_text(kind) else WideDecimals if is_wide else Interner
+            kind_interner = self.interners[kind] = create(kind)
         return kind_interner
 
     def encode(self, column: pa.Array | pa.ChunkedArray) -> Ints:
