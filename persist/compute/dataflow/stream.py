@@ -364,7 +364,7 @@ class Stream(LinearMethods["Stream"]):
         return [stream.enter_scope(inner) for stream in streams]
 
     def enter_scope(self, scope: int) -> "Stream":
-        """Return this stream inside a scope: itself, or enter_scope from one outside of it.
+        """Return this stream inside a scope: itself, or entered from one outside of it.
 
         Raises:
             InvalidUsage: its own scope is not around that one.
@@ -400,7 +400,7 @@ class Stream(LinearMethods["Stream"]):
             rounds += "_"
         if TIME in columns_of(term_of(expression)):
             raise InvalidUsage(
-                f"enter_at: {expression} reads {TIME}. A record has to be taken away where it enter_scope, so use its own "
+                f"enter_at: {expression} reads {TIME}. A record has to be taken away where it entered, so use its own "
                 "columns"
             )
         numbered = self.extend(**{rounds: expression})

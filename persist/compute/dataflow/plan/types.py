@@ -73,8 +73,8 @@ def as_on(operator: str, on: On, left: pa.Schema, right: pa.Schema) -> Pairs:
         left_type, right_type = left.field(left_name).type, right.field(right_name).type
         if left_type != right_type:
             raise SchemaMismatch(
-                f"{operator}: {left_name!r} is of type {left_type} on the left, and {right_name!r} of type {right_type} "
-                "on the right. Cast one of them with map or extend."
+                f"{operator}: {left_name!r} is of type {left_type} on the left, and {right_name!r} of type "
+                f"{right_type} on the right. Cast one of them with map or extend."
             )
     return pairs
 
@@ -106,8 +106,8 @@ def concatenated(schemas: Sequence[tuple[pa.Schema, str]]) -> pa.Schema:
     for schema, other_title in schemas[1:]:
         if (schema.names, schema.types) != (first.names, first.types):
             raise SchemaMismatch(
-                f"concat: {title} has the columns {shown(first)}, and {other_title} has {shown(schema)}: map one to the "
-                "other"
+                f"concat: {title} has the columns {shown(first)}, and {other_title} has {shown(schema)}: map one to "
+                "the other"
             )
     return first
 

@@ -14,7 +14,7 @@ A program is resumed by reading its sources as of the last time that its outputs
 arrangements what they need to know of the past; what comes out of it at sealed times is there already, and is dropped.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import pyarrow as pa
 
@@ -114,7 +114,7 @@ class Outputs:
         sinces = [state.since.time or 0 for state in states[: len(sources)]]
         if resume_time is not None:
             self._check_behind(sources, uppers, plan)
-            held_times = [time for source in sources if (time := source.find_held_time()) is not None]
+            held_times = _list_held_times(sources)
             begin = min(held_times) if self._replays and held_times else resume_time - 1
             starts = [output.definition.start for output in self.every if output.upper == 0 and output.definition]
             if starts and not self._jumps:
@@ -303,3 +303,8 @@ class Outputs:
     def live(self) -> list[tuple[Ints, pa.Schema]]:
         """Return all words that wait to be written."""
         return [typed_words for output in self.every for typed_words in output.live()]
+
+
+def _list_held_times(sources: Iterable[SourceReader]) -> list[int]:
+    """Return the times of the permanent holds on sources."""
+    return [time for source in sources if (time := source.find_held_time()) is not None]
