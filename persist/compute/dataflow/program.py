@@ -1,8 +1,8 @@
-"""A program: sources, inputs, and what is made of them; and its scopes of iteration.
+"""A program: its sources, inputs, streams and scopes of iteration.
 
 Several programs can run as one (`open_together`): their plans become one plan, in which sources that read the same
-columns of the same collection are one. The running graph makes each arrangement once for all who ask for the same
-columns by the same key, so programs share arrangements as operators do, and all outputs are sealed together.
+columns of the same collection are one. The running graph makes one arrangement for the same columns by the same key. So
+programs share arrangements as operators do, and all outputs are sealed together.
 """
 
 from collections.abc import Sequence
@@ -60,10 +60,10 @@ class Program(Draft):
     def __init__(self, name: str, *, dimensions: int = 1) -> None:
         super().__init__(name, dimensions)
         self.engine: Engine | None = None
-        self.local_functions: set[str] = set()  # Of Python, by name: they are in this process alone.
+        self.local_functions: set[str] = set()  # Names of functions of Python, which only this process has.
 
     def input(self, name: str, *, key: Any, value: Any = None) -> Stream:
-        """Return a collection that is given to the running program: `running[name].insert(…)`.
+        """Return a collection that users insert into the running program: `running[name].insert(…)`.
 
         Args:
             key, value: columns with their types, as of `Client.create_or_load`.
@@ -92,11 +92,11 @@ class Program(Draft):
                 is built; `program.using(client)` finds them by itself.
             as_of: the time of the snapshot; everything before is seen at this time. None: the latest it can be. If the
                 collection has a timeline, it may be a moment: the last time that is not after it.
-            unsealed: pass records on before their time is sealed, and those of this client's writes before they are
-                durable. What never becomes part of a sealed time is taken back. Operators without state work ahead, and
+            unsealed: pass records on before their time is sealed, and writes of this client before they are durable. A
+                record that never becomes part of a sealed time is retracted. Operators without state work ahead, and
                 `Stream.early` shows it; everything else, outputs too, waits for the seal. Not of a keyed collection.
-            written: the program writes it: `running[collection].insert(…)` and `advance_to`. A step computes from what
-                was given before that is durable, and one commit has it and all outputs that come of it. Nobody else
+            written: the program writes it: `running[collection].insert(…)` and `advance_to`. A step computes from
+                inserted updates before they are durable, and one commit writes them and all outputs. No other program
                 may write the collection meanwhile. Needs `using`, and is not of a keyed collection or one with codecs.
         """
         self._check_read(collection)
@@ -112,7 +112,7 @@ class Program(Draft):
         return Stream(self, self.plan.add(Source(collection, as_of, unsealed), (), columns).number)
 
     def _written(self, collection: str, *, is_plain: bool) -> Stream:
-        """Return a source that the program writes: one that is an output, too."""
+        """Return a source that the program writes: it is an output as well."""
         if not is_plain:
             raise InvalidUsage(
                 f"source {collection!r}: with written=True all of it is read, as far as it is sealed: leave schema, "
@@ -195,11 +195,11 @@ class Program(Draft):
         return Running(self, engine_or_none(client), Options.of(options))
 
     def drop(self, client: OnEngine | Engine) -> None:
-        """End the program: release its holds on its sources, and drop what it keeps in hidden collections. Its
-        outputs stay as they are; drop them if they should go.
+        """End the program: release its holds on its sources, and drop what it keeps in hidden collections. Its outputs
+        stay as they are; drop them if they should go.
 
-        A copy that still runs goes on, but cannot be resumed when its sources have been compacted; one that keeps
-        something in hidden collections ends with CollectionNotFound.
+        A copy that still runs goes on, but cannot be resumed when its sources have been compacted. A copy with hidden
+        collections ends with CollectionNotFound.
         """
         engine = engine_of("Program.drop", client)
         for node in self.plan.nodes.values():
@@ -247,9 +247,9 @@ class Scope:
     def enter_at(self, stream: Stream, expression: Expression) -> Stream:
         """Return a stream of the scope around inside this one, where each record is there from an iteration on.
 
-        What comes late finds what came before it settled. Labels that spread, say, are few if the least ones enter
-        first: where a lesser label is, a greater one never spreads. (`propagate_at` of differential dataflow's graph
-        algorithms.) The numbers only order: an iteration in which nothing changes is skipped.
+        Late records find the results of earlier ones settled. If labels spread and the least ones enter first, a
+        greater label never spreads past a lesser one. (`propagate_at` of differential dataflow's graph algorithms.) The
+        numbers only order: an iteration in which nothing changes is skipped.
 
         Args:
             expression: a whole number from 0 to 2**62 for each record.
@@ -263,7 +263,7 @@ class Scope:
         """Return a collection that is initial (or empty) in the first iteration, and then what it is `set` to.
 
         Args:
-            schema: its columns, if there is no initial one.
+            schema: its columns, if there is no initial stream.
         """
         if (initial is None) == (schema is None):
             raise InvalidUsage(f"variable {name!r}: give either an initial stream, or the columns with schema={{…}}")
@@ -336,7 +336,7 @@ def _cycle_without_consolidation(plan: Plan, variable: int) -> list[int]:
 
 
 def engine_or_none(client: OnEngine | Engine | None) -> Engine | None:
-    """Return what the client stands on that a program is opened with; None for a program without one."""
+    """Return the engine of the client that a program is opened with; None without a client."""
     return None if client is None else engine_of("Program.open", client)
 
 
@@ -345,8 +345,7 @@ class Together(Draft):
 
     Raises:
         InvalidUsage: they differ in dimensions, or share the name of a program, an input or an output; or one reads
-        what
-            another writes.
+        what another writes.
     """
 
     def __init__(self, programs: Sequence[Program]) -> None:
@@ -419,6 +418,6 @@ class Together(Draft):
 def open_together(programs: Sequence[Program], client: OnEngine | Engine | None = None, **options: Any) -> Running:
     """Start several programs as one; see `Program.open`. Each can be opened alone, or with others, another time.
 
-    What each captures and probes is where it was asked for. Inputs are called by their names.
+    Their captures and probes work as if they ran alone. Inputs have their names.
     """
     return Running(Together(programs), engine_or_none(client), Options.of(options))

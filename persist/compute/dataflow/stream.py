@@ -124,11 +124,11 @@ class Stream(LinearMethods["Stream"]):
     def sealed_with(self, *others: "Stream | str") -> "Stream":
         """Return the same records, complete only as far as other streams are, and as collections of a name are sealed.
 
-        An output made of it, say, seals a time only when the others are complete there, and holds what it would hold
-        anyway. If a collection is named, only its upper is read. Cost: what waits is kept.
+        For example, an output of it seals a time only when the others are complete there, and has the same contents as
+        without them. If a collection is named, only its upper is read. Cost: what waits is kept.
 
         Raises:
-            InvalidUsage: there are no others, or the program writes a collection of that name.
+            InvalidUsage: no stream is named, or the program writes a collection of that name.
         """
         if not others:
             raise InvalidUsage('sealed_with: name a stream or a collection to wait for: sealed_with("orders")')
@@ -177,7 +177,7 @@ class Stream(LinearMethods["Stream"]):
         return this_side.join(keys, [this_name for this_name, _ in pairs])
 
     def antijoin(self, other: "Stream", on: On) -> "Stream":
-        """Return the records whose key the other one does not have; those with NULL in their key, too."""
+        """Return the records whose key the other one does not have, and records with NULL in their key."""
         return self - self.semijoin(other, on)
 
     def left_join(self, other: "Stream", on: On) -> "Stream":
@@ -199,7 +199,7 @@ class Stream(LinearMethods["Stream"]):
         return self._add(Reduce(tuple(self.columns), (), Distinct()), [self], self.schema)
 
     def threshold(self, function: Callable[[int], int]) -> "Stream":
-        """Return each record as often as a function of its multiplicity, which is not 0, says."""
+        """Return each record with a multiplicity that a function computes from its multiplicity, which is not 0."""
         check_function(function, "threshold")
         return self._add(Reduce(tuple(self.columns), (), Threshold(function)), [self], self.schema)
 
@@ -233,13 +233,13 @@ class Stream(LinearMethods["Stream"]):
         schema: Columns,
         initial: Any = None,
     ) -> "Stream":
-        """Return what a state machine of each key gives for its events, in an order.
+        """Return the records of a state machine of each key for its events in an order.
 
         Args:
-            function: `function(state, event)` returns the next state and the records that it gives for this event; an
-                event of multiplicity n is one that comes n times.
+            function: `function(state, event)` returns the next state and the records for this event; an event of
+                multiplicity n comes n times.
             order_by: columns of the events; what they leave undecided, the other columns decide.
-            schema: the columns of what it gives, behind those of the key.
+            schema: the columns of its records, behind the key.
             initial: the state of a key before its first event. It is copied for each key.
         """
         check_function(function, "machine")
@@ -268,8 +268,8 @@ class Stream(LinearMethods["Stream"]):
     def iterate(self, body: Callable[["Stream"], "Stream"], *, limit: int = 1000, name: str = "") -> "Stream":
         """Return the fixed point of body, from this collection on.
 
-        Body is called once, with the collection of an iteration, and returns that of the next; streams from outside
-        enter by themselves. After limit iterations without a fixed point it raises `NotConverging`.
+        Body is called once, with the collection of an iteration, and returns the next one; streams from outside enter
+        by themselves. After limit iterations without a fixed point it raises `NotConverging`.
         """
         check_function(body, "iterate")
         plan = self.program.plan
@@ -299,21 +299,21 @@ class Stream(LinearMethods["Stream"]):
         return self._add(Inspect(function), [self], self.schema)
 
     def probe(self) -> Probed:
-        """Return what tells how far this stream is complete in the running program."""
+        """Return a probe of how far this stream is complete in the running program."""
         self._check_root("probe")
         return self.program.add_probe(self._add(Probe("probe"), [self], self.schema).number)
 
     def capture(self) -> Captured:
-        """Return what holds the complete updates of this stream while the program runs. Memory: all of them."""
+        """Return a capture of the complete updates of this stream while the program runs. Memory: all of them."""
         self._check_root("capture")
         return self.program.add_capture(self._add(Capture("capture"), [self], self.schema).number)
 
     def early(self) -> Captured:
-        """Return what holds the complete updates of this stream, and shows those that came before their time was.
+        """Return a capture of the complete updates of this stream, which also shows early ones.
 
-        Its tables have one column more, `_early`. Where that is true, the time was not complete when the last step
-        ended: more may come of that time, and what is there may be taken back. Operators without state pass records on
-        at once; others give what is complete, and what only comes later. Memory: all of it.
+        Its tables have one column more, `_early`. If it is true, the time was not complete when the last step ended:
+        updates of that time may be added or retracted. Operators without state pass records on at once; others have
+        complete updates only. Memory: all of it.
         """
         self._check_root("early")
         return self.program.add_capture(self._add(Capture("early", early=True), [self], self.schema).number, early=True)
@@ -335,7 +335,7 @@ class Stream(LinearMethods["Stream"]):
     # Inside.
 
     def _mapped(self, outputs: Mapping[str, Term]) -> "Stream":
-        """Return what expressions give, which may be of no columns."""
+        """Return the results of expressions, which may be none."""
         return self.then(LinearStep("map", lambda _: Map(tuple(outputs.items()))))
 
     def _through(self, stage: Stage, given: pa.Schema, operator: str) -> pa.Schema:
@@ -485,9 +485,9 @@ class Grouped:
 
         Args:
             skip: how many records are passed over first.
-            nulls_first: those of the columns of which NULL comes first, whatever the direction; else it comes last.
-            counted: what count is the number of: "rank" and "dense_rank" give all records with up to that number by the
-                function of SQL, so records that agree in the columns are in or out together; nothing is skipped then.
+            nulls_first: columns in which NULL comes first, in either direction; in others it comes last.
+            counted: what count limits. "rank" and "dense_rank" return all records whose rank by this function of SQL is
+                at most count, so peers are in or out together; skip is 0 then.
         """
         if counted not in get_args(Counted) or (skip and counted != "row_number"):
             allowed = ", ".join(map(repr, get_args(Counted)))
@@ -513,7 +513,7 @@ class Grouped:
         )
 
     def windows(self, calls: Sequence[WindowFunction]) -> Stream:
-        """Return the records, each with what window functions say of it among those of its key."""
+        """Return the records, each with the results of window functions over its key."""
         mapped, values = self._whole()
         added = [pa.field(call.name, call.result) for call in calls]
         columns = pa.schema([*pick(mapped.schema, values), *added])

@@ -1,18 +1,18 @@
 """The aggregates of `agg`: their types, and which of them are sums of numbers that records contribute.
 
 count, sum and mean are *accumulable*: a group's state is a few sums, whatever its size, to which each record adds whole
-numbers. A record contributes to slots; each slot's sum is the sum of diffs of an update ((key, slot), time, diff), so
-the ordinary arrangement keeps it, and what was taken away leaves nothing behind.
+numbers. A record contributes to slots. The sum of a slot is the sum of diffs of updates ((key, slot), time, diff), so
+the ordinary arrangement keeps it, and a retraction leaves no residue.
 
     slot 0               the number of records: 1 for each
     slot (a, nulls)      1 for each value of aggregate a that is NULL, because hardly any is
     slot (a, limb i)     the digits of the value at 2**(32 * i)
 
-Integers have two limbs. A float is a whole number of 2**-1074: it has digits in at most three of its limbs, and the sum
-of the limbs is the exact sum of the floats, rounded once when it is read (Kulisch accumulators, kept sparse). NaN and
-the infinities are counted in slots of their own. Neumaier's compensated sum was rejected: it leaves residues.
+Integers have two limbs. A float is a whole number of 2**-1074, with digits in at most three limbs. The sum of the limbs
+is the exact sum of the floats, and is rounded once when it is read (sparse Kulisch accumulators). NaN and the
+infinities are counted in slots of their own. Neumaier's compensated sum was rejected: it leaves residues.
 
-`contributions` gives what records add to the slots.
+`contributions` computes the digits of values.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, is_
 VARIANCES = ("var_pop", "var_samp", "stddev_pop", "stddev_samp", "sem")  # Of floats.
 ACCUMULABLE = ("count", "sum", "mean", "wide_sum", "total", *VARIANCES)
 NULLS, NAN, INFINITE, MINUS_INFINITE, FIRST_LIMB = range(5)
-SQUARES = 96  # The slots from here on are those of the squares of floats; those before, of floats, are fewer.
+SQUARES = 96  # From here on, slots are for squares of floats.
 SLOTS = 256  # Slots of one aggregate; the first of aggregate a is 1 + a * SLOTS.
 _BITS = np.int64(32)
 _MASK = np.int64(0xFFFFFFFF)
@@ -48,7 +48,7 @@ class Wanted:
 
     Attributes:
         of, result: types of the values and of the aggregate.
-        constant: what every value is, if that is known: the number of records then says it all.
+        constant: the value of all records, if they have one: the number of records then determines the aggregate.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Wanted:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the number of records says it all."""
+        """Whether the number of records determines it."""
         return self.constant is not None and self.kind in ("count", "sum")
 
 
@@ -202,7 +202,7 @@ def contributions(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tu
     if pat.is_floating(of):
         values = domain.decode(words, of).cast(pa.float64()).to_numpy(zero_copy_only=False)
         return _with_squares(values) if kind in VARIANCES else float_slots(values)
-    if pat.is_decimal128(of):  # What a value contributes is told of each alone, as it may be taken away alone.
+    if pat.is_decimal128(of):  # Each value is split by itself, because it may be retracted by itself.
         large = (words >= FIRST_WIDE).nonzero()[0]
         if not len(large):
             return integer_slots(words)
@@ -275,7 +275,7 @@ def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) ->
     """Return what `exploded` does, one update for each slot of a key and time; None if that does not pay.
 
     A load of a million updates with three aggregates by 100 keys takes 131 ms of CPU with it, and 333 ms without. The
-    slots and the amounts in them are those of `integer_slots`, so that single updates take away what was summed.
+    slots and amounts are the same as in `integer_slots`, so single updates can retract a part of a sum.
     """
     times = updates[keys + len(summed) : -1]
     marks = mixed(np.concatenate((updates[:keys], times))) if keys or len(times) else None
@@ -305,7 +305,7 @@ def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) ->
             columns.append((base + NULLS, np.add.reduceat(np.where(is_null, diffs, 0), firsts)))
         if aggregate.kind != "count":
             is_small = (words >= -(2**31)) & (words < 2**31)
-            # As in `integer_slots`, but each digit counts as often as its update says.
+            # As in `integer_slots`, but multiplied by the diffs.
             low = np.where(is_small, words, words & np.int64(0xFFFFFFFF)) * counts
             high = np.where(is_small, 0, words >> np.int64(32)) * counts
             columns.append((base + FIRST_LIMB, np.add.reduceat(low, firsts)))

@@ -1,8 +1,9 @@
-"""Arrangements: the state that joins and reductions look up, all of it or what was requested.
+"""Arrangements: the state that joins and reductions look up, whole or partial.
 
 An arrangement is the complete updates of a collection, indexed by key, for all operators that use this key. In each
-pass it takes what has become ready as one new batch. Readers see the batch and, apart from it, the spine of all
-before. Each reader says from which frontier on it will compare times; the arrangement compacts up to the meet of these.
+pass it takes the updates that became ready as one new batch. Readers see the batch and, apart from it, the spine of
+earlier updates. Each reader has a frontier from which on it compares times. The arrangement compacts up to the meet of
+these frontiers.
 
 A program that goes on from sealed outputs need not read its sources whole: its arrangements are *partial*. If a reader
 looks up keys that a partial arrangement does not hold, it requests the contents of its input for them, and keeps them.
@@ -10,11 +11,11 @@ The request passes from operator to operator down to the sources, which read the
 operator whose output is stored answers from there.
 
     a partial arrangement holds, for each key in `loaded`, all updates of its input at times before this pass
-    new updates of other keys are dropped: a later request for such a key finds them in the contents
+    new updates of other keys are dropped: a later request finds them in the contents
 
-So a program with empty arrangements is refreshed at the cost of what its changes touch, and one with full arrangements
-reads changes only; in between are those that keep what they requested. The idea is Noria's upquery into partial state
-(Gjengset et al., OSDI 2018); here times make it exact, since contents are those of one sealed time.
+So a program with empty arrangements is refreshed at the cost of the keys that its changes touch, and a program with
+full arrangements reads changes only. The idea is Noria's upquery into partial state (Gjengset et al., OSDI 2018). Here
+times make it exact, because contents belong to one sealed time.
 """
 
 from collections.abc import Callable
@@ -45,7 +46,7 @@ class Arrangement(StashingOperator):
 
     Attributes:
         new: the updates that became ready in this pass or iteration, or None.
-        spine: all before; of a partial arrangement, those of the keys that it has loaded.
+        spine: earlier updates; a partial arrangement has those with loaded keys.
         loaded: these keys; None if it holds all.
         seeds: reads the updates of some keys where a collection stores them; it returns None if that is not possible.
     """
@@ -72,11 +73,11 @@ class Arrangement(StashingOperator):
         self.seeds: Callable[[Ints], Ints | None] | None = None
 
     def read_from(self, frontier: ReaderFrontier) -> None:
-        """Take note of a reader: it compares times with those beyond its frontier only."""
+        """Register a reader, which compares times with times beyond its frontier only."""
         self._readers.append(frontier)
 
     def restore(self, updates: Ints, at: int) -> None:
-        """Take updates, in the next pass, for what comes of the input up to a time."""
+        """Take these updates in the next pass, in place of the input's updates up to a time."""
         self._restored = updates, at
 
     def shaped(self) -> Ints | None:
@@ -89,7 +90,7 @@ class Arrangement(StashingOperator):
         return np.concatenate((updates, arrived[:, arrived[self.layout.words] > at]), axis=1)
 
     def run(self) -> None:
-        self._keep()  # What is new in the iteration before.
+        self._keep()  # The batch of the previous iteration.
         self.new = self.taken()
         self.out = None if self.new is None else self.new[1:]
 
@@ -166,7 +167,7 @@ class Arrangement(StashingOperator):
         return requested(self.inputs, keys, self.origins, self.with_shape)
 
     def lookup(self, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
-        """Return the updates of keys: the number of the key and the row, for each; with those of this pass, or not."""
+        """Return the updates of keys, each with the number of its key; with has_new, updates of this pass as well."""
         if self.loaded is not None and keys.shape[1]:
             self._load(keys)
         numbers, rows = self.spine.lookup(hashes, keys)

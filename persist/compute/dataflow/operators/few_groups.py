@@ -1,7 +1,7 @@
 """Reductions of a few records over partially ordered times, in plain Python: they take less than each call of numpy.
 
-They stay, because loops live on them: a moved edge of a reachability takes 0.8 ms with them, and 1.8 ms without
-(medians of two runs each, in alternation); one of strongly connected components takes 14 ms and 23 ms.
+Loops need them: a moved edge of a reachability takes 0.8 ms with them, and 1.8 ms without; a moved edge of strongly
+connected components takes 14 ms and 23 ms (medians of two runs each, in alternation).
 
 A group is a dictionary from value words to multiplicities, none of them 0.
 """
@@ -36,7 +36,7 @@ def corrections(
     Args:
         times: of each key, in an order in which none comes before a lesser one.
         records: of each key, at all times.
-        given: what the output of each key was given before; the changes are added.
+        given: the earlier updates of the output of each key; the changes are added.
         width: how many value words a record has.
     """
     differences = []
@@ -56,7 +56,7 @@ def corrections(
 def _made(
     logic: Logic, groups: Sequence[Group], owners: Sequence[int], keys: Ints, width: int
 ) -> list[list[tuple[Values, int]]]:
-    """Return what the logic makes of each group, whose key is that of owners: value words, and how often."""
+    """Return the results of each group, as value words and multiplicities; owners are the numbers of the keys."""
     results: list[list[tuple[Values, int]]] = [[] for _ in groups]
     records = [(at, *values, diff) for at, group in enumerate(groups) for values, diff in group.items()]
     if records:

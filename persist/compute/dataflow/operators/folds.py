@@ -1,8 +1,8 @@
-"""Folds: what an aggregate makes of the rows of frames, in an order. Groups and window frames are both frames.
+"""Folds: aggregates over the ordered rows of frames. Groups and window frames are both frames.
 
 A fold sees many frames at once. All arrays belong together by position, and are sorted by frame. Within a frame rows
-are in the order that the call asks for, and where that leaves something open, in the order of what is aggregated. So
-what a fold gives depends on the contents of its frame alone, and is an answer that SQL allows.
+are in the order of the call, and rows that are equal in it are in the order of the aggregated values. So a result
+depends on the contents of its frame alone, and SQL allows it.
 
 `GROUP BY` has one frame for each group (`folds`), and windows one for each row (`operators.windows`). Either way a row
 in a frame is one place in arrays: nothing is done row by row in Python.
@@ -61,7 +61,7 @@ class Rows:
         return ranks(self.domain, self.arguments[0], self.kinds[0])
 
     def placed(self, places: Ints, words: Ints) -> Ints:
-        """Return the words of all frames: those given for the frames of rows at places, and NULL for the others."""
+        """Return a word for each frame: these for the frames of rows at places, and NULL for the others."""
         every_word = np.full(self.count, NULL, np.int64)
         every_word[self.owners.take(places)] = words
         return every_word
@@ -73,7 +73,7 @@ class Rows:
 
 
 def folds(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Callable[..., Any]:
-    """Return the logic of a reduction that gives one record for each group, with a column for each call."""
+    """Return the logic of a reduction with one record for each group, and a column for each call."""
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: Any) -> tuple[Ints, Ints, Ints]:
         # A record of multiplicity n is n rows, and each group is one frame.
@@ -212,7 +212,7 @@ def _bits(function: Any) -> Fold:
         firsts, _ = rows.firsts()
         if not len(firsts):
             return rows.placed(firsts, firsts)
-        # Words of unsigned integers of 64 bits are no numbers; and what comes of two numbers may be the word of NULL.
+        # Words of uint64 are not numbers, and a result may be the word of NULL.
         values = rows.domain.decode(rows.arguments[0], rows.kinds[0]).to_numpy(zero_copy_only=False)
         return rows.placed(firsts, rows.domain.encode(pa.array(function.reduceat(values, firsts), rows.kinds[0])))
 
@@ -220,7 +220,7 @@ def _bits(function: Any) -> Fold:
 
 
 def _mode(call: WindowFunction, rows: Rows) -> Ints:
-    """Return the value that comes most often; if several do, the one that comes first."""
+    """Return the most frequent value; of several, the first."""
     order = np.lexsort((rows.first_ranks(), rows.owners))  # It is stable, so runs of a value begin with its first row.
     owners, words = rows.owners, rows.arguments[0].take(order)
     # The runs of equal values in each frame, and how long they are.

@@ -1,34 +1,32 @@
 """Joins of two inputs or more, all as delta joins: each new batch looks up the other inputs, one after the other.
 
-Let A, B, C be what was there before a pass and a, b, c what is new. The new pairs are
+Let A, B, C be the contents of the inputs before a pass, and a, b, c their new batches. The new pairs are
 
     (A + a)(B + b)(C + c) - ABC  =  a B C  +  (A + a) b C  +  (A + a)(B + b) c
 
 so a change of input i meets inputs before i with, and those after i without, their new batches; every combination is
 met once, whatever the times. The time of a result is the least upper bound of the times it comes from, its diff the
-product of the diffs. NULL in a key equals nothing, unless the join says that it equals itself.
+product of the diffs. NULL in a key equals nothing, unless the join has `null_equals`.
 
-A path says in which order a change of one input looks up the others. Columns that must be equal form a class, and a
-partial result holds one word for each class it knows. Among the inputs that are not in the result yet and of which
-some column is known, the next one is that with the fewest expected partners; if nothing is known of their sizes, the
-one of which most columns are known. Its key are these columns. So every look-up is in an arrangement of an input
-itself, and nothing intermediate is kept.
+A path is the order in which a change of one input looks up the others. Columns that must be equal form a class, and a
+partial result holds one word for each class it knows. The next input is the one with the fewest expected partners, or,
+if sizes are unknown, with the most known columns; its key are its known columns. So every look-up is in an arrangement
+of an input itself, and nothing intermediate is kept.
 
-Cost: for each new update, a binary search per batch of each other input, and what is found.
+Cost: for each new update, a binary search per batch of each other input, and the partners.
 
-`BoundedJoin` is for joins with one bound: what is above, or below, a value that all records are compared with.
+`BoundedJoin` is for joins with one bound: all records are compared with one value.
 
     HAVING sum(x) > (SELECT sum(x) * 0.1 FROM facts)    join[all, output: [filter(left > right) . map(of the left)]]
 
-The right is one record, the *bound*. When it changes, each record of the left is looked up, and most are put out and
-taken back at once: they are above the old bound and above the new one. This join keeps the records of a large left in
-the order of what is compared, and looks up those between the two bounds only. All others are the same for both, as the
-output has no column of the bound. The condition itself is still asked of what was looked up, so the order need only be
-no finer than it.
+The right is one record, the *bound*. An ordinary join would look up each record of the left when the bound changes,
+although most are above both the old and the new bound. This join keeps the records of a large left in the order of the
+compared term, and looks up only the records between both bounds. The result for the others is the same, because the
+output has no column of the bound. The condition still filters the records, so the order may be coarser than it.
 
-What is kept is a cache of the left's arrangement, for totally ordered times: made when a bound changes for the first
-time, and dropped when many records change at once. Cost: of a changed bound, about log2(n) comparisons and the records
-in between; of a changed record of the left, about the same more.
+The order is a cache of the left's arrangement, for totally ordered times. The first change of the bound makes it, and a
+change of many records drops it. Cost: a changed bound costs about log2(n) comparisons and the records in between; a
+changed record of the left costs about log2(n) comparisons more.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,7 +71,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What a new batch of one input does.
+    """The look-ups of a new batch of one input.
 
     Attributes:
         start: an arrangement of the input, whose new batch begins it.
@@ -117,7 +115,7 @@ class JoinOperator(Operator):
         self.out = self._shape(updates)
 
     def look_up(self, step: Step, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
-        """Return what a step finds: for each row the number of its key."""
+        """Return the rows that a step finds, each with the number of its key."""
         return step.arrangement.lookup(hashes, keys, has_new=has_new)
 
     def computed(self, keys: Keys | None) -> Ints:
@@ -300,7 +298,7 @@ _COMPARISONS = ("less", "less_equal", "greater", "greater_equal")
 
 
 def compared(join: Join, schemas: Sequence[pa.Schema]) -> tuple[Term, Term] | None:
-    """Return what of the left a join compares with what of its bound; None if it is no join with a bound."""
+    """Return the terms of the left and of the bound that a join compares; None for other joins."""
     if len(schemas) != 2 or any(join.on) or not all(isinstance(stage, Filter | Map) for stage in join.after):
         return None
     left_names, bound_names = (set(schema.names) for schema in schemas)
@@ -352,7 +350,7 @@ class BoundedJoin(JoinOperator):
         self._order = Order(by, [kind, *(pa.int64() for _ in schema)], domain)
         self._kind = kind
         self._ranked: Ranked | None = None
-        self._between: Ints | None = None  # What is looked up of the left in this pass, if not all.
+        self._between: Ints | None = None  # The records of the left that this pass looks up, if not all.
 
     def run(self) -> None:
         bound, left_new = self._bound.new, self._left.new
@@ -362,7 +360,7 @@ class BoundedJoin(JoinOperator):
         try:
             super().run()
         finally:
-            self._between = None  # Who requests contents sees all records.
+            self._between = None  # Requests for contents see all records.
         if self._ranked is not None and left_new is not None:
             if left_new.shape[1] * self.costs.change_rows > 2 * self._ranked.rows:
                 self._ranked = None

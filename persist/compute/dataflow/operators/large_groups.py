@@ -2,9 +2,8 @@
 
 A reduction looks at the whole group of a change. That is the fastest way for small groups, and for changes of a good
 part of a large one. A large group of which few records change is ranked, and kept so from then on: the aggregates are
-read off its edges and its middle. A ranked group is made from the arrangement, which stays what the
-reduction keeps. So it is a cache, which is dropped whenever looking at the whole group is cheaper, or when there is no
-room.
+read off its edges and its middle. A ranked group is made from the arrangement, which stays what the reduction keeps. So
+it is a cache. It is dropped when a look at the whole group is cheaper, or when there is no room.
 
 This is for totally ordered times only, where the records of a group before a change are one multiset.
 """
@@ -32,11 +31,11 @@ Made: TypeAlias = dict[Record, int]
 
 
 class Group(ABC):
-    """One group: its records with their multiplicities, and what the reduction makes of them.
+    """One group: its records with their multiplicities, and its results.
 
     Attributes:
         orders: in which its records are kept.
-        shown: what was made of it, where that is kept.
+        shown: its results, if they are kept.
     """
 
     orders: Collection[Ranked]
@@ -78,7 +77,7 @@ class MadeGroup(Group):
         return rows[:-1], rows[-1]
 
 
-Ranking: TypeAlias = Callable[[Ints, Ints], Group]  # Of records, int64[words, n], and their diffs.
+Ranking: TypeAlias = Callable[[Ints, Ints], Group]  # Its arguments are records, int64[words, n], and their diffs.
 
 
 class TopGroup(MadeGroup):
@@ -121,7 +120,7 @@ class AggregatedGroup(MadeGroup):
     ) -> None:
         self._aggregates = aggregates
         self._domain = domain
-        self._counts = dict.fromkeys(range(len(aggregates)), 0)  # Of values that are not NULL.
+        self._counts = dict.fromkeys(range(len(aggregates)), 0)  # The numbers of values that are not NULL.
         self._ranked: dict[int, Ranked] = {}
         self.orders = self._ranked.values()
         self._sums: dict[int, dict[int, int]] = {}
@@ -273,7 +272,7 @@ class LargeGroups:
         self._ranking = ranking
         self._costs = costs
         self._groups: dict[Record, Group] = {}  # Those used last come last.
-        self._sizes: dict[Record, int] = {}  # What it costs to look at the whole group: rows, as it was ranked.
+        self._sizes: dict[Record, int] = {}  # The rows of the whole group when it was ranked.
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -291,7 +290,7 @@ class LargeGroups:
     def known(self, keys: Ints, numbers: Ints, times: Ints) -> Flags:
         """Return which keys have a ranked group of which few enough records change.
 
-        The others are forgotten: whoever asks looks at them as a whole.
+        The others are forgotten, and are looked at as a whole.
 
         Args:
             keys: int64[k, n], each once.

@@ -1,8 +1,8 @@
 """Linear operators at work: a stack of stages compiled to one function from updates to updates.
 
-Between the stages of a stack columns stay as they are, as words or as Arrow: a column that is only passed on is never
-decoded, and one that is computed is encoded once, at the end. Bulk work is done by Arrow and numpy; only functions that
-take Python records are called record by record.
+Between the stages of a stack columns stay words or Arrow: a copied column is never decoded, and a computed column is
+encoded once, at the end. Bulk work is done by Arrow and numpy; only functions that take Python records are called
+record by record.
 """
 
 from collections import namedtuple
@@ -40,7 +40,7 @@ from persist.core.errors import OperatorFailed
 from persist.core.expression.evaluation import as_array, conjuncts, evaluate, may_raise, together
 from persist.core.expression.term import Col, Lit, Term
 
-FEW_ROWS = 1024  # Up to so many updates, what a filter asks costs by its calls and not by its rows.
+FEW_ROWS = 1024  # Up to so many updates, a filter costs by its calls and not by its rows.
 Shape = Callable[[Ints], Ints]
 
 
@@ -97,7 +97,7 @@ class Frame(Mapping[str, pa.Array]):
     """Updates between stages; as a mapping, their columns as Arrow, and `_time`.
 
     Args:
-        origins: the rows of the updates that these were made of; None: these are the updates.
+        origins: for each row, the row of the stack's input that it comes from; None if these are the input.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Frame(Mapping[str, pa.Array]):
 
     @property
     def origins(self) -> Ints:
-        """The rows of the updates that these were made of."""
+        """For each row, the row of the stack's input that it comes from."""
         return np.arange(len(self.diffs)) if self._origins is None else self._origins
 
     def __getitem__(self, name: str) -> pa.Array:
@@ -174,7 +174,7 @@ class Frame(Mapping[str, pa.Array]):
 def traced(
     stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], domain: Domain, operator: str
 ) -> Callable[[Ints], tuple[Ints, Ints]]:
-    """Return what `compiled` does, but of which each call also returns the row that each update was made of."""
+    """Return the same function as `compiled`, but each call also returns the input row of each update."""
 
     run = _running(stages, operator)
 
@@ -224,8 +224,9 @@ def _running(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]
 class _Sieve:
     """Keeps the updates for which a condition is true.
 
-    Its parts see one after the other what is left: one may guard the next against what raises. If updates are few,
-    a part that cannot raise sees what the one before it sees: to take what is left would cost more than it saves.
+    Each part sees the updates that the parts before it left, because a part may guard the next one against errors. If
+    updates are few, a part that cannot raise sees the same updates as the part before it: to take a subset would cost
+    more.
     """
 
     def __init__(self, condition: Term, operator: str) -> None:

@@ -1,4 +1,4 @@
-"""What reductions make of groups, many at a time.
+"""Logics of reductions: the results of many groups at a time.
 
 A logic takes the consolidated records of some groups and returns the results of these. All arrays of one call belong
 together by position, and are sorted by group:
@@ -72,7 +72,7 @@ def distinct(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Resu
 
 
 def threshold(function: Callable[[int], int], operator: str) -> Logic:
-    """Each record as often as a function of its multiplicity says."""
+    """Each record with a multiplicity that a function computes from its multiplicity."""
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         counts, at = np.unique(diffs, return_inverse=True)
@@ -103,7 +103,7 @@ def accumulated(aggregates: Sequence[Wanted], domain: Domain, *, is_complete: bo
         slots = values[0]
         is_count = slots == 0  # A group is there while the number of its records is not zero.
         present, records = groups[is_count], diffs[is_count]
-        # As groups are sorted, the place of each group among those that are there is a search.
+        # Groups are sorted, so a search finds the place of each among the present ones.
         at = present.searchsorted(groups)
         is_present = present.take(at, mode="clip") == groups if len(present) else np.zeros(len(groups), np.bool_)
         columns = []
@@ -240,7 +240,7 @@ def _with_infinities(words: Ints, groups: Ints, slots: Ints, sums: Ints, count: 
 
 
 def _decimals(name: str, values: Sequence[int | None], kind: pa.DataType, domain: Domain) -> Ints:
-    """Return the words of decimals, given as whole numbers of their last digit."""
+    """Return the words of decimals, from whole numbers of their last digit."""
     numbers = [value for value in values if value is not None]
     if numbers and max(max(numbers), -min(numbers)) >= 10**kind.precision:
         raise DiffOverflow(f"the sum {name!r} needs more than the {kind.precision} digits of {kind}")
@@ -248,7 +248,7 @@ def _decimals(name: str, values: Sequence[int | None], kind: pa.DataType, domain
 
 
 def multiset_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
-    """Aggregates of whole groups, of which the value words are those of the aggregates, in order."""
+    """Aggregates of whole groups; the value words are the arguments of the aggregates, in order."""
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         firsts = find_starts(groups)
@@ -401,7 +401,7 @@ def _foremost(groups: Ints, places: Ints, count: int) -> Ints:
     groups, places = groups.take(order), places.take(order)
     firsts = find_starts(groups)
     sizes = np.diff(np.append(firsts, len(groups)))
-    # The place up to which records of each group may count: that of its count-th record, or of its last one.
+    # The place of the last record of each group that may count.
     lasts = places.take(firsts + np.minimum(sizes, count) - 1)
     foremost: Ints = order[places <= lasts.repeat(sizes)]
     return foremost
@@ -415,7 +415,7 @@ def user_function(
     domain: Domain,
     operator: str,
 ) -> Logic:
-    """What a Python function makes of each key and the pairs (record, multiplicity) of its group."""
+    """The results of a Python function for each key and the pairs (record, multiplicity) of its group."""
 
     def logic(groups: Ints, words: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         firsts = find_starts(groups)

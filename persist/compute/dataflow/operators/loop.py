@@ -1,9 +1,9 @@
 """Scopes of iteration at work.
 
-A scope's times have one coordinate more, the iteration. In each pass it runs its operators once for each iteration in
-which there is something to do, from the least on: what entered is there in iteration 0, what a variable is set to comes
-back one iteration later, and what operators let wait for an iteration is done when that comes. A later iteration never
-makes work for an earlier one, so when nothing waits any more the pass has come to its fixed point.
+A scope's times have one coordinate more, the iteration. In each pass it runs its operators once for each iteration that
+has work, from the least on. Entered updates are there in iteration 0, and the result of a variable comes back one
+iteration later. Updates that wait for an iteration are processed then. A later iteration never makes work for an
+earlier one, so the pass has reached its fixed point when no update waits.
 
 Changes of later passes meet the iterations of earlier ones, because arrangements keep the iterations apart. So a change
 costs the iterations, and in each the keys, that it makes a difference to.
@@ -29,10 +29,10 @@ LAST_ENTRY = 2**62
 class EnterOperator(Operator):
     """Brings updates into a scope, from an iteration of each on, or from the first one.
 
-    Updates of later iterations are given with the others in the first one. Whoever keeps state lets them wait.
+    The first iteration passes updates of later ones on, too. Operators that keep state let them wait.
 
     Args:
-        row: the word of the records that says from which iteration on, and that does not enter; None for the first.
+        row: the word of the records that is the first iteration of each, and does not enter; None for iteration 0.
 
     Attributes:
         last: the latest iteration in which something has entered.
@@ -73,7 +73,7 @@ class EnterOperator(Operator):
 
 
 class VariableOperator(Operator):
-    """What a stream gave in the iteration before; its scope sets `feedback`."""
+    """The updates of a stream in the previous iteration; its scope sets `feedback`."""
 
     def __init__(self, at: Position, schema: pa.Schema) -> None:
         super().__init__(at)
@@ -112,7 +112,7 @@ class VariableOperator(Operator):
 
 
 class LeaveOperator(Operator):
-    """What a stream of a scope gave in all iterations of a pass, summed over them."""
+    """The updates of a stream of a scope in a pass, summed over all iterations."""
 
     def __init__(self, at: Position, loop: "Loop", source: Operator) -> None:
         super().__init__(at)

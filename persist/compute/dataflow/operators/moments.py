@@ -1,10 +1,10 @@
 """Statistics of floats: variances, correlations, regressions, skewness, from exact sums that are rounded once.
 
 Each is a quotient of sums of products: of x, of x * x, of x * y and so on. A float is a whole number times a power of
-two, so a product of floats is one, too. Digits of the products, at base 2**27, are summed by their places as whole
-numbers (as in `operators.aggregates`), and the sums of a group are put together as one whole number of 2**-1126 for
-each factor. What is made of them is exact up to the last step, which rounds. So the order of rows does not matter, and
-equal values have the variance 0.
+two, and so is a product of floats. Digits of the products, at base 2**27, are summed by their places as whole numbers
+(as in `operators.aggregates`), and the sums of a group are put together as one whole number of 2**-1126 for each
+factor. Statistics of them are exact up to the last step, which rounds. So the order of rows does not matter, and equal
+values have the variance 0.
 
 A group with a NaN or an infinity has none of this: its statistics are NaN, as in DuckDB, unless it has one row only.
 """
@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def product_digits(factors: Sequence[Floats]) -> tuple[Ints, Ints, Ints]:
-    """Return what the products of finite floats are made of: the row, the place in units of 32 bits, and the amount.
+    """Return the digits of products of finite floats: the row, the place in units of 32 bits, and the amount.
 
     The product of row i is the sum of its amounts times `2**(32 * place - 1126 * len(factors))`.
     """
@@ -292,7 +292,7 @@ def _is_one(values: Floats) -> bool:
 
 
 def of_others(name: str, rows: int) -> float | None:
-    """Return a statistic of a group of so many rows, of which some are no finite numbers."""
+    """Return a statistic of a group of so many rows, some of which are not finite numbers."""
     if rows == 1 and name in ("var_pop", "stddev_pop", "regr_sxx", "regr_syy"):
         return 0.0
     return nan if rows >= _ROWS_MIN.get(name, 1) and name != "regr_intercept" else None

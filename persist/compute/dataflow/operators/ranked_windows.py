@@ -2,20 +2,20 @@
 
 The records of the partition are blocks in order (`persist.compute.dataflow.state.ranked`), which a change replaces and
 never writes to. So the partition before a change, and after it, are two lists of blocks, and what both have in common
-are the same arrays. What is in between are *changed places*; between these are *stretches* of equal records. A row of a
-stretch has the same answer as before unless
+are the same arrays. In between lie *changed places*, and between these *stretches* of equal records. A row of a stretch
+has the same answer as before unless
 
 - a changed place is in its reach: so many rows back or ahead, or among the rows that agree with it in the order;
-- or a total over the rows before its stretch has changed: their number for `row_number`, their sum for a running sum.
-  A function that looks at the end of the partition depends on what stands behind, too.
+- or a total over the rows before its stretch has changed: their number for `row_number`, their sum for a running sum. A
+  function of the end of the partition also depends on the rows behind.
 
-Rows for which one of these holds are computed in both partitions, by the functions of `operators.windows`, which are
-given the totals over the rows before; the difference is the change. No other row is looked at.
+Only such rows are computed in both partitions, by the functions of `operators.windows` and the totals over the rows
+before. The difference is the change.
 
     totals over rows = [rows, groups of rows that agree, for each sum a `Totals`], of each block, and added up
 
 Cost of a change: about log2(n) comparisons for each record, one addition for each block, and the rows whose answer
-changes. Memory: that of the records.
+changes. Memory: the records.
 """
 
 from bisect import bisect_right
@@ -44,7 +44,7 @@ Span: TypeAlias = tuple[int, int, int, int]  # Records from and to, before the c
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """What else the answer of a row depends on: so many rows back and ahead, and totals over rows.
+    """The neighbours that the answer of a row depends on: so many rows back and ahead, and totals over rows.
 
     Attributes:
         of: what is counted of the rows before or behind: "rows", "peers", a sum by its number; "first" is a row.
@@ -90,7 +90,7 @@ def _reach(call: WindowFunction, number: int) -> _Reach | None:
         has_peers |= mode == "range"
         back, ahead = max(back, -offset), max(ahead, offset)
     if call.function in EXTREMES and call.end is None:
-        return None  # What stands behind is the whole without what stands before, which minima do not tell.
+        return None  # The rows behind are the whole less the rows before, and minima cannot be subtracted.
     if call.function == "last_value":
         return _Reach(back, ahead, has_peers) if call.end is not None else None
     if call.function == "first_value":
@@ -128,7 +128,7 @@ class _Window:
     costs: Costs
 
     def sums(self, block: Ints) -> list[Totals]:
-        """Return the totals of the arguments of sums, and empty ones for functions that are no sums."""
+        """Return the totals of the arguments of sums; empty totals for other functions."""
         columns = []
         for call in self.calls:
             if call.function in SUMMED:
@@ -167,7 +167,7 @@ class _Partition:
     """A partition as it was at one time.
 
     Args:
-        known: the totals over blocks of other partitions, by the identity of the block; those of this one are added.
+        known: the totals over blocks of other partitions, by the identity of the block; this one adds its own.
     """
 
     def __init__(self, blocks: list[Ints], window: _Window, known: dict[int, tuple[Ints, _Block]]) -> None:
@@ -182,7 +182,7 @@ class _Partition:
         self.starts: list[int] = [0, *accumulate(block.shape[1] for block in blocks)]
         self.total = self.starts[-1]
         self._rows = [0, *accumulate(summary.rows for summary in summaries)]
-        self._opens = []  # Of each block, whether its first row agrees with none before.
+        self._opens = []  # Whether the first row of each block has no peer before it.
         last = None
         for summary in summaries:
             self._opens.append(summary.first is not None and summary.first != last)
@@ -229,7 +229,7 @@ class _Partition:
         return self._end_of_peers(record, -1)
 
     def peers_end(self, record: int) -> int:
-        """Return the record behind those that agree with one in the order."""
+        """Return the record behind the peers of one."""
         return self._end_of_peers(record, 1)
 
     def _end_of_peers(self, record: int, sign: int) -> int:
@@ -244,7 +244,7 @@ class _Partition:
         return at
 
     def moved(self, record: int, rows: int) -> int:
-        """Return the record that so many rows back, or ahead, take one to: or one that is further."""
+        """Return the record so many rows ahead, or back, or one that is further."""
         at, step, remaining = record, abs(rows), abs(rows)
         while remaining > 0 and ((at < self.total) if rows > 0 else (at > 0)):
             first, end = (at, min(at + step, self.total)) if rows > 0 else (max(at - step, 0), at)
@@ -321,7 +321,7 @@ class WindowedGroup(Group):
                 if reach.from_begin and not (same and bool((old.first[:-1] == new.first[:-1]).all())):  # type: ignore[index]
                     return True
             elif reach.of == "peers":
-                # Whether the first of the stretch agree with what stands before them is a change of those behind, too.
+                # If the first rows of the stretch get or lose peers before them, the rows behind change as well.
                 ends = old.before(old.peers_end(first)), new.before(new.peers_end(new_first))
                 if ends[0].peers != ends[1].peers:
                     return True
@@ -338,7 +338,7 @@ class WindowedGroup(Group):
         )
 
     def _answers(self, partition: _Partition, first: int, end: int) -> Ints:
-        """Return the output of some records: their words, and what each function says of each of their rows."""
+        """Return the output of some records: their words, and the result of each function for each row."""
         window = self._window
         if first >= end:
             return np.empty((len(window.schema) + len(window.calls), 0), np.int64)
@@ -372,7 +372,8 @@ def _of(sum_: _Sum, reach: _Reach) -> Any:
 
 
 def _changed_places(old: _Partition, new: _Partition) -> Iterator[Span]:
-    """Yield where records differ: those of blocks that only one partition has, without what is equal at their edges."""
+    """Yield the spans in which records differ: blocks that only one partition has, without equal records at their
+    edges."""
     new_places = {id(block): at for at, block in enumerate(new.blocks)}
     at_old = at_new = 0
     count, count_new = len(old.blocks), len(new.blocks)
@@ -402,7 +403,7 @@ def _equal_edges(one: Ints, other: Ints) -> tuple[int, int]:
 
 
 def _different(was: Ints, now: Ints) -> tuple[Ints, Ints]:
-    """Return answers without those that are the same in both."""
+    """Return the answers that differ."""
     head, tail = _equal_edges(was, now)
     was, now = was[:, head : was.shape[1] - tail], now[:, head : now.shape[1] - tail]
     if was.shape == now.shape:
@@ -421,7 +422,7 @@ def _between(changed: Sequence[Span], total: int, total_new: int) -> list[Span]:
 
 
 def _joined(spans: Sequence[Span], long: int) -> list[Span]:
-    """Return spans, with those that follow each other as one, unless they are long."""
+    """Return spans, of which short adjacent ones are joined."""
     joined: list[Span] = []
     for span in spans:
         if span[0] == span[1] and span[2] == span[3]:

@@ -1,20 +1,20 @@
-"""Reductions: what a logic makes of each key's records, kept up to date.
+"""Reductions: the results of a logic for each key's records, kept up to date.
 
-When the records of a key have changed at some times, its output may change at these times, and at all least upper
-bounds of them with other times of the key; nowhere else. Differential dataflow calls these times interesting.
+If the records of a key change at some times, its output may change only at these times and at their least upper bounds
+with other times of the key. Differential dataflow calls these times interesting.
 
-**Totally ordered times** (`TotalReduce`). The interesting times are those of the changes. The key's records are put
-into versions, one before and one after each time; the logic sees all versions of all keys at once, and the output at a
-time is what it makes of one version minus what it makes of the one before. Nothing but the input is kept. Large groups
-are not looked at as a whole where the logic allows for that; see `persist.compute.dataflow.operators.large_groups`.
+**Totally ordered times** (`TotalReduce`). Only the times of the changes are interesting. The key's records are put into
+versions, one before and one after each time. The logic sees all versions of all keys at once; the output at a time is
+the result of one version minus that of the version before. Only the input is kept. Some logics need not look at large
+groups as a whole (`persist.compute.dataflow.operators.large_groups`).
 
-**Partially ordered times** (`PartialReduce`). All least upper bounds have to be looked at, in any number of dimensions:
-the closure of the times of the changes with all times of the key, to its fixed point. Those that are complete are done
-in an order in which none comes before a lesser one; the others wait. At each the output is corrected to what the logic
-makes of the records at times up to it, so what was given before is kept, too.
+**Partially ordered times** (`PartialReduce`). All least upper bounds are interesting, in any number of dimensions: the
+closure of the times of the changes with all times of the key. Complete times are done in an order that extends the
+order of times; the others wait. At each, the output is corrected to the result for the records at times up to it, so
+the earlier output is kept as well.
 
-Cost: of a change, the records of its key, or their logarithm where they are ranked; of accumulable aggregates, these
-are a few sums.
+Cost of a change: the records of its key, or their logarithm if they are ranked; accumulable aggregates have a few sums
+for each key.
 """
 
 import itertools
@@ -37,14 +37,14 @@ from persist.core.progress import check_limits
 
 
 class ReduceOperator(Operator):
-    """What both kinds have in common.
+    """The base of both kinds.
 
     Args:
         arrangement: the input by key.
         logic: what to make of groups.
         columns: how many value words the output has.
         shape: what is done to the output.
-        ranking: how to keep large groups in order, if the logic is one that allows for it.
+        ranking: keeps large groups in order, if the logic allows it.
     """
 
     may_rest = True
@@ -70,7 +70,7 @@ class ReduceOperator(Operator):
         self.allocate = allocate
 
     def made(self, groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
-        """Return what the logic makes of groups; of none, nothing."""
+        """Return the results of groups; none for no groups."""
         if len(groups):
             return self.logic(groups, values, diffs, find_keys)
         return groups, np.empty((self.out_layout.values, 0), np.int64), diffs
@@ -120,7 +120,7 @@ class TotalReduce(ReduceOperator):
         return arrangement.lookup(key_hashes(words), words, has_new=False)[1][1:]
 
     def _compute_groups(self, records: Ints) -> Ints:
-        """Return what the logic makes of records of one time, as updates."""
+        """Return the results for records of one time, as updates."""
         layout, time = self.arrangement.layout, 0
         if records.shape[1]:
             time = int(records[-2].max())
@@ -143,7 +143,7 @@ class TotalReduce(ReduceOperator):
             self.large.clear()
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
-        # The records of ranked groups are in the arrangement; what they came to is not.
+        # The arrangement has the records of ranked groups, but not their results.
         results = [] if self.large is None else list(self.large.shown())
         columns = pa.schema([self.schema.field(at) for at in range(self.keys, len(self.schema))])
         return [(np.array(results, np.int64).reshape(len(results), len(columns)).T, columns)] if results else []
@@ -152,9 +152,9 @@ class TotalReduce(ReduceOperator):
         return 0 if self.large is None else self.large.bytes
 
     def _find_changes(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> list[Ints]:
-        """Return how the output of keys changes, given what was there before; rank the groups for which that pays.
+        """Return the changes of the output of keys, and rank the groups for which that pays.
 
-        Each piece of it is shaped at once, so that what it was made of goes.
+        Each piece is shaped at once, which frees the memory of its input.
         """
         changes, count = [], keys.shape[1]
         if self.large is not None and len(old_numbers) >= self.costs.large_rows:
@@ -179,10 +179,8 @@ class TotalReduce(ReduceOperator):
     def _in_pieces(
         self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
     ) -> list[Ints]:
-        """Return what `_in_blocks` does, of some keys after the other: what they share is only their operator.
-
-        Memory: several times `Costs.piece_rows`, or the rows of the largest key, besides what is given and returned.
-        """
+        """Return the result of `_in_blocks`, for some keys after the other. Memory: several times `Costs.piece_rows`,
+        or the rows of the largest key, besides arguments and results."""
         count = keys.shape[1]
         check_limits()
         if len(numbers) + len(old_numbers) <= self.costs.piece_rows or count == 1:
@@ -196,7 +194,7 @@ class TotalReduce(ReduceOperator):
     def _ranked_changes(self, ranked: Flags, keys: Ints, numbers: Ints, new: Ints) -> Ints:
         """Return how the output of ranked groups changes."""
         assert self.large is not None
-        # The rows of ranked groups, those of each group together.
+        # The rows of ranked groups, group by group.
         places = ranked.take(numbers).nonzero()[0]
         places = places.take(numbers.take(places).argsort(kind="stable"))
         owners, rows = numbers.take(places), new.take(places, axis=1)
@@ -211,8 +209,7 @@ class TotalReduce(ReduceOperator):
     def _in_blocks(
         self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
     ) -> Ints:
-        """Do what `_changes` does, so many of each key's times at once that versions take a bounded amount of
-        memory."""
+        """Return the result of `_changes`, for so many times of each key at once that memory is bounded."""
         if is_one_time:
             return self._changes(keys, numbers, new, old_numbers, old, is_one_time=True)
         _, _, sizes, ranks = number_moments(numbers, new[-2])
@@ -251,7 +248,7 @@ class TotalReduce(ReduceOperator):
     def _changes(
         self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
     ) -> Ints:
-        """Return how the output of keys changes, given which records are old and which come at which time."""
+        """Return the changes of the output of keys, from their old records and the new updates."""
         layout = self.arrangement.layout
         times = new[-2]
         count = keys.shape[1]
@@ -398,7 +395,7 @@ class PartialReduce(ReduceOperator):
 
     def _closed(self, pairs: Ints, keys: Ints, numbers: Ints, times: Ints) -> Ints:
         """Return [key number, time …, 1], closed under least upper bounds with the times of each key."""
-        # The distinct times of each key, by key: those of key k stand from lower[k] up to upper[k].
+        # The distinct times of each key; key k has the places from lower[k] up to upper[k].
         key_times = np.empty((self.dimensions + 2, len(numbers)), np.int64)
         key_times[0], key_times[1:-1], key_times[-1] = numbers, times, 1
         key_times = _unique(key_times, 1, self.dimensions)
@@ -424,9 +421,9 @@ class PartialReduce(ReduceOperator):
         return pairs
 
     def _work(self, todo: Ints, keys: Ints, hashes: Ints, numbers: Ints, records: Ints) -> None:
-        """Correct the output at complete pairs [key number, time …, 1], in an order that extends that of times."""
+        """Correct the output at complete pairs [key number, time …, 1], earlier times first."""
         layout = self.arrangement.layout
-        # The pairs by key and time; a rank says how many pairs of the same key come before.
+        # The pairs by key and time; a rank is the number of earlier pairs of the key.
         order = np.lexsort((*todo[-2:0:-1], todo[0]))
         todo = todo.take(order, axis=1)
         starts = find_starts(todo[0])
@@ -476,7 +473,7 @@ class PartialReduce(ReduceOperator):
         given: tuple[Ints, Ints, Ints, Ints],
     ) -> Ints:
         """Return how the output changes at items, one time for each key: [item, values …, diff]."""
-        # Which item each key has; -1 for none.
+        # The item of each key; -1 for none.
         place = np.full(keys.shape[1], -1)
         place[items[0]] = np.arange(items.shape[1])
         acc = _accumulated(records, place, items)
@@ -484,7 +481,7 @@ class PartialReduce(ReduceOperator):
             acc[0], acc[1:-1], acc[-1], lambda at: keys.take(items[0].take(at), axis=1)
         )
         results = np.concatenate((result_items[None], columns, diffs[None]))
-        # What the output should be, less what it is.
+        # The target of the output, less its current records.
         current = _accumulated(given, place, items)
         current[-1] *= -1
         return _consolidated(np.concatenate((results, current), axis=1))
@@ -513,7 +510,7 @@ def _unique(rows: Ints, keys: int, dimensions: int) -> Ints:
 
 
 def _without(rows: Ints, known: Ints, dimensions: int) -> Ints:
-    """Return those of rows that are not known: both are [key number, times …, 1], each distinct."""
+    """Return the rows that are not known; both are distinct rows of [key number, times …, 1]."""
     joined = np.concatenate((rows, known), axis=1)
     # Equal rows are summed: a row of sum 1 is new, of 2 known, of 3 both.
     joined[-1, : rows.shape[1]], joined[-1, rows.shape[1] :] = 1, 2

@@ -22,8 +22,8 @@ def rows_of_others(flags: Flags, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]
 
 
 def number_moments(numbers: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the distinct times of keys, in the order of key and time; where each key's begin, and how many it has;
-    and for each row the rank of its time among those of its key."""
+    """Return the distinct times of keys by key and time; the first place and the number of each key's; and the rank of
+    each row's time in its key."""
     order = np.lexsort((times, numbers))
     owners, moments = numbers[order], times[order]
     # A moment begins where the key or the time differs from the row before.
@@ -31,7 +31,7 @@ def number_moments(numbers: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     news[1:] = (owners[1:] != owners[:-1]) | (moments[1:] != moments[:-1])
     owners, moments = owners[news], moments[news]
     firsts = find_starts(owners)
-    # The number of each row's moment, less that of the first moment of its key.
+    # The number of each row's moment, less the first one of its key.
     ranks = np.empty(len(order), np.int64)
     ranks[order] = news.cumsum() - 1
     return moments, firsts, np.diff(np.append(firsts, len(owners))), ranks - firsts.take(numbers)

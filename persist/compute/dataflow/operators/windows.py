@@ -1,12 +1,12 @@
-"""Window functions: each record of a partition with what its place among the others says.
+"""Window functions: each record of a partition with columns that depend on its place among the others.
 
-A partition is the group of a reduction. It is put in the order that a function asks for; what that leaves open, all
-columns of the record decide, so the result depends on the partition's contents alone. Copies of a record are as many
-rows. A frame is a range of rows from a row on; `peers` are the rows that agree in the order.
+A partition is the group of a reduction. It is sorted by the order of a function and then by all columns of the record,
+so the result depends on the partition's contents alone. Copies of a record are as many rows. A frame is a range of rows
+from a row on; `peers` are the rows that agree in the order.
 
-Cost: of a change, its whole partition; of most functions over a large one, less (`operators.ranked_windows`). Sums and
-counts of frames are differences of running ones; minima and maxima cost the logarithm of the largest frame
-for each row, and the aggregates of `operators.folds` the sizes of the distinct frames.
+Cost: a change costs its whole partition; most functions over a large one cost less (`operators.ranked_windows`). Sums
+and counts of frames are differences of running sums. Minima and maxima cost the logarithm of the largest frame for each
+row. The aggregates of `operators.folds` cost the sizes of the distinct frames.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +31,8 @@ from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, dir
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals over rows: how many values there are, their sum, and how many are NaN, inf and -inf; for a minimum or a
-    maximum, the least of `_to_least`, which is not taken away again."""
+    """Totals over rows: the number of values, their sum, and the numbers of NaN, inf and -inf. A minimum or maximum has
+    the least of `_to_least`, which cannot be subtracted."""
 
     values: int = 0
     total: int = 0
@@ -87,7 +87,7 @@ class Places:
 def windows(
     calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain, costs: Costs = USUAL
 ) -> Callable[..., Any]:
-    """Return the logic of a reduction that gives the values and a column for each function."""
+    """Return the logic of a reduction with the values and a column for each function."""
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: Any) -> tuple[Ints, Ints, Ints]:
         rows = copies(diffs)
@@ -123,7 +123,7 @@ def _column(
 def compute_column(
     call: WindowFunction, places: Places, values: Ints, schema: pa.Schema, domain: Domain, costs: Costs
 ) -> Ints:
-    """Return the results of a function for rows in order, given their words."""
+    """Return the results of a function for the words of rows in order."""
     arguments = [values[schema.get_field_index(name)] for name in call.arguments]
     kinds = [schema.field(name).type for name in call.arguments]
     is_plain = not (call.exclude or call.within or call.where or call.is_distinct)
@@ -135,7 +135,7 @@ def compute_column(
 
 
 def _eligible(call: WindowFunction, words: Ints, values: Ints, schema: pa.Schema) -> Flags:
-    """Return which rows count for a function of one row of a frame."""
+    """Return the rows that count for a function of one row of a frame."""
     eligible = np.ones(len(words), np.bool_)
     if call.where:
         eligible &= values[schema.get_field_index(call.where)] == 1
@@ -147,7 +147,7 @@ def _eligible(call: WindowFunction, words: Ints, values: Ints, schema: pa.Schema
 def _nth_of_some(call: WindowFunction, p: Places, words: Ints, eligible: Flags) -> Ints:
     """Return the value of the first, the last or the n-th row of each frame, of those rows that count."""
     places = eligible.nonzero()[0]
-    # How many rows that count are before each place: a frame is an interval of these, too.
+    # The number of counted rows before each place: a frame is an interval of these as well.
     counted_before = np.concatenate(([0], eligible.cumsum()))
     first, end = (counted_before.take(np.clip(bound, 0, len(words))) for bound in (p.low, p.high))
     number = (
@@ -169,7 +169,7 @@ def _folded(
     domain: Domain,
     costs: Costs,
 ) -> Ints:
-    """Return what an aggregate makes of the frames, each of which is looked at as a whole."""
+    """Return an aggregate of each frame, looked at as a whole."""
     call = replace(call, function=_FOLDS.get(call.function, call.function))
     low, high, back = p.low, p.high, None
     if not call.exclude:  # Rows of one frame have one value.
@@ -194,7 +194,7 @@ def _is_left(exclude: str, p: Places, rows: Ints, at: Ints) -> Flags:
 
 
 class _Bounds:
-    """Where the frames begin and end whose bounds are values of the column that the partition is ordered by."""
+    """The ends of frames whose bounds are values of the column that the partition is ordered by."""
 
     def __init__(self, call: WindowFunction, groups: Ints, values: Ints, schema: pa.Schema, domain: Domain) -> None:
         self._call = call
@@ -204,7 +204,7 @@ class _Bounds:
         self._domain = domain
 
     def places(self, column: str, *, is_end: bool) -> Ints:
-        """Return for each row how many rows stand before its bound; with is_end, those that agree with it, too."""
+        """Return for each row the number of rows before its bound, with is_end including rows equal to it."""
         name, down, first = self._call.by[0]
         row, bound = self._schema.get_field_index(name), self._schema.get_field_index(column)
         words = np.concatenate((self._values[row], self._values[bound]))
@@ -222,7 +222,7 @@ class _Bounds:
 def placed(
     call: WindowFunction, begins: Ints, ends: Ints, keys: Sequence[Ints], bounds: _Bounds | None = None
 ) -> Places:
-    """Return the places of rows in order, given where their partitions begin and end; rows agree if their keys do."""
+    """Return the places of rows in order; rows with equal keys are peers."""
     rows = len(begins)
     at = np.arange(rows)
     peers_begin, peers_end = begins, ends
@@ -261,7 +261,7 @@ def _of_groups(p: Places, offset: int, *, is_end: bool) -> Ints:
     """Return where the rows that agree in the order begin or end, so many groups of such rows further on."""
     if not len(p.at):
         return p.at
-    # Where each group of peers begins, and the number of each row's group.
+    # The first row of each group of peers, and the number of each row's group.
     firsts = (p.peers_begin == p.at).nonzero()[0]
     numbers = (p.peers_begin == p.at).cumsum() - 1
     target = numbers + offset
@@ -331,7 +331,7 @@ def _shifted(sign: int) -> Function:
 
 
 def _past_nulls(p: Places, is_value: Flags, by: int) -> tuple[Ints, Flags]:
-    """Return where the row is that stands so many rows with a value further on, and whether there is one."""
+    """Return the place of the row so many rows with a value further on, and whether it exists."""
     valued = is_value.nonzero()[0].astype(np.int64, copy=False)
     values_before = np.concatenate(([0], is_value.cumsum()))  # Rows with a value before each place.
     number: Ints = values_before.take(p.at) + by if by < 0 else values_before.take(p.at + 1) + by - 1
@@ -375,12 +375,12 @@ def _extreme(is_max: bool) -> Function:
 
 
 def _to_least(words: Any, is_max: bool) -> Any:
-    """Return numbers of which the least is that of the word wanted; and words of such numbers."""
+    """Return numbers whose least is the extreme word, and words of such numbers."""
     return ~words if is_max else words
 
 
 def direct_words(domain: Domain, words: Ints, kind: pa.DataType, is_max: bool) -> Ints:
-    """Return numbers of which the least is that of the value wanted; NULL is the greatest."""
+    """Return numbers whose least is the extreme value; NULL is the greatest."""
     places = ranks(domain, words, kind)
     return np.where(words == NULL, np.int64(2**63 - 1), ~places if is_max else places)
 
@@ -438,7 +438,7 @@ def wholes(words: Ints, kind: pa.DataType, domain: Domain) -> Any:
 
 
 def totals(function: str, words: Ints, diffs: Ints, kind: pa.DataType, domain: Domain) -> Totals:
-    """Return the totals over values with their multiplicities; those of negative multiplicity are left out."""
+    """Return the totals over values with positive multiplicities."""
     counted = (diffs > 0) & (words != NULL)
     words, weights = words[counted], diffs[counted].astype(object)
     if not len(words):
@@ -465,7 +465,7 @@ def _wholes(values: pa.Array) -> Any:
 
 
 def _with_others(sums: Ints, p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> Ints:
-    """Return sums with those of frames that have a NaN or an infinity put right."""
+    """Return sums, corrected for frames with a NaN or an infinity."""
     floats = domain.decode(words, kind).cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
     if np.isfinite(floats).all() and not any(p.whole.others):
         return sums
@@ -494,6 +494,6 @@ _FUNCTIONS: dict[str, Function] = {
     "avg": _avg,
     **{function: _extreme(is_max) for function, is_max in EXTREMES.items()},
 }
-SUMMED = ("count", "sum", "avg", *EXTREMES)  # Those that are made of `Totals` of what stands before.
-# What functions of rows are called as folds.
+SUMMED = ("count", "sum", "avg", *EXTREMES)  # These use the `Totals` of the rows before.
+# The folds of functions of rows.
 _FOLDS = {"first_value": "first", "last_value": "last", "nth_value": "nth"}

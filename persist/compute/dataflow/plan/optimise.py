@@ -1,22 +1,18 @@
-"""Rewriting of plans: what is not needed is left out, and operators become one.
+"""Rewriting of plans: unneeded columns and records are left out, and operators are joined. Rules about outer joins and
+subqueries apply before a query is a plan (`persist.compute.sql.rewrite`). This module does the rest, for programs in
+Python and for queries, in this order:
 
-What a query means is rewritten before it is a plan (`persist.compute.sql.rewrite`): only there an outer join or a
-subquery is one thing. Everything else is done here, for programs in Python and for queries, in this order:
+1. *Unneeded data are left out at their origin* (`trimmed`). Unread columns are neither read from collections, nor
+   computed, nor arranged, except by `arrange_by_key`. A condition after a join moves before it, if it reads one input
+   only and never raises. A bound in time moves as well, so the join forgets records whose time is over.
+2. *Operators are joined* (`_fuse`). Adjacent linear operators become one; maps of maps become one map. Linear operators
+   before a join or a reduction become stages of its input, and later ones stages of its output, unless another operator
+   reads them. A join of a join becomes a delta join of all inputs, which keeps nothing in between.
 
-1. *What is not needed is left out where it comes from* (`trimmed`). Columns that nobody reads are neither read of
-   collections, nor computed, nor arranged, unless `arrange_by_key` asked for them. A condition after a join that reads
-   one input only, and never raises, moves before it. So does a bound in time: the join then forgets what is over.
-2. *Operators become one* (`_fuse`). Linear operators that follow each other are one; maps of maps are one map. Linear
-   operators before a join or a reduction become part of how it arranges its input, those after it of how it gives its
-   output, unless somebody else reads them too. A join of a join becomes a delta join of all inputs, so that nothing in
-   between is kept.
-
-In programs that write collections, operators that tell times apart stay as they are: what they give is kept.
-
-Delta joins look up first where few partners are to be found. How large sources are is read from the descriptors of
-parts when a program is opened, without a request: how many rows there are, which columns are a key, and between which
-bounds whole numbers lie, which says how many different ones there can be. It is a hint. What a program computes does
-not depend on it, only in which order it looks things up.
+In programs that write collections, operators that depend on times stay separate, because their output is stored. Delta
+joins first look up the input with the fewest partners. Sizes of sources are estimated from the descriptors of parts,
+without a request: the number of rows, the key, and the bounds of whole numbers, which limit the number of distinct
+values. Estimates only change the order of look-ups, never results.
 """
 
 from collections import Counter
@@ -69,7 +65,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded
 
-# Which operator becomes one with its sole reader, and what is tried first: a stack between two joins goes to the later.
+# Pairs of operator and sole reader that are joined, in order: a stack between two joins goes to the later one.
 _LINEAR = (Linear, Linear)
 _FUSED = (_LINEAR, (Linear, Join | Reduce), (Join | Reduce, Linear), (Join, Join))
 
@@ -92,21 +88,20 @@ def optimised(plan: Plan) -> Plan:
 
 
 def trimmed(plan: Plan) -> Plan:
-    """Return an equivalent plan that leaves columns which nobody reads, and records which joins need not see, out where
-    they come from.
+    """Return an equivalent plan without unread columns, and without records that joins need not see.
 
     Args:
         plan: as it was written, or with its linear operators fused: its joins and reductions have no stages.
     """
     smaller_plan = plan.without_unused()
     apart, readers, placed = find_separate(smaller_plan), smaller_plan.consumers(), list[int]()
-    for node in reversed(list(smaller_plan.nodes.values())):  # Who reads it comes first, and reads less by then.
+    for node in reversed(list(smaller_plan.nodes.values())):  # Readers come first, and read less by then.
         conditions = _move_conditions(smaller_plan, node, readers[node.number], apart)
         if node.number not in apart:
             _trim(smaller_plan, node, list_read_columns(smaller_plan, node, readers[node.number]))
         placed.append(node.number)
         if not isinstance(node.operator, Join | Concat | Consolidate):
-            continue  # What these read has to have just their columns. Others read columns by name.
+            continue  # Their inputs must have exactly their columns. Others read columns by name.
         inputs = list(node.inputs)
         for at, names in enumerate(_list_reads(smaller_plan.nodes[node.number])):
             source = smaller_plan.nodes[inputs[at]]
@@ -129,7 +124,7 @@ def trimmed(plan: Plan) -> Plan:
 
 
 def _behind(plan: Plan, number: int) -> int:
-    """Return an operator itself, or the one whose columns it picks, if these are all by now."""
+    """Return an operator itself, or its input if it picks all columns of that."""
     node = plan.nodes[number]
     is_same = (
         node.operator == Linear((make_projection(node.schema),)) and plan.nodes[node.inputs[0]].schema == node.schema
@@ -168,7 +163,7 @@ def _kept(schema: pa.Schema, names: Set[str]) -> pa.Schema:
 
 
 def make_projection(schema: pa.Schema) -> Map:
-    """Return the stage that gives just the columns of a schema."""
+    """Return the stage that picks the columns of a schema."""
     return Map(tuple((name, Col(name)) for name in schema.names))
 
 
@@ -183,7 +178,7 @@ def list_read_columns(plan: Plan, node: Node, readers: Iterable[int]) -> set[str
 
 
 def _list_reads(node: Node) -> list[set[str] | None]:
-    """Return of each input which columns a node reads; None for all, or if it cannot be told."""
+    """Return the columns that a node reads of each input; None for all, or if unknown."""
     names = {*node.schema.names}
     match node.operator:
         case Linear(stages):
@@ -204,7 +199,7 @@ def _list_reads(node: Node) -> list[set[str] | None]:
 
 
 def _trim_stages(stages: Stages, needed: set[str]) -> tuple[Stages, set[str] | None]:
-    """Return stages that compute what is needed and no more, and which columns they read; None is for all."""
+    """Return stages that compute only the needed columns, and the columns that they read; None for all."""
     needed_stages, read, is_all = list[Stage](), set(needed), False
     for stage in reversed(stages):
         match stage:
@@ -241,7 +236,7 @@ def _move_conditions(plan: Plan, node: Node, readers: Sequence[int], apart: Set[
 
 
 def _conditions(stage: Filter | TemporalFilter) -> list[tuple[Term, Stage]]:
-    """Return the conditions that a stage is made of, each with the stage that is it alone."""
+    """Return the conditions of a stage, each with a stage of its own."""
     if isinstance(stage, Filter):
         return [(stage.condition, stage)]
     halves = ((stage.lower, replace(stage, upper=None)), (stage.upper, replace(stage, lower=None)))
@@ -255,7 +250,7 @@ def _sole_input(plan: Plan, node: Node, join: Join, condition: Term, stage: Stag
         if names and names <= {*source.schema.names} - {right_name for _, right_name in pairs}:
             kinds = {field.name: field.type for field in source.schema}
             is_total = isinstance(stage, TemporalFilter) and moved_column(condition, kinds) is not None
-            # Others may read an index that was asked for.
+            # Other operators may read an arrangement.
             may_move = is_total or not may_raise(condition, kinds)
             return at if may_move and not isinstance(source.operator, Arrange) else None
     return None
@@ -277,7 +272,7 @@ def simplified(stages: Sequence[Stage]) -> Stages:
 
 
 def _before(made: Map, stage: Stage) -> Filter | TemporalFilter | None:
-    """Return the filter before a map that does what one behind it does; None if that reads what the map computes."""
+    """Return a filter before a map that is equivalent to one behind it; None if that reads computed columns."""
     by = dict(made.outputs)
     if not isinstance(stage, Filter | TemporalFilter) or TIME in by:
         return None
@@ -320,7 +315,7 @@ def _fuse(plan: Plan, apart: Set[int], source_kind: Any, reader_kind: Any) -> bo
             operator = _fused(source.operator, node.operator, at)
             if operator is not None:
                 inputs = (*node.inputs[:at], *source.inputs, *node.inputs[at + 1 :])
-                # What users called them; a stack of an input is not what its join or reduction is called.
+                # Their names from users, but not that of a stack before a join or a reduction.
                 is_input = isinstance(source.operator, Linear) and not isinstance(node.operator, Linear)
                 names = [name for name in (source.name * (not is_input), node.name) if name]
                 plan.change(node.number, operator=operator, inputs=inputs, name=" . ".join(names))
@@ -355,19 +350,19 @@ def _fused(source: Operator, reader: Operator, at: int) -> Operator | None:
     return None
 
 
-PARTS_MAX = 200  # Whose statistics are looked at; of a collection of more, the number of rows is all that is known.
-COVERED_LEAST = 0.9  # Of the rows, by parts that tell the bounds of a column.
-FILTER_KEEPS = 0.3  # Of the rows that pass a filter, for want of anything better.
+PARTS_MAX = 200  # Of a collection with more parts, only the number of rows is known.
+COVERED_LEAST = 0.9  # The share of rows in parts that have bounds of a column.
+FILTER_KEEPS = 0.3  # The guessed share of rows that pass a filter.
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is known of a stream, whose columns have names, or of a relation of a query, whose columns have numbers.
+    """Statistics of a stream, whose columns have names, or of a relation of a query, whose columns have numbers.
 
     Attributes:
         rows: about how many records it has.
-        key: columns that tell them apart; None if there are none.
-        distinct: of some columns, how many different values they have at most.
+        key: columns that are unique together; None if unknown.
+        distinct: for some columns, the greatest possible number of different values.
     """
 
     rows: float
@@ -375,8 +370,7 @@ class Statistics:
     distinct: Mapping[Any, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def values(self, column: Hashable) -> float:
-        """Return about how many different values a column has; of one of which nothing is known, the root of the rows,
-        which lies between one value and one for each row."""
+        """Return about how many different values a column has; the root of the rows if unknown."""
         return max(1.0, min(self.rows, self.distinct.get(column, self.rows**0.5)))
 
     def partners(self, columns: Sequence[Hashable]) -> float:
@@ -386,18 +380,18 @@ class Statistics:
         return max(1.0, self.rows / prod(map(self.values, columns)))
 
     def kept(self, share: float) -> "Statistics":
-        """Return what is known of a share of the records."""
+        """Return the statistics of a share of the records."""
         return Statistics(self.rows * share, self.key, self.distinct)
 
     def renamed(self, columns: Iterable[tuple[Hashable, Hashable]]) -> "Statistics":
-        """Return what is known of some columns: each as it is called now, and as it is called then."""
+        """Return the statistics of some columns: pairs of their names now and then."""
         pairs = list(columns)
         then = dict(pairs)
         key = frozenset(map(then.get, self.key)) if self.key is not None and self.key <= then.keys() else None
         return Statistics(self.rows, key, {new: self.distinct[old] for old, new in pairs if old in self.distinct})
 
     def after(self, stages: Sequence[Stage]) -> "Statistics | None":
-        """Return what is known after some linear stages; None if that is nothing."""
+        """Return the statistics after some linear stages; None if unknown."""
         statistics = self
         for stage in stages:
             match stage:
@@ -432,7 +426,7 @@ def estimate_streams(engine: Engine | None, plan: Plan) -> Callable[[int], Stati
 
 
 def of_collection(handle: CollectionHandle) -> Statistics:
-    """Return what the descriptors of a collection's parts tell of it."""
+    """Return statistics of a collection, from the descriptors of its parts."""
     return _of_contents(handle.contents(), handle.schema.key_names)
 
 

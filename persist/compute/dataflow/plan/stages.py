@@ -1,8 +1,8 @@
 """The linear operators, as data: what each does to one record at a time, whatever the others are.
 
 Every linear operator is a stage of a `Linear` node, and stages that follow each other are fused: the optimiser
-concatenates their lists. A stage says what columns it gives and how to print it;
-`persist.compute.dataflow.operators.linear` runs it.
+concatenates their lists. A stage knows its columns and how to print itself; `persist.compute.dataflow.operators.linear`
+runs it.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -97,7 +97,7 @@ class FlatMap:
 
     Attributes:
         gives: "records", "diffs" (pairs of record and diff) or "updates" (triples of record, time and diff); times are
-            joined with the update's, diffs multiplied with its.
+            joined with the time of the update, and diffs multiplied with its diff.
         dimensions: of the times of the program.
     """
 
@@ -270,7 +270,7 @@ def through(stages: Sequence[Stage], schema: pa.Schema, operator: str, *, has_ti
 
 
 def record_schema(columns: Any, operator: str) -> pa.Schema:
-    """Return the columns that a function says it gives: a dict of names and types, or a schema.
+    """Return the declared columns of a function: a dict of names and types, or a schema.
 
     Raises:
         SchemaMismatch: it is neither, or a type is not supported.
@@ -287,7 +287,7 @@ def record_schema(columns: Any, operator: str) -> pa.Schema:
 
 
 def check_columns(schema: pa.Schema, operator: str) -> None:
-    """Raise SchemaMismatch unless names are distinct, and not those of time and diff, and types are supported."""
+    """Raise SchemaMismatch unless names are distinct, other than `_time` and `_diff`, and types are supported."""
     for field in schema:
         check_type(field.type, f"{operator}: column {field.name!r}")
         if field.name in (TIME, "_diff"):
@@ -314,7 +314,7 @@ def check_function(function: Any, operator: str) -> None:
 
 
 class _Itself:
-    """Equal to what stands for the same object, which it keeps: so that no other one can come to be at its address."""
+    """Equal to others with the same object, which it keeps alive, so that its address stays unique."""
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -327,9 +327,9 @@ class _Itself:
 
 
 def ident(stage: Stage) -> Hashable:
-    """Return a key that is equal for two stages that do the same, as far as can be told: functions are told apart."""
+    """Return a key that is equal for equal stages; functions are equal only to themselves."""
     if isinstance(stage, Map | Filter | Negate | Explode | Unnest | Delay):
-        with suppress(TypeError):  # A constant of an option may be one that has no hash.
+        with suppress(TypeError):  # Some constants have no hash.
             hash(stage)
             return stage
     return _Itself(stage)

@@ -80,7 +80,7 @@ def as_on(operator: str, on: On, left: pa.Schema, right: pa.Schema) -> Pairs:
 
 
 def joined_schema(operator: str, left: pa.Schema, right: pa.Schema, pairs: Pairs) -> pa.Schema:
-    """Return the columns of a join: those of the left, and those of the right that are not its key.
+    """Return the columns of a join: the left's, and the right's without its key.
 
     Raises:
         SchemaMismatch: a name is on both sides.
@@ -113,7 +113,7 @@ def concatenated(schemas: Sequence[tuple[pa.Schema, str]]) -> pa.Schema:
 
 
 def distinct_columns(operator: str, schema: pa.Schema) -> None:
-    """Raise SchemaMismatch if a name is there twice, or is that of the time or the diff."""
+    """Raise SchemaMismatch if a name occurs twice, or is `_time` or `_diff`."""
     for name in schema.names:
         if name in ("_time", "_diff"):
             raise SchemaMismatch(f"{operator}: a column cannot be called {name!r}: choose another name")

@@ -1,4 +1,4 @@
-"""Inputs of a running program: updates that are given to it, and how far they are complete."""
+"""Inputs of a running program: inserted updates, and how far they are complete."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -91,7 +91,7 @@ class Gate:
 
 
 class InputHandle:
-    """What `running[name]` returns: insert updates, and advance the frontier."""
+    """An input of a running program, `running[name]`: inserts updates, and advances the frontier."""
 
     def __init__(self, name: str, schema: CollectionSchema, gate: Gate, domain: Domain, dimensions: int) -> None:
         self.name = name

@@ -1,22 +1,20 @@
-"""One output of a program: what waits to be written to its collection, and whether what is there is the program's own.
+"""One output of a program: the updates that wait for a commit, and checks that the collection is the program's own.
+Three things prove that a program wrote a collection: the upper that a commit expects, the hold of the program on its
+sources, and the fingerprint of its operators. If a doubt remains, the contents of the collection are compared with the
+results of the program. If another copy of the program has sealed the collection further, its updates are compared as
+well, and this copy goes on behind them.
 
-What a program writes can be told apart from what others do in three ways: the upper that a commit expects, the hold of
-the program on its sources, and the fingerprint of what the output is computed by. Where these leave a doubt, what the
-collection holds is compared with what the program gives. Another copy of the program may have sealed the collection
-further: then what it wrote is compared, too, and this copy goes on behind it.
+Most state of a program is computed again from the contents of its sources at the last sealed time of its outputs. These
+contents do not show at which times records came. So an operator that depends on times stores the arrangement of its
+output in a hidden collection, in the commits of the outputs:
 
-What operators that tell times apart have given is kept in hidden collections, so that a program goes on from there.
-Most state of a program is made again from what its sources hold at the last time that its outputs have sealed. What
-came when is not to be seen there. So an operator whose results depend on that writes what it has given, which is the
-arrangement of its output, to a hidden collection, in the commits of the outputs:
-
-    key    the time from which on the record is there, while that is still to come; NULL once it has come
+    key    the time from which on the record is there, as long as it is in the future; then NULL
     value  the columns of the record
 
-For an update that the operator takes at t and gives at u, at t the record is added, with NULL if u is t and with u
-otherwise; and at u, if that is later, it is moved from u to NULL. So the contents at any time are what the operator has
-given and will give because of all before, and no larger than what that amounts to. They depend on the input alone, not
-on the steps in which it was taken in: two copies of a program write the same.
+If the operator turns an update of time t into one of time u, the record is added at t: with NULL if u is t, and
+otherwise with u. In the second case it is moved from u to NULL at time u. So the contents at any time are the past and
+future output for all input so far. They depend on the input alone, not on the steps that took it in: two copies of a
+program write the same.
 
 The collection may be compacted up to where the program would begin again, and goes with `Program.drop`. Its name begins
 with a dot, so listings leave it out.
@@ -52,8 +50,8 @@ PREFIX = ".dataflow"
 
 
 def make_kept_name(program: str, number: int) -> str:
-    """Return what the hidden collection of an operator of a program is called. A program may be called what a
-    collection may not."""
+    """Return the name of the hidden collection of an operator of a program. It has a digest, because not every name of
+    a program is a name of a collection."""
     return f"{PREFIX} {_digest(program)} {number}"
 
 
@@ -71,15 +69,15 @@ def due_column(columns: pa.Schema) -> str:
 
 
 def make_kept_schema(columns: pa.Schema) -> pa.Schema:
-    """Return the columns of the hidden collection: those of the records, then the time."""
+    """Return the columns of the hidden collection: the columns of the records, then the time."""
     return columns.append(pa.field(due_column(columns), pa.int64()))
 
 
 class KeptLinear(Operator):
-    """A linear operator that tells times apart.
+    """A linear operator that depends on times.
 
     Attributes:
-        kept: what changes in the hidden collection because of this pass: words, time from which on, time, diff.
+        kept: the changes of the hidden collection by this pass: words, time from which on, time, diff.
     """
 
     def __init__(self, at: Position, shape: Traced) -> None:
@@ -90,13 +88,13 @@ class KeptLinear(Operator):
         self.kept: Ints | None = None
 
     def restore(self, kept: Ints, at: int) -> None:
-        """Begin with what was kept as of a time, int64[words + time from which on + diff, n]; what comes up to then is
-        part of it."""
+        """Begin with the stored contents of a time, int64[words + time from which on + diff, n]; they include all input
+        up to it."""
         self._restored, self._after = kept, at
 
     @property
     def is_restored(self) -> bool:
-        """Whether what comes up to the time at which it goes on is known to it."""
+        """Whether it has the input up to the time at which it goes on."""
         return self._after is not None
 
     def run(self) -> None:
@@ -118,7 +116,7 @@ class KeptLinear(Operator):
 
 
 class KeptOutput(Operator):
-    """Gives what the operator keeps."""
+    """The changes of the hidden collection of an operator."""
 
     def __init__(self, operator: KeptLinear) -> None:
         super().__init__(Position(f"{operator.title}.kept", [operator], 1, 0))
@@ -133,14 +131,14 @@ def _digest(program: str) -> str:
 
 
 def _select_results(kept: Ints, at: int) -> Ints:
-    """Return what was kept as updates [words …, time, diff], from a time on."""
+    """Return stored contents as updates [words …, time, diff], from a time on."""
     updates = kept.copy()
     np.maximum(updates[-2], at, out=updates[-2])  # NULL is the least.
     return updates
 
 
 def _find_kept_changes(updates: Ints, taken: Ints) -> list[Ints]:
-    """Return the changes of the hidden collection for updates that were taken at some times."""
+    """Return the changes of the hidden collection for updates, and the times of their input."""
     changes = np.empty((len(updates) + 1, updates.shape[1]), np.int64)
     changes[:-3], changes[-1] = updates[:-2], updates[-1]
     changes[-2] = taken
@@ -150,7 +148,7 @@ def _find_kept_changes(updates: Ints, taken: Ints) -> list[Ints]:
 
 
 def _come(kept: Ints) -> Ints:
-    """Return the changes that come by themselves: records whose time comes are there from then on."""
+    """Return the later changes: records are moved to NULL at their time."""
     due = kept[:, kept[-2] != NULL]
     changes = np.empty((len(due) + 1, 2 * due.shape[1]), np.int64)
     changes[:-3] = np.tile(due[:-2], 2)
@@ -173,12 +171,12 @@ class Output:
 
     Attributes:
         upper: of the collection, as far as this copy of the program knows.
-        done: up to where this copy of the program has computed it, and found or written it.
+        done: up to where this copy of the program has computed it, and compared or written it.
         waiting: updates from done on that are not written yet.
         sealed_to: up to where they are complete.
-        definition: of a view, by what it is made.
-        corrects: the first commit makes of what the collection holds what it should hold.
-        compares: before the first commit, what the collection holds is compared with what it should hold.
+        definition: of a view.
+        corrects: the first commit corrects the contents of the collection.
+        compares: the first commit compares the contents of the collection with the results.
         jumps_to: the first commit passes over the times before this one, which cannot be read then.
     """
 
@@ -198,7 +196,7 @@ class Output:
         self.waiting: list[Ints] = []
         self.definition = definition
         self.keeps = keeps
-        # What a view is computed by is its definition, and what is kept goes with the outputs.
+        # A view has its definition instead, and hidden collections belong to the outputs.
         self._fingerprint = fingerprint if definition is None and keeps is None else None
         contents = self.handle.contents()
         self._says = about_collection(contents).properties.get(PROPERTY)
@@ -212,18 +210,18 @@ class Output:
         self.begin(find_end(contents.upper))
 
     def gives_up(self, until: int) -> list[kinds.AllowCompaction]:
-        """Return the steps by which a commit that seals up to a time gives up the past, if the output keeps none."""
+        """Return the steps of a commit that seals up to a time which give up the past, if the output has none."""
         if self.definition is None or self.definition.has_past:
             return []
         return [kinds.AllowCompaction(self.handle.id, (min(until, TIME_MAX + 1) - 1,))]
 
     @property
     def has_changed(self) -> bool:
-        """Whether what the collection is computed by is known, and is another thing now."""
+        """Whether other operators than now computed the collection, as far as it is known."""
         return None not in (self._says, self._fingerprint) and self._says != self._fingerprint
 
     def describe(self, commit: Commit) -> None:
-        """Say in a commit what the collection is computed by, unless it does."""
+        """Store the fingerprint of the operators in a commit, unless it is stored."""
         if self._fingerprint is not None and self._says != self._fingerprint:
             commit.add(self.handle, [describe_step(self.handle, None, {PROPERTY: self._fingerprint}, None, None)])
 
@@ -232,7 +230,7 @@ class Output:
         self._says = self._fingerprint
 
     def restore(self, at: int) -> None:
-        """Let the operator whose output a hidden collection keeps go on from a time, if it was kept till then.
+        """Restore the operator of a hidden collection as of a time, if the collection is sealed beyond it.
 
         Raises:
             SourceLost: another copy of the program has gone on, and compacted it.
@@ -261,7 +259,7 @@ class Output:
         if self.sink.out is not None:
             updates = self.sink.out
             if self._is_new and (updates[-2] < self.done).any():
-                # What comes of constants is there from the beginning, and that is where the output begins.
+                # Results of constants exist from the beginning of the output.
                 updates = updates.copy()
                 np.maximum(updates[-2], self.done, out=updates[-2])
                 updates = to_batch(updates, self._layout)[1:]
@@ -270,7 +268,7 @@ class Output:
             if self.corrects or self.compares:
                 self._before.append(updates[:, ~late])
         complete = find_end(self.sink.frontier)
-        if not self._is_new or complete > self.done:  # What begins later has nothing to seal yet.
+        if not self._is_new or complete > self.done:  # An output that begins later has nothing to seal yet.
             self.sealed_to = max(self.sealed_to, complete)
 
     def correct(self) -> None:
@@ -282,10 +280,10 @@ class Output:
         self._before = []
 
     def compare(self) -> None:
-        """If it cannot be told who wrote the collection: compare what it holds with what this program gives.
+        """Compare the contents of the collection with the results, if its writer is unknown.
 
         Raises:
-            OutputConflict: they differ, so what comes now would not fit what is there.
+            OutputConflict: they differ, so new updates would not fit.
         """
         if not self.compares or self.sealed_to < self.began_at:
             return
@@ -304,7 +302,7 @@ class Output:
         self._before = []
 
     def _missing(self) -> Ints:
-        """Return what the collection lacks of what the program gave before it began, at the time when it began."""
+        """Return the difference of results and contents before the program began, as updates at that time."""
         rows = self._words(snapshot(self.handle, self.began_at - 1, form="diff").to_arrow())
         rows[-1] *= -1
         differences = np.concatenate([*self._before, rows], axis=1)
@@ -312,7 +310,7 @@ class Output:
         return to_batch(differences, self._layout)[1:]
 
     def check_jump(self) -> None:
-        """Raise OutputConflict if somebody keeps times readable that are passed over."""
+        """Raise OutputConflict if a hold or a tag keeps times readable that are passed over."""
         to = self.jumps_to
         holders = [] if to is None else self._list_holders(to)
         if holders:
@@ -323,12 +321,11 @@ class Output:
             )
 
     def begin_readable(self, at: int) -> None:
-        """Let nobody read a new output before a time, because the program says nothing about what was then.
-
-        A view is not read before the time at which it begins, either.
+        """Make a new output unreadable before a time, because the program has no results there. A view is unreadable
+        before its start as well.
 
         Raises:
-            OutputConflict: somebody keeps such a time readable.
+            OutputConflict: a hold or a tag keeps such a time readable.
         """
         if self.upper > 0:
             return
@@ -358,7 +355,7 @@ class Output:
             is_before = part[-2] < until
             parts.append(part if is_before.all() else part[:, is_before])
         if len(parts) == 1:
-            return parts[0]  # What is taken of one pass is consolidated.
+            return parts[0]  # The updates of one pass are consolidated.
         every = np.concatenate([np.empty((self._layout.words + 2, 0), np.int64), *parts], axis=1)
         return to_batch(every, self._layout)[1:]
 
@@ -367,7 +364,7 @@ class Output:
         return to_table(updates, self.sink.schema, self._domain)
 
     def written(self, upper: int) -> None:
-        """Forget what is written before upper, which the collection has been sealed to."""
+        """Forget the updates before upper, to which the collection has been sealed."""
         self.done, self._is_new = upper, False
         self.waiting = [remaining for chunk in self.waiting if (remaining := chunk[:, chunk[-2] >= upper]).shape[1]]
 
@@ -375,7 +372,7 @@ class Output:
         """Go on behind another copy of the program, which has sealed the collection to actual.
 
         Raises:
-            OutputConflict: what was written is not what this copy would have written.
+            OutputConflict: the updates differ from those of this copy.
         """
         if actual < self.upper:
             raise OutputConflict(self.handle.name, f"its upper went back from {self.upper} to {actual}")
@@ -398,7 +395,7 @@ class Output:
         self.written(until)
 
     def _theirs(self, until: int) -> tuple[int, Ints]:
-        """Return what the collection holds of the times from done to until, and before when these are not told apart.
+        """Return the updates of the collection from done to until, and the time before which their times are advanced.
 
         Raises:
             OutputConflict: that has been compacted.

@@ -1,11 +1,9 @@
-"""What a collection held as of a time, read for some keys: where requests of a partial program end.
+"""Contents of a collection as of a time, for some keys: they answer the requests of a partial program. A request has
+columns and their values. A bulk look-up (`persist.engine.read.lookups.matching`) finds the records in the parts that
+may have such values, or in an index of the collection. An index is used if it reads much less by the descriptors of
+parts, so the choice needs no I/O.
 
-A request names columns and their values. A bulk look-up (`persist.engine.read.lookups.matching`) finds the records in
-the parts that may hold such values, or in those of an index of the collection. An index is used if it reads much less
-by the descriptors of parts, so no I/O is done to choose.
-
-What is read is encoded as the program encodes its sources. A source of few bytes is read whole at its first request,
-and kept.
+Records are encoded like the sources of the program. A source of few bytes is read whole at its first request, and kept.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +31,7 @@ from persist.engine.read.planning.scan import Scan, narrowed_scan
 from persist.engine.read.results.snapshot import Snapshot
 
 SMALL_BYTES = 256 << 10  # Decoded: a collection of fewer is read whole.
-KEPT_BYTES = 64 << 20  # Of what was requested in a refresh: the same is requested by several operators.
+KEPT_BYTES = 64 << 20  # Of records that are kept in a refresh, because several operators request the same.
 INDEXED_ROWS = 40_000  # That are read for each key that is looked up in an index, at most.
 LISTED_MAX = 10_000  # More values are named by their bounds in the filter that prunes parts.
 
@@ -125,7 +123,7 @@ class Past:
         return count is None or count > 0
 
     def move(self, as_of: int) -> None:
-        """Read as of a later time from now on. What was read is forgotten: its words may lose their meaning."""
+        """Read as of a later time from now on, and forget everything: words may lose their meaning."""
         self.close()
         self.as_of = as_of
         self._null = {}
@@ -187,7 +185,7 @@ class Past:
         reader, path = self._handle.engine.reader(), None if table is None else self._path(names)
         least = None if table is None or path is not None else self._least(len(table))
         if table is None:
-            table = pa.table({})  # Which reads all records.
+            table = pa.table({})  # This reads all records.
         scan = replace(narrowed_scan(self._scan, _pruning(table)) or self._scan, filter=None)
         size = estimate_matching(scan, table)
         if path is not None and PAYS * (by_index := path.bytes_of(table)) <= size:

@@ -29,7 +29,7 @@ class Ports:
         conditions: the collections that outputs wait for.
         replace: the program has changed.
         jump: pass over times at which it failed.
-        is_brief: nobody reads for long, so no lease is taken where permanent holds keep what is read.
+        is_brief: reads end soon, so no lease is taken of sources that have permanent holds.
 
     Attributes:
         sources: each with the time as of which it begins; all the same one.
@@ -58,7 +58,7 @@ class Ports:
         self._replaces = replace
         self._conditions = conditions
         self.sources: list[SourceReader] = []
-        # What the program is given and writes as it is: it is computed by nothing.
+        # Outputs that are inputs as well, and are not computed.
         written = {source.collection for source, _, _ in sources if source.written}
         collections = {sink.collection: program.output(sink.collection) for sink in sinks}
         collections |= {name: writable(loaded(engine, name)) for name in written}

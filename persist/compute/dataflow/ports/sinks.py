@@ -2,16 +2,14 @@
 
 All outputs of a step are one commit: their updates, their new uppers, and the holds of the program on its sources,
 which follow them. The commit carries the upper that each output is expected to have, so of two copies of a program that
-computed the same step one is refused. It then looks at what the
-other one has written: if that is what it would have written itself it goes on behind it, and otherwise something else
-writes the collection. So no update is ever written twice, and no offset is stored anywhere: the outputs' uppers say how
-far the program has come.
+computed the same step one is refused. It then compares the updates of the other copy with its own: if they are equal it
+goes on behind them, and otherwise another program writes the collection. So no update is ever written twice, and no
+offset is stored: the progress of a program is the uppers of its outputs.
 
-What tells times apart is kept in hidden collections, which are outputs like the others
-(`persist.compute.dataflow.ports.output`).
+Hidden collections are outputs like the others (`persist.compute.dataflow.ports.output`).
 
-A program is resumed by reading its sources as of the last time that its outputs have sealed. That gives the
-arrangements what they need to know of the past; what comes out of it at sealed times is there already, and is dropped.
+A program is resumed by reading its sources as of the last time that its outputs have sealed. This fills the
+arrangements. Results at sealed times are there already, and are dropped.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -45,13 +43,13 @@ class Outputs:
         sinks: with the collection of each, if it is there already and is not to be made, and its definition (see
             `Draft.definition`).
         fingerprints: of what each output is computed by (see `persist.compute.dataflow.plan.origin`).
-        own: those that hold what the program is given, as it is.
+        own: outputs that are inputs of the program as well.
         replace: the program has changed: correct what its outputs hold.
         jump: go on at the latest time that the sources have sealed, and pass over the times before it.
 
     Attributes:
-        goes_on_from: the last time up to which all outputs are sealed that the program goes on from; None if it begins
-            anew, or has to follow its sources from an earlier time on.
+        goes_on_from: the last sealed time of all outputs, if the program goes on from it; None if it begins anew, or
+            has to follow its sources from an earlier time on.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded
 from persist.engine.read.following.listen import Listen, Progress
 
-BRIEF_BYTES_MAX = 16 << 20  # Of a source that is read in no time: far less than the grace of blobs.
+BRIEF_BYTES_MAX = 16 << 20  # Of a source that is read in far less time than the grace of blobs.
 LEASED_EVERY_S = 1.0  # How often the hold of a program without outputs is moved, at most.
 
 
@@ -53,9 +53,9 @@ class SourceReader:
 
     Attributes:
         handle: the source.
-        operator: what the plan says about it.
+        operator: of the plan.
         named: where the permanent holds are, as far as is known.
-        coarse_to: changes before this time are taken for changes at it, so that those that cancel out are not seen.
+        coarse_to: changes before this time count as changes at it, so that some cancel out.
         has_lost: changes were read, and could not be taken in; they do not come again.
     """
 
@@ -101,8 +101,7 @@ class SourceReader:
     def _keep_schema(self) -> None:
         """Read with the version of the schema with which the outputs were begun, if there are any.
 
-        What they hold was computed from these columns. Another one that has got the name of one of them would be taken
-        for it otherwise.
+        They were computed from these columns. A newer version may give the name of one of them to another column.
 
         Raises:
             SchemaMismatch: they were begun with different versions, in which a column that is read is not the same.
@@ -140,10 +139,10 @@ class SourceReader:
                 )
 
     def asked(self) -> int | None:
-        """Return the time as of which the program asks for the contents; None if it leaves that open.
+        """Return the time as of which the program reads the contents, if it sets one.
 
         Raises:
-            InvalidUsage: it asks for a moment, and the collection has no timeline by which that would be a time.
+            InvalidUsage: the time is a moment, and the collection has no timeline.
         """
         as_of = self.operator.as_of
         with self._explained():
@@ -177,7 +176,7 @@ class SourceReader:
             self.handle = replace(handle, is_kept=self._is_brief)
 
     def skip_contents(self) -> None:
-        """Give what comes after the time at which it begins only."""
+        """Take only changes after the time at which it begins."""
         with self._explained():
             self._listen = begun_listen(self.handle, self._as_of, None, columns=self._schema.names)
         self._gate.frontier = Antichain(self._as_of + 1)
@@ -188,7 +187,7 @@ class SourceReader:
         return min((hold.time for hold in list_holds(self.handle) if hold.name in self._holders), default=None)
 
     def opened(self) -> InputHandle:
-        """Read what is sealed of a source that the program writes; return the input that takes what comes after."""
+        """Read the sealed contents of a source that the program writes, and return the input for its updates."""
         with self._explained():
             contents = self.handle.contents()
         if contents.upper > Antichain(self._as_of) and not self.take(contents):
@@ -202,7 +201,7 @@ class SourceReader:
         """Return the newest known state of the collection if more is sealed in it than was taken here, or else None."""
         handle, listen = self.handle, self._listen
         if self._is_given:
-            return None  # What else is sealed there is noticed when the program commits.
+            return None  # The commit of the program notices other writes.
         with self._explained():
             if listen is None:
                 contents = handle.engine.follower.known(handle.id, handle.name)
@@ -222,7 +221,7 @@ class SourceReader:
         return self._as_of + 1 if self._listen is None or self._listen.is_finished else self._listen.reached
 
     def take(self, contents: CollectionState, until: int | None = None) -> bool:
-        """Take what is sealed in a state in which it has `advanced`; return whether there was something.
+        """Take the sealed updates of a state in which it has `advanced`; return whether it took any.
 
         Args:
             until: take what is before this time only, beyond the contents that it begins with.
@@ -230,7 +229,7 @@ class SourceReader:
         with self._explained():
             if self._listen is None and not self._begin():
                 return False
-        # What was sealed after the time at which it begins is taken at once, too.
+        # Updates after the time at which it begins are taken at once.
         listen = self._listen
         if listen is None or listen.is_finished:
             return True
@@ -247,7 +246,7 @@ class SourceReader:
             self.named = {name: max(time, durable) for name, time in self.named.items()}
 
     def find_named(self) -> None:
-        """Look where the permanent holds are: somebody has moved one, or has dropped the program, or the view."""
+        """Find the permanent holds again: one was moved, or the program or the view was dropped."""
         with self._explained():
             holds = self.handle.contents().holds
         self.named = {name: holds[name].time for name in self.named if name in holds}
@@ -274,10 +273,10 @@ class SourceReader:
     def _begin(self) -> bool:
         """Take the contents as of the time at which it begins; return whether they are sealed.
 
-        Every call of the store may fail, and then this is done again. So nothing is kept before the last of those that
-        come before it, and everything is before what is left to do can fail.
+        Every call of the store may fail, and then this is done again. So nothing is kept before the last call, and
+        after it nothing can fail.
         """
-        # The schema stays the one that was checked: what becomes of columns that are not read is not noticed.
+        # The schema stays the checked one, whatever happens to other columns.
         handle, names = self.handle, self._schema.names
         try:
             contents = snapshot(
@@ -285,7 +284,7 @@ class SourceReader:
             )
         except AsOfNotSealed:
             return False
-        # Whatever arranges the contents sums them up: equal rows need not be brought together before.
+        # Arrangements sum the contents up, so equal rows need not be adjacent.
         updates = encode_contents(self._domain, self._schema, contents.unsummed(), self._as_of)
         listen = begun_listen(handle, self._as_of, None, columns=names)
         if updates.shape[1]:
@@ -315,7 +314,7 @@ class SourceReader:
             raise
 
     def _look_ahead(self, reached: int) -> None:
-        """Let in what has come, and take back what has gone, of times that are not sealed."""
+        """Pass new updates of unsealed times on, and retract those that are gone."""
         if self._unsealed is None or (ahead := self._unsealed.changes(reached)) is None:
             return
         try:
@@ -355,7 +354,7 @@ class UpperReader:
 
 
 def writable(handle: CollectionHandle) -> CollectionHandle:
-    """Return a collection that a program may write from what it is given.
+    """Return a collection that a program may write from an input.
 
     Raises:
         InvalidUsage: it is keyed, or has codecs.
@@ -381,7 +380,7 @@ def poll_all(
     whether there was something. Cost: one look at the log for all of them.
 
     Args:
-        is_stopped: ends the wait; whoever changes its answer calls `wake` afterwards.
+        is_stopped: ends the wait; call `wake` when its answer changes.
         until: take what is before this time only.
     """
     if not sources:

@@ -118,7 +118,7 @@ class Graph:
     accumulations: list[Accumulation] = field(default_factory=list)
 
     def run(self, resting: Set[Operator] = frozenset()) -> None:
-        """Make one pass, without the operators that rest. What an operator gave goes when its last reader has run."""
+        """Make one pass, without the operators that rest. The updates of an operator go after its last reader."""
         for operator, read in zip(self.operators, self._last_read, strict=True):
             operator.advance()
             if resting and operator in resting:
@@ -133,7 +133,7 @@ class Graph:
 
     @cached_property
     def _last_read(self) -> list[list[Operator]]:
-        """What nobody reads any more when an operator has run; of sinks, their owner takes what they gave."""
+        """For each operator, the inputs of which it is the last reader. The updates of sinks belong to the outputs."""
         last = {source: at for at, operator in enumerate(self.operators) for source in operator.inputs}
         read: list[list[Operator]] = [[] for _ in self.operators]
         for source, at in last.items():
@@ -155,7 +155,7 @@ class Graph:
         operator.given_out += 0 if operator.out is None else operator.out.shape[1]
 
     def forget(self) -> None:
-        """Let go of what the operators gave in the last pass, which everybody has read."""
+        """Free the updates of the operators in the last pass."""
         for operator in self.operators:
             operator.out = None
 
@@ -305,7 +305,7 @@ class Builder:
         return Position(title or node.title, inputs, self.plan.dimensions, depth, self._costs)
 
     def _keeping(self, node: Node, made: KeptLinear) -> list[Operator]:
-        """Return the operators that keep what an operator has given in a hidden collection."""
+        """Return the operators that store the output of an operator in a hidden collection."""
         output, schema = KeptOutput(made), make_kept_schema(node.schema)
         keys = (schema.names[-1],)
         sink = SinkOperator(self._position(node, [output], output.title), schema, self._kept[node.number], keys)
@@ -378,7 +378,7 @@ class Builder:
         operator.origins = origins(join.after, columns.names, node.schema.names)
         for number, path in enumerate(paths):
             for step in path.steps:
-                # A look-up compares with the times of what is yet to come of the input that the path begins with.
+                # A look-up compares with times of future updates of the input that the path begins with.
                 step.arrangement.read_from(lambda at=inputs[number]: at.frontier)  # type: ignore[misc]
         return operator
 
@@ -411,7 +411,7 @@ class Builder:
 
     def _accumulating(self, node: Node, reduce: Reduce, wanted: list[Wanted], given: pa.Schema) -> Arrangement:
         source = self._unarranged(node.inputs[0])
-        # An aggregate that its record says nothing about has no word.
+        # An aggregate that only counts records has no word.
         outputs = reduce.logic.outputs if isinstance(reduce.logic, Aggregates) else ()
         values = [of for (_, _, of), aggregate in zip(outputs, wanted, strict=True) if not aggregate.is_counted]
         names = [*reduce.keys, *values]

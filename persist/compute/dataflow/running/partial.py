@@ -1,13 +1,13 @@
 """A program that goes on from sealed outputs and reads of its sources only what its changes touch.
 
-Its arrangements are made partial (`persist.compute.dataflow.operators.arrangement`), and what they request ends here:
+Its arrangements are partial (`persist.compute.dataflow.operators.arrangement`), and their requests end here:
 
     a source          reads the parts that may hold the keys (`persist.compute.dataflow.ports.past`)
     a stored output   is read where another operator requests what an output holds
     a stored group    is the state of a reduction, if an output shows it (`persist.compute.dataflow.running.seeds`)
 
 All sources are read as of one time, the last one that the program has taken in. So every pass takes in the same times
-of each source, and what an operator requests is exactly what it would hold if it had been running all the time.
+of each source, and a request returns exactly what an operator would hold if it had run all the time.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -66,9 +66,9 @@ class Partial:
     """The partial state of a running program.
 
     Attributes:
-        as_of: what its requests read is what collections held as of this time.
-        sources: what reads each source.
-        pasts: these, and what reads outputs.
+        as_of: the time as of which requests read collections.
+        sources: the readers of sources.
+        pasts: the readers of sources and outputs.
     """
 
     as_of: int
@@ -120,7 +120,7 @@ class Partial:
             past.move(as_of)
 
     def begin(self, *, refuses: bool) -> None:
-        """Begin a refresh: forget what the one before has read.
+        """Begin a refresh: forget the readings of the previous one.
 
         Args:
             refuses: whether to refuse to read all of a source that is not small.
@@ -132,7 +132,7 @@ class Partial:
 
     @property
     def readings(self) -> list[Reading]:
-        """What was read since the refresh began."""
+        """The reads since the refresh began."""
         return [reading for past in self.pasts for reading in past.readings]
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ def requested_columns(
 ) -> set[tuple[str, tuple[str, ...]]]:
     """Return the collections of a plan, each with columns by which its refreshes may request records of it.
 
-    What a reduction requests of a source that it reads itself is left out: only the data tell whether that is much.
+    Requests of a reduction that reads a source directly are left out: their size depends on the data.
 
     Args:
         operators, entries: that run the plan.

@@ -1,15 +1,15 @@
-"""Operators that rest while a program takes in what its sources hold at the time at which it goes on.
+"""Operators that rest while a program takes in the contents of its sources.
 
-A program that is not partial goes on from what its sources hold at the time at which its outputs are sealed. It takes
-that in by a pass of its own, before newer updates. This pass does less than others:
+A program that is not partial goes on from the contents of its sources at the last sealed time of its outputs. It takes
+them in by a pass of its own, before newer updates. This pass does less than others:
 
-- Its results are in the outputs already. So an operator rests if only sealed outputs, and operators that rest, read
-  it. The state of an operator is what it reads, and that is arranged.
+- Its results are in the outputs already. So an operator rests if only sealed outputs, and operators that rest, read it.
+  The state of an operator is what it reads, and that is arranged.
 - The state of counts and sums is read from an output that shows it (`persist.compute.dataflow.running.seeds`). Nothing
   has to be computed for it: a join before it rests.
 
-An operator does not rest if it may give updates of later times: a temporal filter gives them in this pass. All of this
-saves time only. If an output cannot be read at that time any more, or does not show a state, the pass computes it.
+An operator does not rest if it may have updates of later times, as a temporal filter does. All of this saves time only.
+If an output cannot be read at that time any more, or does not show a state, the pass computes it.
 """
 
 from collections.abc import Mapping, Sequence

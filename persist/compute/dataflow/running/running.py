@@ -37,7 +37,7 @@ from persist.engine.compact import give_back
 from persist.engine.location.engine import Engine
 
 POLL_S = 0.02
-UPDATE_BYTES = 1 << 10  # What an update takes at most on its way through usual programs.
+UPDATE_BYTES = 1 << 10  # The most memory of an update on its way through usual programs.
 IDLE_S = 10.0  # How long `run_forever` waits at a time where nothing happens; `stop` wakes it.
 
 
@@ -47,7 +47,7 @@ class Options:
 
     Attributes:
         optimise: rewrite the plan first.
-        replace: of a changed program: at the first step, correct its outputs to what it now says, in one commit.
+        replace: the program has changed: the first step corrects its outputs, in one commit.
         jump: go on at the latest time that the sources have sealed, after a failure that is over by then. The outputs
             cannot be read at the times that are passed over.
         memory_budget: bytes of arrangements that stay in memory; what is merged beyond that goes to mapped files.
@@ -78,10 +78,10 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":
-        """Return options that were given by name.
+        """Return options by name.
 
         Raises:
-            InvalidUsage: there is no such option, or it cannot have this value.
+            InvalidUsage: an option is unknown, or cannot have this value.
         """
         names = [option.name for option in fields(cls)]
         unknown = [name for name in given if name not in names]
@@ -92,7 +92,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step did.
+    """The work of a step.
 
     Attributes:
         updates: how many updates of inputs and sources it took in.
@@ -121,7 +121,7 @@ class Running(Closes):
         options: Options,
         known: Mapping[int, Statistics] | None = None,
     ) -> None:
-        """Open a program; known has statistics of inputs and sources to use in place of those of collections."""
+        """Open a program; known has statistics of inputs and sources that replace those of collections."""
         self.program = program
         self.plan: Plan = program.optimise() if options.optimise else program.plan.without_unused()
         self.first_seqno: int | None = None
@@ -255,7 +255,7 @@ class Running(Closes):
 
     @property
     def partial(self) -> Partial | None:
-        """What it requests of its sources; None if it has taken them in whole."""
+        """Its requests of sources; None if it has taken them in whole."""
         return self._partial
 
     def __getitem__(self, name: str) -> InputHandle:
@@ -284,8 +284,8 @@ class Running(Closes):
         Raises:
             OperatorFailed, NotConverging: the program failed; nothing was written, and it must be opened again.
             SourceLost: a source cannot be read any more.
-            OutputConflict: somebody else writes an output.
-            Unavailable: the store did not answer; the step can be repeated.
+            OutputConflict: another program writes an output. Unavailable: the store did not answer; the step can be
+                repeated.
         """
         self._check()
         if self._outputs is not None and self._outputs.has_pending:
@@ -317,10 +317,10 @@ class Running(Closes):
         for past in pasts.values():
             past.close()
         self._resumes = False  # Not before: to read what outputs hold may fail, and is repeated then.
-        return self._pass(at + 1, resting, with_early=False)  # Who rests would lose what comes early.
+        return self._pass(at + 1, resting, with_early=False)  # Operators that rest would lose early updates.
 
     def _pass(self, limit: int | None, resting: Set[Operator], *, with_early: bool = True) -> int:
-        """Make one pass with what is complete up to a limit, and what comes early; return how many updates it took."""
+        """Make one pass with complete updates up to a limit, and early ones; return how many it took."""
         if self._partial is not None:  # All sources are at one time after each pass.
             limits = [time for gate in self._gates.values() if (time := gate.frontier.time) is not None]
             limit = min([*limits, *([] if limit is None else [limit])], default=None)
@@ -329,7 +329,7 @@ class Running(Closes):
         if not count and complete == self._complete:
             return 0  # Nothing has come, and nothing that waits has become ready.
         self._complete = complete
-        self._give_back(count)  # What reading them has freed.
+        self._give_back(count)  # Reading them has freed memory.
         try:
             self._graph.run(resting)
             for gate in self._gates.values():
@@ -346,12 +346,12 @@ class Running(Closes):
         return count
 
     def _give_back(self, updates: int) -> None:
-        """After work on many updates, let allocators return what is free, before other work asks for as much."""
+        """After work on many updates, let allocators return free memory, before other work needs as much."""
         if updates >= self._options.costs.catch_up_updates:
             give_back()
 
     def catch_up(self) -> None:
-        """Do all that is complete now, and nothing that is sealed meanwhile; errors are those of `step`."""
+        """Do all that is complete now, and nothing that is sealed meanwhile; errors as in `step`."""
         self.first_seqno = None
         with task("refresh", self.program.name, unit="updates") as tell:
             self._catch_up(tell)
@@ -444,8 +444,8 @@ class Running(Closes):
         return shown(self.program.name, self.operators())
 
     def metrics(self) -> dict[str, float]:
-        """Return what the program holds: bytes of arrangements, of them spilled, interned values, and the bytes of
-        those that are texts or bytes (others are values of Python, whose bytes nobody counts)."""
+        """Return what the program holds: bytes of arrangements, spilled bytes, interned values, and the bytes of
+        interned texts (other values are objects of Python, whose bytes are not counted)."""
         return {
             "state_bytes": self.state_bytes,
             "spilled_bytes": self._spill.spilled_bytes,

@@ -5,11 +5,11 @@ sums, so nothing below the reduction is read for them. A partial program reads t
 up. A program that reads its sources whole reads all of them once, and then the operators below the reduction rest
 (`persist.compute.dataflow.running.resume`).
 
-An output shows the state of a group if it has a count of the group's records, and each sum has a count of its values,
-or no value can be NULL. The state is linear in the records, so new records are added to it. A group that the output
-lacks may still have records whose multiplicities add up to zero, and so may the values of a sum that is NULL. An
-output that keeps groups whole (`Aggregates.is_complete`) shows these as well. Otherwise the records of such groups are
-requested, unless no source ever had a negative multiplicity.
+An output shows the state of a group if it has a count of the group's records. Each sum also needs a count of its
+values, or values that are never NULL. The state is linear in the records, so new records are added to it. A group that
+the output lacks may still have records whose multiplicities add up to zero, and so may the values of a sum that is
+NULL. An output that keeps groups whole (`Aggregates.is_complete`) shows these as well. Otherwise the records of such
+groups are requested, unless no source ever had a negative multiplicity.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,14 +67,14 @@ class Accumulation:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where an output shows the state of one aggregate.
+    """The places in an output of the state of one aggregate.
 
     Attributes:
         number: of the aggregate.
         total: place of the sum of its values; None for a count.
         count: place of the number of its values that are not NULL; None if the state does not need it.
         kind: type of the sum.
-        value: column of the values, if the count is that of the records because no value is NULL.
+        value: column of the values, if they are never NULL and the count is the number of records.
     """
 
     number: int
@@ -178,7 +178,7 @@ class Seeds:
         return whole_slots(whole_numbers(pa.chunked_array([self.domain.decode(words, kind)])).astype(object))
 
     def _with_hidden(self, state: Ints, keys: Ints | None, groups: Ints, is_hidden: Flags) -> Ints | None:
-        """Return the state with that of groups which the output does not show, or not whole.
+        """Return the state with groups that the output does not show, or only in part.
 
         Args:
             groups: keys of the groups that the output shows.

@@ -4,19 +4,17 @@
     batch   = int64[1 + words + dimensions + 1, n]  the same with the key's words first, under a row of hashes
 
 The upper half of the hash comes from the key's words, the lower half from the value's. So one sort of one row brings
-equal keys together, and equal records within them; a look-up is a binary search of one row. Hashes only order:
-whatever is found by them is compared by its words. One matrix rather than an array per column was preferred, because
-on small steps what counts is how often numpy is called.
+equal keys together, and equal records within them; a look-up is a binary search of one row. Hashes only order: whatever
+is found by them is compared by its words. One matrix rather than an array per column was preferred, because on small
+steps what counts is how often numpy is called.
 
 The hash has a version, and is the same on every machine: programs that are run again do the same in the same order.
 Batches live in one process, or in its spill, and never reach storage.
 
 numpy's sort takes most of the time of a bulk load, so many updates are not sorted at once. A hash is sorted together
-with its place, which takes the bits that n places need, in place of the lowest ones of the hash: numpy sorts plain
-integers several times as fast as it finds their order, and with a place in it the sort is stable. What the upper bits
-leave undecided is sorted once more. Pieces that are sorted already are merged by numpy's stable sort, which is linear
-then.
-
+with its place, which replaces its lowest bits: numpy sorts plain integers several times as fast as it finds their
+order, and the places make the sort stable. Hashes with equal upper bits are sorted once more. Pieces that are sorted
+already are merged by numpy's stable sort, which is linear then.
 """
 
 from collections.abc import Sequence
@@ -28,7 +26,7 @@ import numpy as np
 from persist.codecs.errors import DiffOverflow
 from persist.compute.dataflow.updates.times import Flags, Ints
 
-HASH_VERSION = 1  # Of `mixed`; another hash is another version.
+HASH_VERSION = 1  # The version of `mixed`.
 _LOW = np.int64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -115,7 +113,7 @@ def to_batch(updates: Ints, layout: Layout) -> Ints:
 def uncancelled(updates: Ints) -> Flags:
     """Return which updates are of records whose diffs at their time do not sum up to zero.
 
-    Cost: a hash for each update; only those that may equal a retraction are sorted.
+    Cost: a hash for each update; only updates that may equal a retraction are sorted.
     """
     is_kept = np.ones(updates.shape[1], np.bool_)
     is_negative = updates[-1] < 0
@@ -155,7 +153,7 @@ def _order(hashes: Ints) -> Ints | None:
 
 
 def _consolidated(batch: Ints, layout: Layout, *, is_own: bool) -> Ints:
-    """Consolidate a batch in the order of its hashes, which may be changed in place if nobody else has it."""
+    """Consolidate a batch in the order of its hashes; with is_own it may be changed in place."""
     if batch.shape[1] < 2:
         return without_zeros(batch)
     hashes = batch[0]
@@ -172,7 +170,7 @@ def check_sum(diff: int) -> None:
 
 
 def without_zeros(updates: Ints) -> Ints:
-    """Return updates without those of diff 0."""
+    """Return the updates whose diff is not 0."""
     diffs = updates[-1]
     return updates if diffs.all() else updates[:, diffs != 0]
 
@@ -209,8 +207,7 @@ def _differs(batch: Ints, rows: Ints) -> Flags:
 
 
 def _is_in_order(batch: Ints, layout: Layout, tied: Ints) -> bool:
-    """Return whether rows of one hash are of one record and in the order of their times, as when what came later stood
-    behind what was there before; False if that takes longer to tell."""
+    """Return whether rows of one hash are one record in the order of times; False if that takes longer to find out."""
     if layout.dimensions != 1 or (batch[-2].take(tied) > batch[-2].take(tied + 1)).any():
         return False
     words = batch[1:-2]
@@ -280,7 +277,7 @@ def negated(diffs: Ints) -> Ints:
 
 
 def largest(diffs: Ints) -> int:
-    """Return the greatest magnitude of diffs, exactly: `np.abs` gives -2**63 for itself."""
+    """Return the greatest magnitude of diffs, exactly: `np.abs` leaves -2**63 as it is."""
     return max(int(diffs.max()), -int(diffs.min()))
 
 
@@ -302,7 +299,7 @@ def matches(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
         keys: int64[k, n].
     """
     every = batch[0]
-    # Hashes of rows have that of the key in their upper half, so the rows of a key lie from its hash to hash | _LOW.
+    # The upper half of a row's hash is the key's, so the rows of a key lie from its hash to hash | _LOW.
     lower = every.searchsorted(hashes)
     if len(hashes) == 1:
         first, greatest = lower[0], hashes[0] | _LOW
@@ -358,7 +355,7 @@ def distinct_keys(batch: Ints, layout: Layout) -> tuple[Ints, Ints, Ints]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Keys:
-    """Some values of some columns: they say which records of a stream are requested.
+    """Values of some columns, which select the requested records of a stream.
 
     Attributes:
         columns: places of the columns.
@@ -372,8 +369,8 @@ class Keys:
         """Return the keys by the columns that these columns copy, and whether they request the same records.
 
         Args:
-            origins: of each column, the place of the column that it copies; None if it is computed. Records are
-                requested by those that are copies; None requests all of them.
+            origins: for each column, the place of the column that it copies; None if it is computed. Computed columns
+                do not select records, so the result may request more; None requests all.
         """
         places = [origins[column] for column in self.columns]
         rows: dict[int, int] = {}
@@ -420,7 +417,7 @@ _PLACE_BITS_MAX = 31  # Bits of a place beside half a hash.
 
 
 def sort_hashes(hashes: Ints, descents: Flags) -> Ints:
-    """Return the stable order of hashes, given where one is less than the one before it."""
+    """Return the stable order of hashes; descents are the places of lesser successors."""
     count = len(hashes)
     bits = count.bit_length()
     if count < PACKED_ROWS or np.count_nonzero(descents) < PIECES or bits > _PLACE_BITS_MAX:
@@ -432,7 +429,7 @@ def sort_hashes(hashes: Ints, descents: Flags) -> Ints:
     if not wrong:
         return order
     if wrong * PREFIX_SHARE > count:
-        # The upper bits say little: of few keys with many values each. Halves do fit beside a place.
+        # Few keys have many values each, so the upper bits decide little. Halves fit beside a place.
         order = _sorted_places((hashes & 0xFFFFFFFF) << bits, mask)
         return order.take(_sorted_places((hashes >> 32).take(order) << bits, mask))
     tied = (sorted_hashes[1:] ^ sorted_hashes[:-1]) <= mask

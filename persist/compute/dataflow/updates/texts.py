@@ -5,9 +5,9 @@
     rows  = uint32[…]     the row of a number
     table = uint64[2**b]  0, or tag << 32 | number + 1, at the first free place from the upper b bits of the tag on
 
-A tag is the upper half of a hash of the text. It tells nearly all texts apart before their bytes are looked at, and it
-holds all that a larger table needs. What has an equal tag is compared by its bytes, so collisions cost time and
-nothing else. The hash stays in one process, and need not be the same in the next version.
+A tag is the upper half of a hash of the text. It distinguishes nearly all texts without their bytes, and has all that a
+larger table needs. Texts with equal tags are compared by their bytes, so collisions only cost time. The hash stays in
+one process, and need not be the same in the next version.
 
 Cost: about 0.1 µs for a text of 16 bytes in a call of many, 3 µs for one alone. Memory: its bytes, and 30 to 60 more;
 as values of Python in a dictionary they took about 130. Texts of more than `LANES_BYTES` bytes are hashed one by one.
@@ -33,7 +33,7 @@ SAMPLE = 1024
 TEXTS_MAX = (1 << 32) - 2
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _FULL = 0xFFFFFFFFFFFFFFFF
-_MASKS = np.array([(1 << (8 * size)) - 1 for size in range(9)], np.uint64)  # Of the first bytes of a word.
+_MASKS = np.array([(1 << (8 * size)) - 1 for size in range(9)], np.uint64)  # Masks of the first bytes of a word.
 _HALF, _SHIFT, _FACTOR = np.uint64(32), np.uint64(29), np.uint64(_MULTIPLIER)
 _LOW = np.uint64(0xFFFFFFFF)
 _BYTES = pa.large_binary()
@@ -104,7 +104,7 @@ class Texts:
         self._ends = np.zeros(17, np.int64)
         self._rows = np.zeros(16, np.uint32)
         self._count = 0  # Rows that are used.
-        self._end = 0  # The first number that was never given out.
+        self._end = 0  # The first unused number.
         self._free: Ints = np.empty(0, np.int64)
         self._table = np.zeros(32, np.uint64)
         self._shift = np.uint64(32 - 5)
@@ -137,7 +137,7 @@ class Texts:
         if len(absent):
             new = array if len(absent) == len(array) else array.take(pa.array(absent))
             codes = new.dictionary_encode().indices.to_numpy()
-            so_far = np.maximum.accumulate(codes)  # Codes are given out in the order in which texts are met.
+            so_far = np.maximum.accumulate(codes)  # Codes ascend in the order of first occurrences.
             firsts = np.concatenate(([0], np.flatnonzero(so_far[1:] != so_far[:-1]) + 1))
             numbers[absent] = self._added(texts, tags, absent.take(firsts)).take(codes)
         return numbers
@@ -175,7 +175,7 @@ class Texts:
         return self._data[self._ends[row] : self._ends[row + 1]].tobytes()
 
     def array(self, numbers: Ints, kind: pa.DataType, is_null: Flags | None = None) -> pa.Array:
-        """Return the texts of numbers, which mean nothing where is_null says so, as an array of a type."""
+        """Return the texts of numbers as an array of a type; is_null flags rows that are NULL."""
         is_utf8 = pat.is_string(kind) or pat.is_large_string(kind)
         rows = self._rows.take(numbers if is_null is None else np.where(is_null, 0, numbers))
         texts = self._array(pa.large_string() if is_utf8 else _BYTES).take(pa.array(rows, mask=is_null))
@@ -202,7 +202,7 @@ class Texts:
 
     @property
     def end(self) -> int:
-        """The first number that was never given out."""
+        """The first unused number."""
         return self._end
 
     def _array(self, kind: pa.DataType) -> pa.Array:
@@ -210,7 +210,7 @@ class Texts:
         return pa.Array.from_buffers(kind, self._count, buffers, 0)
 
     def _find_numbers(self, given: Given, tags: Words) -> Ints:
-        """Return the numbers of texts, -1 for those that are not here."""
+        """Return the numbers of texts; -1 for unknown ones."""
         all_numbers = np.full(len(tags), -1)
         last = len(self._table) - 1
         todo = np.arange(len(tags))
@@ -218,7 +218,7 @@ class Texts:
         while len(todo):
             entries = self._table.take(at)
             if not entries.all():
-                # A text that comes to a free place is not in the table.
+                # A text is not in the table if its search ends at a free place.
                 occupied = entries.nonzero()[0]
                 todo, at, entries = todo.take(occupied), at.take(occupied), entries.take(occupied)
             alike = (entries >> _HALF) == tags.take(todo)
@@ -235,7 +235,7 @@ class Texts:
         return all_numbers
 
     def _are_equal(self, given: Given, places: Ints, numbers: Ints) -> Flags:
-        """Return whether texts at places are those of numbers."""
+        """Return whether texts at places equal the texts of numbers."""
         stored = self._array(_BYTES).take(pa.array(self._rows.take(numbers)))
         asked_for = given.array if len(places) == len(given.array) else given.array.take(pa.array(places))
         same: Flags = pc.equal(stored, asked_for).to_numpy(zero_copy_only=False)
@@ -249,7 +249,7 @@ class Texts:
         row, end = self._count, int(self._ends[self._count])
         ends = self._ends[row + 1 : row + 1 + len(places)]
         np.cumsum(lengths, out=ends)
-        # Where each byte of the new texts is in those given: the texts need not follow each other there.
+        # The place of each byte of the new texts in the array, where they need not be adjacent.
         within = np.arange(int(ends[-1])) - (ends - lengths - given.starts.take(places)).repeat(lengths)
         self._data[end : end + len(within)] = given.bytes.take(within)
         ends += end
@@ -298,8 +298,7 @@ class Texts:
 
 
 def _repeats(array: pa.Array) -> bool:
-    """Return whether most texts of an array seem to come more than once, by its beginning: then Arrow finds those that
-    differ in less time than they are looked up in."""
+    """Return whether most texts of an array seem to repeat, by a sample: then Arrow finds the distinct ones faster."""
     sample = min(len(array), SAMPLE)
     repeats = sample - len(array.slice(0, sample).dictionary_encode().dictionary)
     return repeats * len(array) >= 2 * sample**2  # Birthdays: n texts of d make n * n / 2d pairs.

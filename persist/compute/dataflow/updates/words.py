@@ -4,14 +4,14 @@
 - Decimals of up to 18 digits are whole numbers of their last digit.
 - Decimals of 19 to 38 digits are the same if the number is small enough; other values of these types are interned.
 - Floats are their bits, put in the order of their values; -0.0 is 0.0, and NaN is one value, the greatest.
-- All other values (text, bytes, decimals of 256 bits, uint64, lists, structs, maps) are *interned*: equal values have
-  one number, which the dataflow's `Domain` gives. Texts and bytes are kept in columns (`updates.texts`), others as
-  Python objects.
+- All other values (text, bytes, decimals of 256 bits, uint64, lists, structs, maps) are *interned*: the dataflow's
+  `Domain` numbers them, and equal values have one number. Texts and bytes are kept in columns (`updates.texts`), others
+  as Python objects.
 - NULL is `NULL`, the least int64. So a column cannot hold -2**63 as a number, and such a value is refused.
 
-Two words of a column are equal exactly when the values are. `is_ordered` says whether the words of a type are in the
-order of its values, too. Words are numbers that a table gives, and not hashes: two values can have the same hash, so
-each comparison of hashes would need the values as well.
+Two words of a column are equal exactly when the values are. `is_ordered` returns whether the words of a type are in the
+order of its values. Words are not hashes: two values can have the same hash, so each comparison of hashes would need
+the values as well.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def is_ordered(kind: pa.DataType) -> bool:
 
 
 def is_interned(kind: pa.DataType) -> bool:
-    """Return whether words of this type are numbers that its values were given."""
+    """Return whether values of this type are interned."""
     is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind)
     if is_narrow(kind):
         return False
@@ -87,12 +87,12 @@ class Interner:
                 # A NULL row points one past the dictionary, where NULL is appended to the words.
                 at = coded.indices.fill_null(len(words)).to_numpy()
                 return np.append(words, NULL).take(at)
-        if self._is_nested:  # Values that are equal have one number, so they must look the same, too.
+        if self._is_nested:  # Equal values have one number, so they must look the same.
             array = combined(canonical(pa.table({"values": array}))["values"])
         return self.number_values((array if self._plain == self.kind else array.cast(self._plain)).to_pylist())
 
     def number_values(self, values: list[Any]) -> Ints:
-        """Return the numbers of values in Python, as Arrow gives them."""
+        """Return the numbers of values in Python, in the types of `to_pylist`."""
         keys = [_frozen(value) for value in values] if self._is_nested else values
         numbers = self._numbers
         words = list(map(numbers.get, keys))
@@ -148,8 +148,7 @@ class Interner:
             self._pinned.add(number)
 
     def retain(self, live: Ints) -> None:
-        """Forget all values but those whose numbers are in live, and those that are pinned. Numbers keep their
-        meaning."""
+        """Forget all values except pinned ones and those with numbers in live. Numbers keep their meaning."""
         keep = np.zeros(self._end, np.bool_)
         keep[live[live != NULL]] = True
         keep[list(self._pinned)] = True
@@ -206,7 +205,7 @@ class TextInterner(Interner):
 
 
 class WideDecimals(Interner):
-    """Words of decimals of more than 18 digits: those that fit are whole numbers of their last digit.
+    """Words of decimals of more than 18 digits: small ones are whole numbers of their last digit.
 
     Sums and products have types of up to 38 digits, but most of their values have few. So hardly any value is interned,
     and a whole column is converted at once, in both directions. Words from `FIRST_WIDE` on stand for interned values.
@@ -276,7 +275,7 @@ def _plain_field(field: pa.Field) -> pa.Field:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a nested value as one that can be hashed, and that equals itself when it holds NaN."""
+    """Return a nested value in a form that can be hashed, and that equals itself even with NaN."""
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
     if isinstance(value, dict):
@@ -285,7 +284,7 @@ def _frozen(value: Any) -> Any:
 
 
 class Domain:
-    """What the words of one dataflow mean. Dataflows that share arrangements share it."""
+    """The meaning of the words of one dataflow. Dataflows that share arrangements share it."""
 
     def __init__(self) -> None:
         self.interners: dict[pa.DataType, Interner] = {}
@@ -303,7 +302,7 @@ class Domain:
         """Return the words of a column.
 
         Raises:
-            InvalidUsage: an integer is -2**63, which stands for NULL.
+            InvalidUsage: an integer is -2**63, which is the word of NULL.
         """
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         if isinstance(array, pa.ChunkedArray):  # It has no chunks, or more bytes than one buffer holds.
@@ -331,7 +330,7 @@ class Domain:
         return word
 
     def of_digits(self, values: Sequence[int | None], kind: pa.DataType) -> Ints:
-        """Return the words of decimals of a type, given as whole numbers of their last digit."""
+        """Return the words of decimals of a type, from whole numbers of their last digit."""
         is_small = all(value is None or -FIRST_WIDE <= value < FIRST_WIDE for value in values)
         if is_small and pat.is_decimal128(kind):
             return np.array([NULL if value is None else value for value in values], np.int64)
@@ -396,7 +395,7 @@ def _of_floats(array: pa.Array) -> Ints:
 def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
     """Return numbers that are in the order of the values that words stand for; NULL comes last.
 
-    Nested values are in the order of `persist.codecs.order.ordering`, which is that of the rows of collections.
+    Nested values are in the order of `persist.codecs.order.ordering`, as the rows of collections.
     """
     if is_ordered(kind) and (not len(words) or words.max() < _MAGNITUDE):
         return np.where(words == NULL, _MAGNITUDE, words)
