@@ -16,6 +16,7 @@ the values as well.
 
 from collections.abc import Sequence
 from decimal import Context
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ def is_ordered(kind: pa.DataType) -> bool:
     return not is_interned(kind)
 
 
+@cache
 def is_interned(kind: pa.DataType) -> bool:
     """Return whether values of this type are interned."""
     is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind)
@@ -52,6 +54,7 @@ def is_interned(kind: pa.DataType) -> bool:
     return not (is_number or pat.is_temporal(kind)) or pat.is_uint64(kind)
 
 
+@cache
 def is_narrow(kind: pa.DataType) -> bool:
     """Return whether values of this type are decimals that fit a word."""
     return bool(pat.is_decimal128(kind) and kind.precision <= 18)
