@@ -5,6 +5,11 @@ when it holds in every dimension, so two times may be neither before nor after e
 times that are greater than or equal to one of its elements ("beyond" it); the empty frontier has no time beyond it.
 Frontiers are ordered by how far they have come: `Antichain(3) <= Antichain(5) <= Antichain()`. (Timely dataflow,
 `src/progress/frontier.rs`.)
+
+The times of a collection are totally ordered, so its frontier holds one time or none. Inside the library it is that
+time as an integer, and `END` for the empty frontier, which is complete for ever. Then `time < upper` and `upper - 1`
+mean at the end what they mean elsewhere. Users give and get an `Antichain`; the log stores `[11]`, and `[]` for `END`
+(`persist.core.log.fields`). A stored or given `2**63 - 1` means `END`, too.
 """
 
 import math
@@ -17,6 +22,8 @@ from persist.codecs.types.schema import TIME_MAX
 
 Time: TypeAlias = int | tuple[int, ...]
 Coordinates: TypeAlias = tuple[int, ...]
+
+END = TIME_MAX + 1
 
 
 def as_time(what: str, value: Any, *, most: int = TIME_MAX) -> int:
@@ -44,7 +51,7 @@ def coordinates(what: str, time: Any, dimensions: int | None = None) -> Coordina
     if not point or (dimensions is not None and len(point) != dimensions):
         wanted = "an integer" if dimensions == 1 else f"a tuple of {dimensions or 'some'} integers"
         raise InvalidUsage(f"{what} {time!r} has {len(point)} dimensions, and here a time is {wanted}")
-    return tuple(as_time(what, coordinate, most=TIME_MAX + 1) for coordinate in point)
+    return tuple(as_time(what, coordinate, most=END) for coordinate in point)
 
 
 def as_given(point: Coordinates) -> Time:
@@ -68,7 +75,7 @@ class Antichain:
 
     def __init__(self, *elements: Time) -> None:
         # One more than the greatest time of an update, so that a seal can cover all of them.
-        if len(elements) == 1 and type(elements[0]) is int and 0 <= elements[0] <= TIME_MAX + 1:
+        if len(elements) == 1 and type(elements[0]) is int and 0 <= elements[0] <= END:
             object.__setattr__(self, "elements", elements)  # Nearly all of them, in a fraction of the time.
             return
         least: list[Coordinates] = []
@@ -77,18 +84,6 @@ class Antichain:
             if not any(_precedes(other, point) for other in least):
                 least = [other for other in least if not _precedes(point, other)] + [point]
         object.__setattr__(self, "elements", tuple(map(as_given, sorted(least))))
-
-    @classmethod
-    def at(cls, frontier: "int | Antichain") -> "Antichain":
-        """Return the frontier of a collection, from itself or from its time.
-
-        Raises:
-            InvalidUsage: it has several dimensions.
-        """
-        antichain = frontier if isinstance(frontier, Antichain) else cls(frontier)
-        if antichain.elements and type(antichain.elements[0]) is tuple:
-            raise InvalidUsage(f"{antichain} has several dimensions: times of collections are integers, so give one")
-        return antichain
 
     @property
     def is_empty(self) -> bool:
@@ -151,6 +146,30 @@ class Antichain:
 
     def __repr__(self) -> str:
         return f"Antichain({', '.join(map(str, self.elements))})"
+
+
+def to_antichain(frontier: int) -> Antichain:
+    """Return the frontier of a collection as users get it."""
+    return Antichain() if frontier == END else Antichain(frontier)
+
+
+def to_time(frontier: int) -> int | None:
+    """Return a frontier of a collection as people get it in tables and JSON: None for `END`."""
+    return None if frontier == END else frontier
+
+
+def to_frontier(given: int | Antichain) -> int:
+    """Return the frontier of a collection as an integer, from what users give.
+
+    Raises:
+        InvalidUsage: it is no time, or has several dimensions.
+    """
+    antichain = given if isinstance(given, Antichain) else Antichain(given)
+    if antichain.is_empty:
+        return END
+    if antichain.time is None:
+        raise InvalidUsage(f"{antichain} has several dimensions: times of collections are integers, so give one")
+    return antichain.time
 
 
 def _reach(other: Any) -> Any:

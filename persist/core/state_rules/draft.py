@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
-from persist.core.antichain import Antichain
+from persist.core.antichain import to_antichain
 from persist.core.errors import UpdatesBeyondUpper, ViewWritten
 from persist.core.log import kinds
+from persist.core.log.fields import from_stored
 from persist.core.log.kinds import Mutation
 from persist.core.state_rules.annotations import Remembered, Used, is_repeated, were_used
 from persist.core.state_rules.collection_rules import (
@@ -87,7 +88,7 @@ class Draft:
         self._check_views(steps)
         for gathered_step in gathered(steps):
             if isinstance(gathered_step, ExpectNothingBeyondUpper) and gathered_step.collection in self._appended:
-                raise UpdatesBeyondUpper(Antichain(*gathered_step.upper), None)
+                raise UpdatesBeyondUpper(to_antichain(from_stored(gathered_step.upper)), None)
             draft.add(gathered_step, self._seqno, 0)
         self._valid_from.clear()
         now.entries.update(draft.entries)

@@ -35,7 +35,6 @@ from msgspec import UNSET
 from persist.blob.protocol import Blob, acquire_turn, is_remote
 from persist.blob.threads import Clock
 from persist.codecs.part.part import Part
-from persist.core.antichain import Antichain
 from persist.core.errors import (
     CollectionNotFound,
     Conflict,
@@ -48,6 +47,7 @@ from persist.core.errors import (
     UpdatesBeyondUpper,
 )
 from persist.core.log import kinds
+from persist.core.log.fields import from_stored
 from persist.core.log.framing import FORMAT
 from persist.core.log.keys import PARTS, is_upload, record_key
 from persist.core.log.kinds import BringsParts, Mutation
@@ -264,7 +264,7 @@ class GroupCommit:
             for step in (() if record is None else record.mutations)
             if isinstance(step, kinds.Seal | kinds.Resolve)
         }
-        return _own({id_: upper[0] - 1 for id_, upper in sealed.items() if upper}, operation)
+        return _own({id_: from_stored(upper) - 1 for id_, upper in sealed.items()}, operation)
 
     def _unsettled(
         self, operations: list[Operation], state: State, unreadable: dict[str, PersistError]
@@ -529,10 +529,10 @@ def _concerned(step: Step) -> set[str]:
     return {step.collection, step.source if isinstance(step, kinds.Clone) else ""} - {""}
 
 
-def _upper_in(state: State, collection: str) -> Antichain:
+def _upper_in(state: State, collection: str) -> int:
     """Return the upper of a collection; one that is not there, or cannot be read, is refused by other rules."""
     entry = state.entries.get(collection)
-    return Antichain(0) if entry is None or entry.contents is None else entry.contents.upper
+    return 0 if entry is None or entry.contents is None else entry.contents.upper
 
 
 def _own(times: Mapping[str, int], operation: Operation) -> dict[str, int]:

@@ -282,9 +282,7 @@ class _Stored:
     def is_readable(self) -> bool:
         """Whether the collection holds what the operator gave up to now."""
         contents = self._output.handle.known()
-        since, upper = contents.since.time, contents.upper.time
-        as_of = self.partial.as_of
-        return since is not None and since <= as_of and (upper is None or as_of < upper)
+        return contents.since <= self.partial.as_of < contents.upper
 
     def contents(self, keys: Keys | None) -> Ints:
         """Return the contents of the operator's output for some keys."""
