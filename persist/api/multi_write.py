@@ -7,10 +7,9 @@ import pyarrow.compute as pc
 
 from persist.api.collection import Collection
 from persist.api.follow import Following, ack_step
-from persist.core.antichain import Antichain
+from persist.core.antichain import Antichain, to_stored
 from persist.core.errors import InvalidUsage
 from persist.core.log import kinds
-from persist.core.log.fields import to_stored
 from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper, ExpectUpper
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit

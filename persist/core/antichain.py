@@ -8,8 +8,8 @@ Frontiers are ordered by how far they have come: `Antichain(3) <= Antichain(5) <
 
 The times of a collection are totally ordered, so its frontier holds one time or none. Inside the library it is that
 time as an integer, and `END` for the empty frontier, which is complete for ever. Then `time < upper` and `upper - 1`
-mean at the end what they mean elsewhere. Users give and get an `Antichain`; the log stores `[11]`, and `[]` for `END`
-(`persist.core.log.fields`). A stored or given `2**63 - 1` means `END`, too.
+mean at the end what they mean elsewhere. Users give and get an `Antichain`; the log stores `[11]`, and `[]` for `END`.
+A stored or given `2**63 - 1` means `END`, too.
 """
 
 import math
@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.types.schema import TIME_MAX
+from persist.core.log.fields import Frontier
 
 Time: TypeAlias = int | tuple[int, ...]
 Coordinates: TypeAlias = tuple[int, ...]
@@ -170,6 +171,16 @@ def to_frontier(given: int | Antichain) -> int:
     if antichain.time is None:
         raise InvalidUsage(f"{antichain} has several dimensions: times of collections are integers, so give one")
     return antichain.time
+
+
+def from_stored(times: Frontier) -> int:
+    """Return a stored frontier as an integer."""
+    return times[0] if times else END
+
+
+def to_stored(frontier: int) -> Frontier:
+    """Return a frontier as the log stores it."""
+    return () if frontier == END else (frontier,)
 
 
 def _reach(other: Any) -> Any:

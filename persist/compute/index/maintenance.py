@@ -29,6 +29,7 @@ from persist.compute.index.indexes import (
     indexes_of,
     steps_to_drop,
 )
+from persist.core.antichain import to_stored
 from persist.core.errors import (
     CollectionExists,
     CollectionNotFound,
@@ -40,7 +41,6 @@ from persist.core.errors import (
     ViewRedefined,
 )
 from persist.core.log import kinds
-from persist.core.log.fields import to_stored
 from persist.core.names import INDEX_HOLD, index_hold
 from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectErasures, ExpectUpper
 from persist.core.state_rules.contents import CollectionState, first_time

@@ -30,12 +30,12 @@ from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.updates.updates import Stamp
 from persist.compute.tasks.planned_write import Target, Uploads
-from persist.core.antichain import END, Antichain
+from persist.core.antichain import END, Antichain, to_stored
 from persist.core.errors import InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper
 from persist.core.keyed.events import event_fields
 from persist.core.keyed.machine import DELETED
 from persist.core.log import kinds
-from persist.core.log.fields import KeyedForm, to_stored
+from persist.core.log.fields import KeyedForm
 from persist.core.names import check_free_name, check_text
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import created_or_loaded

@@ -24,14 +24,14 @@ from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
 from persist.compute.tasks.batch_times import LATE_BYTES_MAX, late_steps
 from persist.compute.tasks.planned_write import Target, check_times, digests_added, upload
-from persist.core.antichain import to_antichain
+from persist.core.antichain import to_antichain, to_stored
 from persist.core.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.keyed.form import machine_of
 from persist.core.keyed.intake import EventTable
 from persist.core.keyed.machine import SEQ, Machine
 from persist.core.log import kinds
-from persist.core.log.fields import KeyedForm, TokenMark, Watermarks, to_stored
+from persist.core.log.fields import KeyedForm, TokenMark, Watermarks
 from persist.core.state_rules.collection_rules import ExpectErasures
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import erasure_number

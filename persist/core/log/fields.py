@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from persist.codecs.part.part import Part
-from persist.core.antichain import END
 from persist.core.log.framing import FORMAT_MIN, BlobRef
 from persist.core.rendering import counted
 
@@ -18,16 +17,6 @@ TimeText = Callable[[int], str]  # How a time of a collection reads.
 
 Numbers = tuple[int, ...]
 Watermarks = tuple[int, int]  # The least and the greatest of some events, where a NULL counts as -2**63.
-
-
-def from_stored(times: Frontier) -> int:
-    """Return a stored frontier as an integer (`persist.core.antichain`)."""
-    return times[0] if times else END
-
-
-def to_stored(frontier: int) -> Frontier:
-    """Return a frontier as the log stores it."""
-    return () if frontier == END else (frontier,)
 
 
 def frontier_text(times: Frontier, time: TimeText) -> str:

@@ -19,7 +19,7 @@ import msgspec
 
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.core.antichain import END, as_time, to_antichain
+from persist.core.antichain import END, as_time, from_stored, to_antichain, to_stored
 from persist.core.errors import (
     AsOfCompacted,
     AsOfNotSealed,
@@ -35,7 +35,7 @@ from persist.core.errors import (
     with_timeline,
 )
 from persist.core.log import kinds
-from persist.core.log.fields import CollectionMutation, Frontier, Numbers, from_stored, to_stored
+from persist.core.log.fields import CollectionMutation, Frontier, Numbers
 from persist.core.names import INDEX_HOLD, VIEW_HOLD, check_hold_name, check_tag_name, is_id
 from persist.core.state_rules.annotations import (
     check_archives,

@@ -37,7 +37,7 @@ import msgspec
 from persist.codecs.evolution import versions
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import END, to_antichain
+from persist.core.antichain import END, from_stored, to_antichain
 from persist.core.errors import (
     AsOfCompacted,
     BeforeViewBegan,
@@ -47,7 +47,7 @@ from persist.core.errors import (
     with_timeline,
 )
 from persist.core.log import kinds
-from persist.core.log.fields import PIN_PREFIX, Deletes, Frontier, KeyedForm, Keyframe, Numbers, from_stored
+from persist.core.log.fields import PIN_PREFIX, Deletes, Frontier, KeyedForm, Keyframe, Numbers
 from persist.core.state_rules.annotations import About, Archives, LastBatch, Remembered
 from persist.core.timeline import Timeline
 

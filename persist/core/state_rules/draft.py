@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
-from persist.core.antichain import to_antichain
+from persist.core.antichain import from_stored, to_antichain
 from persist.core.errors import UpdatesBeyondUpper, ViewWritten
 from persist.core.log import kinds
-from persist.core.log.fields import from_stored
 from persist.core.log.kinds import Mutation
 from persist.core.state_rules.annotations import Remembered, Used, is_repeated, were_used
 from persist.core.state_rules.collection_rules import (

@@ -23,7 +23,7 @@ import pyarrow.types as pat
 from persist.codecs.part.part import Footer, Part
 from persist.codecs.types.arrow_types import is_flat, scalar_from_json, type_from_json
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import END, to_antichain
+from persist.core.antichain import END, from_stored, to_antichain
 from persist.core.errors import (
     FrontierRegression,
     InvalidUsage,
@@ -36,7 +36,7 @@ from persist.core.errors import (
     UpdatesBeyondUpper,
 )
 from persist.core.log import kinds
-from persist.core.log.fields import Frontier, KeyedForm, Watermarks, from_stored
+from persist.core.log.fields import Frontier, KeyedForm, Watermarks
 from persist.core.state_rules.contents import CollectionState, appended, check_beyond_upper
 
 WATERMARK_OF_NULL = -(2**63)

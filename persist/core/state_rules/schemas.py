@@ -16,10 +16,9 @@ import msgspec
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.evolution import changes_between, check_next, only_adds
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import to_antichain
+from persist.core.antichain import from_stored, to_antichain
 from persist.core.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRedefined
 from persist.core.log import kinds
-from persist.core.log.fields import from_stored
 from persist.core.state_rules.annotations import without_columns
 from persist.core.state_rules.contents import CollectionState, definition_number
 from persist.core.state_rules.keyed_rules import evolved_form, keyed_from

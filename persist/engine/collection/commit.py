@@ -25,11 +25,10 @@ from typing import Any, Self
 import pyarrow.compute as pc
 
 from persist.codecs.part.part import Part
-from persist.core.antichain import to_antichain
+from persist.core.antichain import to_antichain, to_stored
 from persist.core.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper, with_timeline
 from persist.core.keyed.intake import EventTable, joined_events
 from persist.core.log import kinds
-from persist.core.log.fields import to_stored
 from persist.core.timeline import Moment
 from persist.engine.collection.keyed_events import (
     AskedEvents,

@@ -7,10 +7,10 @@ from typing import Any
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.evolution import changes_between
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import Antichain, to_antichain
+from persist.core.antichain import Antichain, to_antichain, to_stored
 from persist.core.errors import HoldMoved, HoldNotFound, InvalidUsage, Superseded, TagNotFound
 from persist.core.log import kinds
-from persist.core.log.fields import Words, to_stored
+from persist.core.log.fields import Words
 from persist.core.names import check_hold_name, check_tag_name, is_text
 from persist.core.rendering import Shown
 from persist.core.state_rules.annotations import About as StoredAbout

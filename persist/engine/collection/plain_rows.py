@@ -33,7 +33,7 @@ from persist.codecs.types.schema import TIME, CollectionSchema
 from persist.codecs.updates.inputs import opened
 from persist.codecs.updates.tuples import is_named
 from persist.codecs.updates.updates import Stamp, with_time
-from persist.core.antichain import END, to_antichain
+from persist.core.antichain import END, to_antichain, to_stored
 from persist.core.errors import (
     DuplicateKeys,
     InvalidUsage,
@@ -46,7 +46,7 @@ from persist.core.keyed.form import Keyed, form_of
 from persist.core.keyed.intake import EventTable, to_events
 from persist.core.keyed.machine import DELETED, SEQ, Replacing
 from persist.core.log import kinds
-from persist.core.log.fields import KeyedForm, to_stored
+from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.collection_rules import Condition, ExpectErasures, ExpectNothingBeyondUpper, ExpectUpper
 from persist.core.state_rules.contents import CollectionState, unsealed
 from persist.core.state_rules.erasures import erasure_number

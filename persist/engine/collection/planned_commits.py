@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from persist.blob.errors import MissingBlob
 from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
 from persist.codecs.types.schema import TIME_MAX
-from persist.core.antichain import Antichain, to_antichain
+from persist.core.antichain import Antichain, to_antichain, to_stored
 from persist.core.errors import (
     ClientClosed,
     Conflict,
@@ -52,7 +52,7 @@ from persist.core.keyed.events import events_schema, lifted_events
 from persist.core.keyed.intake import EventTable
 from persist.core.keyed.machine import SEQ
 from persist.core.log import kinds
-from persist.core.log.fields import TokenMark, to_stored
+from persist.core.log.fields import TokenMark
 from persist.core.state_rules.collection_rules import ExpectErasures
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import erasure_number

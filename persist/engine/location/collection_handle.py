@@ -17,7 +17,7 @@ from persist.codecs.evolution import changes_between
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import Stamp, plain_rows
-from persist.core.antichain import END, Antichain, to_antichain
+from persist.core.antichain import END, Antichain, to_antichain, to_stored
 from persist.core.errors import (
     AsOfNotSealed,
     CollectionNotFound,
@@ -29,7 +29,7 @@ from persist.core.keyed.form import machine_of
 from persist.core.keyed.intake import EventTable
 from persist.core.keyed.machine import Machine
 from persist.core.log import kinds
-from persist.core.log.fields import KeyedForm, to_stored
+from persist.core.log.fields import KeyedForm
 from persist.core.log.keys import check_parts
 from persist.core.state_rules.collection_rules import ExpectUpper
 from persist.core.state_rules.contents import CollectionState, check_readable, last_sealed, unsealed

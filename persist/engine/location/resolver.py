@@ -25,12 +25,13 @@ from persist.codecs.order.arrays import boolean_array, int64_values
 from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
+from persist.core.antichain import to_stored
 from persist.core.errors import ClientClosed, Locked, Superseded, UploadExpired
 from persist.core.keyed.form import machine_of
 from persist.core.keyed.intake import EventTable, watermark_below, watermarks_of
 from persist.core.keyed.machine import SEQ, Machine
 from persist.core.log import kinds
-from persist.core.log.fields import KeyedForm, Watermarks, to_stored
+from persist.core.log.fields import KeyedForm, Watermarks
 from persist.core.state_rules.collection_rules import ExpectErasures, after_step
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import erasure_number

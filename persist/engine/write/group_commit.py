@@ -35,6 +35,7 @@ from msgspec import UNSET
 from persist.blob.protocol import Blob, acquire_turn, is_remote
 from persist.blob.threads import Clock
 from persist.codecs.part.part import Part
+from persist.core.antichain import from_stored
 from persist.core.errors import (
     CollectionNotFound,
     Conflict,
@@ -47,7 +48,6 @@ from persist.core.errors import (
     UpdatesBeyondUpper,
 )
 from persist.core.log import kinds
-from persist.core.log.fields import from_stored
 from persist.core.log.framing import FORMAT
 from persist.core.log.keys import PARTS, is_upload, record_key
 from persist.core.log.kinds import BringsParts, Mutation

@@ -33,8 +33,9 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, TIME_UNITS, CollectionSchema
 from persist.codecs.updates.small import SmallUpdates
+from persist.core.antichain import from_stored, to_stored
 from persist.core.log import kinds
-from persist.core.log.fields import CollectionMutation, LocationMutation, TokenMark, from_stored, to_stored
+from persist.core.log.fields import CollectionMutation, LocationMutation, TokenMark
 from persist.core.log.kinds import Mutation
 from persist.core.state_rules.collection_rules import Condition, PlannedAppend
 from persist.core.state_rules.contents import CollectionState

@@ -29,10 +29,9 @@ from persist.compute.dataflow.ports.output import KeptLinear, Output
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
-from persist.core.antichain import END
+from persist.core.antichain import END, to_stored
 from persist.core.errors import CollectionNotFound, HoldMoved, OutputConflict, UpdatesBeyondUpper, UpperMismatch
 from persist.core.log import kinds
-from persist.core.log.fields import to_stored
 from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper
 from persist.core.state_rules.contents import first_time
 from persist.engine.collection.commit import Commit
