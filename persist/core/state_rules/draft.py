@@ -76,12 +76,8 @@ class Draft:
                 assert isinstance(step, PlannedAppend)
                 self._check(step)
             return True
-        if self._repeats_batch(steps):
-            return False
-        tokens = {
-            (s.collection, mark.token): mark.digest for s in steps if isinstance(s, kinds.Tokens) for mark in s.tokens
-        }
-        if tokens and self._done(tokens):
+        tokens = _tokens_of(steps)
+        if self._is_done(steps, tokens):
             return False
         draft = Changing(MapChanges(now.entries), MapChanges(now.ids), now.control, _with_step)
         self._check_views(steps)
@@ -95,6 +91,24 @@ class Draft:
         now.control = draft.control
         self._new_tokens.update(tokens)
         self._appended.update(step.collection for step in steps if isinstance(step, PlannedAppend))
+        return True
+
+    def check(self, steps: Iterable[DraftStep]) -> bool:
+        """Check of the only operation of a record what `apply` of the record does not see.
+
+        These are the rights of the writer, tokens, batches, views, conditions, and writes that are not encoded yet.
+        The mutations are left to `apply`, so each is applied once. Conditions must come before what they are about.
+
+        Returns, and raises, as `extend`.
+        """
+        steps = tuple(steps)
+        check_writer(self._now.control.writer, self._now.control.epoch, self._epoch, steps)
+        if self._is_done(steps, _tokens_of(steps)):
+            return False
+        self._check_views(steps)
+        for step in steps:
+            if isinstance(step, Planned | Condition):
+                after_step(self._now.entry_for(step).contents, step)
         return True
 
     def _check(self, step: PlannedAppend) -> None:
@@ -116,6 +130,10 @@ class Draft:
                 if contents is not None and contents.view is not None:
                     raise ViewWritten(contents.name)
 
+    def _is_done(self, steps: tuple[DraftStep, ...], tokens: dict[Used, str | None]) -> bool:
+        """Tell whether an operation was done before: by its batch of a query, or by all its tokens."""
+        return self._repeats_batch(steps) or (bool(tokens) and self._are_used(tokens))
+
     def _repeats_batch(self, steps: tuple[DraftStep, ...]) -> bool:
         """Tell whether steps are a batch that a collection has: one record adds it to all, so any will do."""
         repeated = False
@@ -130,7 +148,7 @@ class Draft:
         entry = self._now.entries.now(collection)
         return None if entry is None else entry.contents
 
-    def _done(self, tokens: dict[Used, str | None]) -> bool:
+    def _are_used(self, tokens: dict[Used, str | None]) -> bool:
         def remembered(used: Used) -> tuple[str, Remembered | None, int]:
             # As the log has them: what operations before this one have added is in `_new_tokens`.
             collection, token = used
@@ -142,6 +160,12 @@ class Draft:
             return contents.name, write, 0 if contents.archives is None else contents.archives.forgotten
 
         return were_used(tokens, self._new_tokens, remembered)
+
+
+def _tokens_of(steps: Iterable[DraftStep]) -> dict[Used, str | None]:
+    """Return the tokens that steps name, with the digests of what they name."""
+    marked = [step for step in steps if isinstance(step, kinds.Tokens)]
+    return {(step.collection, mark.token): mark.digest for step in marked for mark in step.tokens}
 
 
 def _with_step(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:

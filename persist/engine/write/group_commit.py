@@ -3,10 +3,12 @@
 For one group:
 
 1. *Validate* each operation in order against a `Draft` of the newest known state. A rejection counts only if that
-   state is the newest there is, so the log is read before one is handed out.
+   state is the newest there is, so the log is read before one is handed out. Of an operation that has a record of its
+   own, `apply` of the record checks the mutations, and only the rest is checked before (`Draft.check`).
 2. *Merge* what was accepted into the least number of mutations (`persist.engine.write.operations`). Readers cannot
    tell, because a record is atomic.
-3. *Create* the record at the next seqno. Whoever loses the race applies the winner's record and starts again at 1,
+3. *Apply* the record to the state, and *create* it at the next seqno. The follower takes the state over that came of
+   it, unless another record came between. Whoever loses the race applies the winner's record and starts again at 1,
    with the same uploads. Times that the commit assigns are those of the state which the record follows, so each attempt
    has its own; parts are stamped with them in their descriptors, and none is encoded again.
 
@@ -189,6 +191,7 @@ class GroupCommit:
         read and encoded in vain.
         """
         appends: dict[str, tuple[list[Write], list[kinds.Append | kinds.Pend]]] = {}
+        is_alone = len(operations) == 1
         while operations:
             self._follower.prove()
             state, unreadable = self._state_for(operations)
@@ -196,7 +199,7 @@ class GroupCommit:
                 continue
             operations = self._unsettled(operations, state, unreadable)
             try:
-                accepted, done, rejected, times = self._validate(state, operations, unreadable)
+                accepted, done, rejected, times = self._validate(state, operations, unreadable, is_alone=is_alone)
             except MissingBlob:  # Pages of a directory that newer checkpoints do not refer to have been collected.
                 if self._follower.restart().entries.is_over_the_same_as(state.entries):
                     raise
@@ -208,7 +211,17 @@ class GroupCommit:
             # What may come in another way must not, before anybody is told what became of it.
             is_record = bool(mutations) or any(map(is_in_doubt, operations))
             try:
-                if is_record and not self._create(state, mutations, submitted(operations, accepted)):
+                if is_record:
+                    record = self._record(state, mutations, submitted(operations, accepted))
+                    try:
+                        # Whatever went wrong before, a record that readers would refuse must not enter the log.
+                        after = apply(state, record)
+                    except (InvalidUsage, Conflict):
+                        if not is_alone:
+                            raise
+                        is_alone = False  # A draft says what its caller is told.
+                        continue
+                if is_record and not self._create(state, record, after):
                     self._is_crowded = True
                     turn.enter_context(acquire_turn(self._blob, record_key(0)))
                     self._follower.refresh()  # Where many race, the next slot has been taken meanwhile, too.
@@ -334,9 +347,8 @@ class GroupCommit:
         self._follower.refresh()
         return False
 
-    def _create(self, state: State, mutations: tuple[Mutation, ...], marks: tuple[Submitted, ...]) -> bool:
-        """Try to be the record that follows state; return whether this was it."""
-        record = Record(
+    def _record(self, state: State, mutations: tuple[Mutation, ...], marks: tuple[Submitted, ...]) -> Record:
+        return Record(
             format=format_after(state, mutations) if state.location else FORMAT,
             location=state.location or uuid.uuid4().hex,
             seqno=state.seqno + 1,
@@ -348,8 +360,13 @@ class GroupCommit:
             mutations=mutations,
             submitted=marks or UNSET,
         )
-        # Whatever went wrong before, a record that readers would refuse must not enter the log.
-        after = apply(state, record)
+
+    def _create(self, state: State, record: Record, after: State) -> bool:
+        """Try to make a record the one that follows state; return whether this was it.
+
+        Args:
+            after: what `apply` makes of state with this record, which the follower takes over.
+        """
         began = self._follower.now()
         look = self._look_back.begin(state)
         winner = create_record(self._blob, record, self._clock, deadline_s=self._deadline_s)
@@ -468,12 +485,20 @@ class GroupCommit:
                 say_whose(error, self._blob, self._follower.state, step.collection, self._writer_name)
 
     def _validate(
-        self, state: State, operations: list[Operation], unreadable: dict[str, PersistError]
+        self,
+        state: State,
+        operations: list[Operation],
+        unreadable: dict[str, PersistError],
+        *,
+        is_alone: bool = False,
     ) -> tuple[list[Operation], list[Operation], list[tuple[Operation, PersistError]], dict[str, int]]:
         """Return the operations that may follow state in this order, those done before, and the others with the reason.
 
         Last come the times for those who named none. An operation that repeats another of the same group counts as
         done, too: it is once the group is.
+
+        Args:
+            is_alone: there is one, and what `apply` checks of a record of it is left to that if it is in order.
         """
         draft = Draft(state, self.epoch, self._follower.remembered)
         times = assigned_times(operations, partial(_upper_in, state), self._clock.wall_ms())
@@ -489,11 +514,15 @@ class GroupCommit:
                 if operation.renew is not None:
                     operation = replace(operation, steps=tuple(operation.renew(state)))
                 self._check_clock(state, operation, times)
-                for step in operation.steps:
-                    # Here, where it costs its own operation only; `apply` would refuse the whole record.
-                    if isinstance(step, Write) and isinstance(step.data, Future):
-                        check_uploaded(state.control, kinds.Append(step.collection, step.data.result()))
-                (accepted if draft.extend(operation.plan(times)) else done).append(operation)
+                if is_alone and operation.is_in_order:
+                    is_new = draft.check(operation.plan(times))
+                else:
+                    for step in operation.steps:
+                        # Here, where it costs its own operation only; `apply` would refuse the whole record.
+                        if isinstance(step, Write) and isinstance(step.data, Future):
+                            check_uploaded(state.control, kinds.Append(step.collection, step.data.result()))
+                    is_new = draft.extend(operation.plan(times))
+                (accepted if is_new else done).append(operation)
             except MissingBlob as error:
                 if not error.key.startswith(PARTS):
                     raise

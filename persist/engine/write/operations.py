@@ -191,6 +191,27 @@ class Operation:
         return any(isinstance(step, Mutation) and step.is_alone for step in self.steps)
 
     @property
+    def is_in_order(self) -> bool:
+        """Whether its steps are in the order of a record, so that a record of it alone says what they say.
+
+        The rules that `apply` checks of that record are those of its steps then. It is so of all that is common: first
+        what must hold, then what is written, then holds, then a seal.
+        """
+        reached: dict[str, int] = {}
+        for step in self.steps:
+            place = PLACES.get(type(step), 0 if isinstance(step, Condition) else None)
+            if place is None:
+                return False
+            if place == ANYWHERE:
+                continue
+            before = reached.get(step.collection, 0)
+            is_repeated = place == before and (place == SEAL or (isinstance(step, Write) and step.events is not None))
+            if place < before or is_repeated or (isinstance(step, kinds.GrantLease) and reached):
+                return False
+            reached[step.collection] = place
+        return True
+
+    @property
     def is_ready(self) -> bool:
         for step in self.steps:
             if isinstance(step, Write) and isinstance(step.data, Future) and not step.data.done():
@@ -239,6 +260,22 @@ def _may_share_time(step: Step) -> bool:
     if isinstance(step, Write):
         return step.at_commit
     return step.time is None if isinstance(step, AtCommit) else isinstance(step, kinds.Tokens | kinds.Note)
+
+
+# Where `Change.mutations` puts a step among those of its collection, after conditions. Tokens, batches and notes change
+# nothing that others look at. What may be left out of a record although it is refused, such as a since that goes back,
+# has no place here.
+ANYWHERE, SEAL = -1, 4
+PLACES: dict[type, int] = {
+    **dict.fromkeys((kinds.Tokens, kinds.Batch, kinds.Note, Asked), ANYWHERE),
+    kinds.GrantLease: 0,
+    kinds.Resolve: 1,
+    Write: 2,
+    kinds.SetHold: 3,
+    kinds.ReleaseHold: 3,
+    kinds.Seal: SEAL,
+    AtCommit: SEAL,
+}
 
 
 @dataclass(slots=True)
