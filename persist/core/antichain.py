@@ -1,15 +1,15 @@
-"""Frontiers: antichains of times, which say how far a set of times reaches.
+"""Frontiers: antichains of times, the bounds of sets of times.
 
-A time is an integer, or in dataflows of several dimensions a tuple of integers under the product order: `a <= b` holds
-when it holds in every dimension, so two times may be neither before nor after each other. A frontier stands for the
-times that are greater than or equal to one of its elements ("beyond" it); the empty frontier has no time beyond it.
-Frontiers are ordered by how far they have come: `Antichain(3) <= Antichain(5) <= Antichain()`. (Timely dataflow,
+A time is an integer. In dataflows of several dimensions it is a tuple of integers under the product order: `a <= b`
+holds when it holds in every dimension, so two times may be neither before nor after each other. A time is *beyond* a
+frontier if it is greater than or equal to one of its elements. The empty frontier has none beyond it. Frontiers are
+ordered by how far they have come: `Antichain(3) <= Antichain(5) <= Antichain()`. (Timely dataflow,
 `src/progress/frontier.rs`.)
 
-The times of a collection are totally ordered, so its frontier holds one time or none. Inside the library it is that
-time as an integer, and `END` for the empty frontier, which is complete for ever. Then `time < upper` and `upper - 1`
-mean at the end what they mean elsewhere. Users give and get an `Antichain`; the log stores `[11]`, and `[]` for `END`.
-A stored or given `2**63 - 1` means `END`, too.
+The times of a collection are totally ordered, so its frontier holds one time or none. The library works with that time
+as an integer, and with `END` for the empty frontier, which is complete for ever. So `time < upper` and `upper - 1` need
+no special case at the end. The public API takes and returns an `Antichain`. The log stores `[11]`, and `[]` for `END`;
+`[2**63 - 1]` also means `END`.
 """
 
 import math
@@ -31,7 +31,7 @@ def as_time(what: str, value: Any, *, most: int = TIME_MAX) -> int:
     """Return value as a time, from any kind of integer.
 
     Raises:
-        InvalidUsage: it is no integer in `[0, most]`; what says what it is.
+        InvalidUsage: it is not an integer in `[0, most]`; the message begins with what.
     """
     try:
         time = operator.index(value)
@@ -46,7 +46,7 @@ def coordinates(what: str, time: Any, dimensions: int | None = None) -> Coordina
     """Return a time as the tuple of its coordinates.
 
     Raises:
-        InvalidUsage: it is no time, or has another number of dimensions than asked for; what says whose it is.
+        InvalidUsage: it is not a time of that many dimensions; the message begins with what.
     """
     point = tuple(time) if isinstance(time, tuple | list) else (time,)
     if not point or (dimensions is not None and len(point) != dimensions):
@@ -155,15 +155,15 @@ def to_antichain(frontier: int) -> Antichain:
 
 
 def to_time(frontier: int) -> int | None:
-    """Return a frontier of a collection as people get it in tables and JSON: None for `END`."""
+    """Return a frontier of a collection for tables and JSON: None for `END`."""
     return None if frontier == END else frontier
 
 
 def to_frontier(given: int | Antichain) -> int:
-    """Return the frontier of a collection as an integer, from what users give.
+    """Return a frontier of a collection from the public API as an integer.
 
     Raises:
-        InvalidUsage: it is no time, or has several dimensions.
+        InvalidUsage: it is not a time, or has several dimensions.
     """
     antichain = given if isinstance(given, Antichain) else Antichain(given)
     if antichain.is_empty:
@@ -184,7 +184,7 @@ def to_stored(frontier: int) -> Frontier:
 
 
 def _reach(other: Any) -> Any:
-    """Return how far a frontier, or that of a time, has come; None for what is neither.
+    """Return how far a frontier or a time has come; None for other values.
 
     It is a number in one dimension, infinity for the empty frontier, and the points of a frontier of several.
     """

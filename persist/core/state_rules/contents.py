@@ -255,7 +255,7 @@ def last_sealed(contents: CollectionState) -> int:
 
 
 def first_time(contents: CollectionState) -> int:
-    """Return the first time that can be read; 0 if none can be read any more, as reading at 0 will say."""
+    """Return the first readable time; 0 if there is none, so that the read at 0 raises the error."""
     return 0 if contents.since == END else contents.since
 
 

@@ -30,16 +30,15 @@ _ONLY_APPENDS = {PlannedAppend}
 
 
 class Draft:
-    """A state being extended by operations that are not in the log yet, to tell which of them are valid.
+    """Validates operations that are not in the log yet, one after the other, against a state.
 
     It follows names and frontiers but not parts, so that a writer can validate thousands of small operations before
-    it encodes what they wrote into one batch. The checks are the same functions that `apply` uses. All collections
-    concerned must have their contents, except those of which an operation only releases holds.
+    it encodes their updates into one batch. The checks are the same functions that `apply` uses. Each collection
+    needs its contents, unless an operation only releases holds on it.
 
     Args:
-        state: what is known.
-        epoch: that of the writer, if it opened the location exclusively.
-        find_token: returns what a collection remembers of a token, if that is not among the newest ones.
+        epoch: of the writer, if it opened the location exclusively.
+        find_token: returns the record of a token that is not among the newest of its collection.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Draft:
         self._epoch = epoch
         self._new_tokens: dict[Used, str | None] = {}  # With the digests of what they name.
         self._appended: set[str] = set()  # Collections that operations before this one add updates to.
-        # Planned appends that were valid, by all but their time, and from which time on others like them are, too.
+        # Of valid planned appends, by collection and schema: the time from which on an append is valid.
         self._valid_from: dict[tuple[str, int], int] = {}
         self._now = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _with_step)
 
@@ -76,7 +75,7 @@ class Draft:
                 assert isinstance(step, PlannedAppend)
                 self._check(step)
             return True
-        tokens = _tokens_of(steps)
+        tokens = _list_tokens(steps)
         if self._is_done(steps, tokens):
             return False
         draft = Changing(MapChanges(now.entries), MapChanges(now.ids), now.control, _with_step)
@@ -94,16 +93,15 @@ class Draft:
         return True
 
     def check(self, steps: Iterable[DraftStep]) -> bool:
-        """Check of the only operation of a record what `apply` of the record does not see.
+        """Check the only operation of a record, except for the rules that `apply` checks of the record.
 
-        These are the rights of the writer, tokens, batches, views, conditions, and writes that are not encoded yet.
-        The mutations are left to `apply`, so each is applied once. Conditions must come before what they are about.
-
-        Returns, and raises, as `extend`.
+        It checks the rights of the writer, tokens, batches, views, conditions, and writes before they are encoded.
+        `apply` checks the mutations, so each is applied once. A condition must come before all changes of its
+        collection. Returns and raises as `extend`.
         """
         steps = tuple(steps)
         check_writer(self._now.control.writer, self._now.control.epoch, self._epoch, steps)
-        if self._is_done(steps, _tokens_of(steps)):
+        if self._is_done(steps, _list_tokens(steps)):
             return False
         self._check_views(steps)
         for step in steps:
@@ -112,7 +110,7 @@ class Draft:
         return True
 
     def _check(self, step: PlannedAppend) -> None:
-        """Check one append to what is known here. Of many tiny writes of a group, only times are told apart."""
+        """Check one append. Further appends to the same collection only compare their times."""
         alike = step.collection, step.schema
         valid_from = self._valid_from.get(alike)
         if valid_from is None or step.time_min < valid_from:
@@ -122,7 +120,7 @@ class Draft:
             self._appended.add(step.collection)
 
     def _check_views(self, steps: tuple[DraftStep, ...]) -> None:
-        """Raise ViewWritten if steps write or seal a view and do not expect the definition that they computed it by."""
+        """Raise ViewWritten if steps write or seal a view without an `ExpectDefinition`."""
         expected = {step.collection for step in steps if isinstance(step, ExpectDefinition)}
         for step in steps:
             if isinstance(step, PlannedAppend | kinds.Seal) and step.collection not in expected:
@@ -131,11 +129,11 @@ class Draft:
                     raise ViewWritten(contents.name)
 
     def _is_done(self, steps: tuple[DraftStep, ...], tokens: dict[Used, str | None]) -> bool:
-        """Tell whether an operation was done before: by its batch of a query, or by all its tokens."""
+        """Return whether the log has an operation already, by its batch of a query or by all its tokens."""
         return self._repeats_batch(steps) or (bool(tokens) and self._are_used(tokens))
 
     def _repeats_batch(self, steps: tuple[DraftStep, ...]) -> bool:
-        """Tell whether steps are a batch that a collection has: one record adds it to all, so any will do."""
+        """Return whether some collection has the batch of these steps: one record adds it to all."""
         repeated = False
         for mark in steps:
             if isinstance(mark, kinds.Batch) and not mark.again:
@@ -162,8 +160,8 @@ class Draft:
         return were_used(tokens, self._new_tokens, remembered)
 
 
-def _tokens_of(steps: Iterable[DraftStep]) -> dict[Used, str | None]:
-    """Return the tokens that steps name, with the digests of what they name."""
+def _list_tokens(steps: Iterable[DraftStep]) -> dict[Used, str | None]:
+    """Return the tokens of steps, with the digests of their writes."""
     marked = [step for step in steps if isinstance(step, kinds.Tokens)]
     return {(step.collection, mark.token): mark.digest for step in marked for mark in step.tokens}
 

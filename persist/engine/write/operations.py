@@ -192,10 +192,10 @@ class Operation:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether its steps are in the order of a record, so that a record of it alone says what they say.
+        """Whether its steps are in the order of their mutations in a record.
 
-        The rules that `apply` checks of that record are those of its steps then. It is so of all that is common: first
-        what must hold, then what is written, then holds, then a seal.
+        Then `apply` of a record of this operation alone checks its steps one after the other. Common operations are in
+        order: conditions, then writes, holds and a seal.
         """
         reached: dict[str, int] = {}
         for step in self.steps:
@@ -262,9 +262,8 @@ def _may_share_time(step: Step) -> bool:
     return step.time is None if isinstance(step, AtCommit) else isinstance(step, kinds.Tokens | kinds.Note)
 
 
-# Where `Change.mutations` puts a step among those of its collection, after conditions. Tokens, batches and notes change
-# nothing that others look at. What may be left out of a record although it is refused, such as a since that goes back,
-# has no place here.
+# The place of a step in `Change.mutations`, after conditions. No other step depends on tokens, batches and notes.
+# An `AllowCompaction` is missing: a record leaves it out if it changes nothing, also if since would go back.
 ANYWHERE, SEAL = -1, 4
 PLACES: dict[type, int] = {
     **dict.fromkeys((kinds.Tokens, kinds.Batch, kinds.Note, Asked), ANYWHERE),

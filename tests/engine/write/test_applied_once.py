@@ -63,7 +63,7 @@ def some_step(r: random.Random, handle: CollectionHandle) -> list[Step]:
         case 3 | 4 | 5:
             return [kinds.Seal(id_, (near,))]
         case 6:
-            return [kinds.AllowCompaction(id_, (past,))]
+            return [kinds.AllowCompaction(id_, (r.choice([past, max(0, contents.since - 1)]),))]
         case 7:
             return [kinds.SetHold(id_, hold, past, expected=expected)]
         case 8:
