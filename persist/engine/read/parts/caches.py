@@ -52,17 +52,13 @@ class Sized(Protocol):
     def nbytes(self) -> int: ...
 
 
-PASSING_BYTES = 1 << 20  # Enough for the slices of one compaction, which read the same parts one after the other.
+PASSING_BYTES = 8 << 20  # Enough for the footers of one compaction, whose slices read the same parts in turn.
 
 DecodedRows = Kind[Hashable, Sized]
 
 
 def decoded_rows(cache: Cache) -> DecodedRows:
-    """Return the kind of what point reads decode, for all readers of one client; what takes half of it is not kept.
-
-    Look-ups of many keys touch most row groups each time, so of more of them than there is room for, those that are
-    there stay. What nobody asks for in a day goes.
-    """
+    """Return the kind of rows that point reads decode, for all readers of one client."""
     return cache.kind(lambda rows: ENTRY_BYTES + rows.nbytes)
 
 
@@ -75,8 +71,8 @@ class PartIndexes:
 
     def __init__(self, cache: Cache) -> None:
         self.whole = CheckedFooters(cache)
-        # However large it is, the one in use is kept: each slice of its part asks for it.
-        self._kept: Kind[str, PartIndex] = cache.kind(lambda index: index.nbytes, is_needed=True)
+        # Each slice of a part requests its footer, so a large one is kept at once.
+        self._kept: Kind[str, PartIndex] = cache.kind(lambda index: index.nbytes, share=1, is_needed=True)
 
     def known(self, part: Part) -> PartIndex | None:
         """Return the footer of a part if it is kept here."""
@@ -110,8 +106,8 @@ class PartCaches:
 
     @classmethod
     def passing(cls) -> "PartCaches":
-        """Return caches for what is read to be replaced, such as by compaction: nobody asks for it again."""
-        return cls(Cache(PASSING_BYTES))
+        """Return caches for parts that will be replaced, such as by compaction: the last ones read are kept."""
+        return cls(Cache(PASSING_BYTES, is_lru=True))
 
 
 @dataclass(frozen=True, slots=True)
