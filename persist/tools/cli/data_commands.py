@@ -252,7 +252,7 @@ def serve(
         write_token = os.environ.get(WRITE_TOKEN_VARIABLE) if store or commits else None
         limits: dict[str, Any] = {"memory_bytes": sql_memory and sql_memory << 20, "timeout_s": sql_timeout}
         limits = {name: limit for name, limit in limits.items() if limit is not None}
-        from persist.sql import QueryLimits  # Here: the other commands start sooner without it.
+        from persist.compute.query import QueryLimits  # Here: the other commands start sooner without it.
 
         if limits and not sql:
             raise persist.InvalidUsage("--sql-memory and --sql-timeout go with --sql")
