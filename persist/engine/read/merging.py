@@ -14,7 +14,7 @@ has the same key. So only keys that the rest touches are merged, and what stands
 nothing is in the rest, not even `_diff` is read.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.objects import to_dicts
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
 from persist.engine.read.parts.reader import ClaimedRead, PartReader, ahead, finish
-from persist.engine.read.planning.scan import Scan, cheap_first, negated, rows_without_columns
+from persist.engine.read.planning.scan import Scan, cheap_first, negated, rows_without_columns, with_diff
 
 Form = Literal["rows", "diff"]
 REPEATED_ROWS_MAX = 1 << 20  # Rows made at a time of records with a multiplicity above 1.
@@ -41,41 +41,31 @@ ROWS_MAX = 2**31 - 1  # Rows that one slice may become; beyond it somebody has m
 TOUCH_FRACTION = 1.5  # If there is more rest than this for each row that stands, most keys are touched anyway.
 
 
-def read_snapshot(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Table]:
-    """Yield what one slice of a snapshot holds, in no particular order.
+def read_snapshot(
+    scan: Scan, form: Form, reader: PartReader, *, elsewhere: Callable[[Part], bool] | None = None
+) -> Iterator[pa.Table]:
+    """Yield the contents of one slice of a snapshot, in no particular order.
 
-    Memory: one part at a time, if nothing must be merged; else about four times what the slice takes decoded. And
+    Memory: one part at a time if nothing must be merged; otherwise about four times the decoded slice. Besides,
     `REPEATED_ROWS_MAX` rows.
+
+    Args:
+        elsewhere: selects standing parts that the caller reads by itself. Of these parts, only rows with a key of the
+            rest are yielded, so the caller leaves them out. If there is a rest, the collection has flat key columns.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
         NegativeMultiplicity: rows were asked for and some record has a negative multiplicity.
         DiffOverflow: a multiplicity does not fit int64.
     """
-    rest = yield from _passed_on(scan, reader, Split.of(scan, form), form)
-    if rest is not None:
-        yield from _given_out(rest.consolidated(), scan, form)
+    for item in _read_slice(scan, reader, form, elsewhere):
+        if isinstance(item, _Rest):
+            yield from _emit(item.consolidated(), scan, form)
+        else:
+            yield item
 
 
-def read_touched(
-    scan: Scan, form: Form, reader: PartReader, *, elsewhere: Callable[[Part], bool] = lambda _: True
-) -> Iterator[pa.Table]:
-    """Yield what one slice of a snapshot holds, but for what stands in some parts and is not touched by the rest.
-
-    For plans that have somebody else read these parts, and take the keys of the rest out of them: if there is a rest,
-    key columns are flat, and there is one at least. Memory and errors as of `read_snapshot`.
-
-    Args:
-        elsewhere: tells which of the parts that stand are read by somebody else; by default all of them.
-    """
-    parts = Split.of(scan, form)
-    assert scan.schema.key_names or not parts.is_merged, "without keys, nothing is touched more than anything else"
-    rest = yield from _passed_on(scan, reader, parts, form, elsewhere)
-    if rest is not None:
-        yield from _given_out(rest.consolidated(), scan, form)
-
-
-def _given_out(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
+def _emit(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
     table = scan.given_out(table)
     if form == "rows" and "_diff" in table.column_names:
         yield from repeated(table, scan)
@@ -150,19 +140,21 @@ class _Rest:
         return consolidate(self._rows.pop(), self._by).select(self._names)
 
 
-def _passed_on(
-    scan: Scan, reader: PartReader, split: Split, form: Form, elsewhere: Callable[[Part], bool] | None = None
-) -> Generator[pa.Table, None, _Rest | None]:
-    """Yield what stands and is not touched, but in parts that are read elsewhere, as it is given out.
+def _read_slice(
+    scan: Scan, reader: PartReader, form: Form, elsewhere: Callable[[Part], bool] | None = None
+) -> Iterator[pa.Table | _Rest]:
+    """Yield the standing rows that nothing touches, as results; then the rest, if there is one.
 
-    Return what is left to consolidate. No `_diff` is as good as all 1.
+    A table without `_diff` has the diff 1 in all rows.
     """
+    split = Split.of(scan, form)
+    assert elsewhere is None or scan.schema.key_names or not split.is_merged, "without keys, everything is touched"
     columns, keys, keeps_diff = [*scan.columns], scan.schema.key_names, form == "diff" or not scan.columns
     if not split.is_merged:
         here = split if elsewhere is None else split.standing_where(lambda part: not elsewhere(part))
         for table in _standing(scan, reader, here, columns, keeps_diff=keeps_diff):
-            yield from _given_out(table, scan, form)
-        return None
+            yield from _emit(table, scan, form)
+        return
     names = [*columns, *(name for name in keys if name not in columns)]
     # As rows, records of different keys that look alike must not make up for each other: whether they met here would
     # depend on how the collection is stored.
@@ -199,15 +191,15 @@ def _passed_on(
                     break  # Nothing is touched, so the other parts need not be read.
                 if not is_here:
                     continue
-                yield from _given_out(_selected(table, columns), scan, form)
+                yield from _emit(_selected(table, columns), scan, form)
             elif touching is None:
-                touched.append(_counted(table, apart))
+                touched.append(with_diff(table).select([*apart, "_diff"]))
             else:
                 inside, outside = touching.split(table) if is_here else (touching.inside(table), None)
-                touched.append(_counted(inside, apart))
+                touched.append(with_diff(inside).select([*apart, "_diff"]))
                 if outside is not None:
-                    yield from _given_out(_selected(outside, columns), scan, form)
-    return _Rest(pa.concat_tables(touched), cheap_first(apart, scan.schema))
+                    yield from _emit(_selected(outside, columns), scan, form)
+    yield _Rest(pa.concat_tables(touched), cheap_first(apart, scan.schema))
 
 
 def _standing(
@@ -226,14 +218,6 @@ def _standing(
 
 def _selected(table: pa.Table, columns: list[str]) -> pa.Table:
     return table.select([*columns, "_diff"] if "_diff" in table.column_names else columns)
-
-
-def _counted(table: pa.Table, columns: list[str]) -> pa.Table:
-    """Return columns and `_diff` of a table that may lack it, where it is 1 throughout."""
-    if "_diff" in table.column_names:
-        return table.select([*columns, "_diff"])
-    ones = pa.array(np.ones(len(table), np.int64))
-    return table.select(columns).append_column(pa.field("_diff", pa.int64(), nullable=False), ones)
 
 
 def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa.Table]:
@@ -268,33 +252,20 @@ def _slice_by_slice(slices: Sequence[Scan], form: Form, reading: Callable[[], Pa
     try:
         for scan_slice in slices:
             reader = reading()
-            passed_on = _Returning(_passed_on(scan_slice, reader, Split.of(scan_slice, form), form))
-            for table in passed_on:
+            for item in _read_slice(scan_slice, reader, form):
                 yield from before
-                yield table
-            yield from before
-            rest = passed_on.value
-            if rest is not None:
-                merging = reader.pool.submit(rest.consolidated)
-                before = _when_made(merging, scan_slice, form)
+                if isinstance(item, _Rest):
+                    merging = reader.pool.submit(item.consolidated)
+                    before = _emit_when_merged(merging, scan_slice, form)
+                else:
+                    yield item
         yield from before
     finally:
         finish([] if merging is None else [merging])
 
 
-def _when_made(future: "Future[pa.Table]", scan: Scan, form: Form) -> Iterator[pa.Table]:
-    yield from _given_out(future.result(), scan, form)
-
-
-class _Returning:
-    """A generator that is iterated over, and what it has returned then."""
-
-    def __init__(self, generator: Generator[pa.Table, None, _Rest | None]) -> None:
-        self._generator = generator
-        self.value: _Rest | None = None
-
-    def __iter__(self) -> Iterator[pa.Table]:
-        self.value = yield from self._generator
+def _emit_when_merged(future: "Future[pa.Table]", scan: Scan, form: Form) -> Iterator[pa.Table]:
+    yield from _emit(future.result(), scan, form)
 
 
 def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:

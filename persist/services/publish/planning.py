@@ -44,7 +44,7 @@ from persist.core.state_rules.keyed_rules import form_in
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.lookups.part_rows import places_of
-from persist.engine.read.merging import Split, read_snapshot, read_touched, repeated
+from persist.engine.read.merging import Split, read_snapshot, repeated
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import changes_scan, snapshot_scan
@@ -275,11 +275,9 @@ class Planner:
 
         def tables() -> Iterator[pa.Table]:
             for piece in scan.slices_within(reader.rewrite_slice_bytes):
-                if scan.schema.key_names or not Split.of(piece, "rows").is_merged:
-                    rows = [*read_touched(piece, "rows", reader, elsewhere=is_listed)]
-                else:
-                    rows = [*read_snapshot(piece, "rows", reader)]
-                rows = [table for table in rows if len(table)]
+                can_split = scan.schema.key_names or not Split.of(piece, "rows").is_merged
+                elsewhere = is_listed if can_split else None
+                rows = [table for table in read_snapshot(piece, "rows", reader, elsewhere=elsewhere) if len(table)]
                 if rows:
                     yield _with_diffs(pa.concat_tables(rows), scan.schema)
 

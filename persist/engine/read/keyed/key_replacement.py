@@ -52,7 +52,7 @@ class KeyReplacement:
         """
         names = [*self.schema.names]
         present = consolidate(present, names)
-        is_new, goes = self._has_key_in(present, new), self._is_live(present)
+        is_new, goes = have_key_of(present, new, self.schema.key_names), self._is_live(present)
         if self.where is not None:
             goes &= _passes(present, self.where)
         goes &= ~is_new
@@ -93,16 +93,6 @@ class KeyReplacement:
         dead = boolean_values(combined(is_tombstone(rows[self.form.tombstone], self.form)))
         return ~dead
 
-    def _has_key_in(self, rows: pa.Table, others: pa.Table) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-        keys = [*self.schema.key_names]
-        both = pa.concat_tables([rows.select(keys), others.select(keys)]).combine_chunks()
-        if not len(both):
-            return np.zeros(0, np.bool_)
-        ranks = dense_ranks(order_keys(both, keys))
-        is_there = np.zeros(int(ranks.max()) + 1, np.bool_)
-        is_there[ranks[len(rows) :]] = True
-        return is_there[ranks[: len(rows)]]
-
     def _tombstones(self, gone: pa.Table) -> pa.Table:
         """Return rows that go as what keeps their keys deleted."""
         if self.form.tombstone is None:
@@ -119,6 +109,17 @@ class KeyReplacement:
             )
         at = gone.schema.get_field_index(self.form.tombstone)
         return gone.set_column(at, gone.schema.field(at), column)
+
+
+def have_key_of(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """Return bool[rows]: whether a row has the same key as one of the others."""
+    both = pa.concat_tables([rows.select(keys), others.select(keys)]).combine_chunks()
+    if not len(both):
+        return np.zeros(0, np.bool_)
+    ranks = dense_ranks(order_keys(both, keys))
+    is_there = np.zeros(int(ranks.max()) + 1, np.bool_)
+    is_there[ranks[len(rows) :]] = True
+    return is_there[ranks[: len(rows)]]
 
 
 def check_one_row_per_key(rows: pa.Table, schema: CollectionSchema, name: str, action: str) -> None:

@@ -23,8 +23,6 @@ import pyarrow.compute as pc
 
 from persist.blob.lru import Cache, Kind
 from persist.codecs.order.arrays import boolean_array, int64_array
-from persist.codecs.order.digits import RowSorter
-from persist.codecs.order.ordering import order_keys
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import encode_parts
@@ -39,6 +37,7 @@ from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState, appended
 from persist.core.state_rules.keyed_rules import due, form_in, pending_after
 from persist.core.state_rules.schemas import among_versions
+from persist.engine.read.keyed.key_replacement import have_key_of
 from persist.engine.read.lookups.lookup import Lookup, Wanted, without_diffs
 from persist.engine.read.merging import read_snapshot, snapshot_slices
 from persist.engine.read.parts.reader import PartReader
@@ -220,14 +219,7 @@ class Purged:
         """Leave out the tombstones of some distinct keys, because events decide what becomes of these."""
         if not len(self._rows):
             return
-        names = keys.column_names
-        both = pa.concat_tables([keys, self._rows.select(names)]).combine_chunks()
-        order, starts = RowSorter(order_keys(both, names)).sort()
-        ranks = np.empty(len(order), np.int64)
-        ranks[order] = np.cumsum(starts) - 1
-        is_touched = np.zeros(int(ranks.max()) + 1, np.bool_)
-        is_touched[ranks[: len(keys)]] = True
-        self._rows = self._rows.filter(boolean_array(~is_touched[ranks[len(keys) :]]))
+        self._rows = self._rows.filter(boolean_array(~have_key_of(self._rows, keys, keys.column_names)))
 
     def updates(self, schema: CollectionSchema) -> pa.Table:
         """Return the retractions."""

@@ -16,14 +16,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
-from persist.codecs.order.ordering import combined, sort_indices
+from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.ordering import sort_indices
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.decoding import bad_filter
@@ -37,7 +36,7 @@ from persist.engine.read.lookups.part_rows import Hits, PartRows
 from persist.engine.read.lookups.requested_keys import keys_alone, wanted_keys
 from persist.engine.read.merging import repeated
 from persist.engine.read.parts.reader import PartReader
-from persist.engine.read.planning.scan import Scan, cheap_first, negated
+from persist.engine.read.planning.scan import Scan, cheap_first, negated, with_diff
 
 PART_BYTES_MAX = 64 << 10  # Decoded; a larger part is worth a search of its own.
 PARTS_MAX = 64
@@ -276,8 +275,8 @@ class Lookup:
         if len(source_tables) == 1 and columns:
             ((source, table),) = source_tables
             if source.diff == 1 and source.is_keyframe and {*columns} == {*scan.schema.names}:
-                return _counted(table, 1).select([*columns, "_diff"])
-        tables = [_counted(table, source.diff).select([*columns, "_diff"]) for source, table in source_tables]
+                return with_diff(table).select([*columns, "_diff"])
+        tables = [with_diff(table, source.diff or 1).select([*columns, "_diff"]) for source, table in source_tables]
         by = [*keys, *cheap_first([name for name in columns if name not in keys], scan.schema)] if has_keys else columns
         both = pa.concat_tables([scan.empty([*columns, "_diff"]), *tables])
         return consolidate(both, by).select([*columns, "_diff"])
@@ -287,7 +286,7 @@ class Lookup:
         assert self._keeps_time
         columns = [*self.scan.columns, "_time", "_diff"]
         source_tables = self._updates_of(wanted, reader)
-        tables = [_counted(table, source.diff).select(columns) for source, table in source_tables]
+        tables = [with_diff(table, source.diff or 1).select(columns) for source, table in source_tables]
         return self.scan.given_out(consolidate(pa.concat_tables([self.scan.empty(columns), *tables]), columns[:-1]))
 
     def _updates_of(self, wanted: Wanted, reader: PartReader) -> list[Found]:
@@ -314,10 +313,7 @@ class Lookup:
         scan = self.scan
         for table in tables:
             if source.cuts_time:
-                times = int64_values(combined(table["_time"]))
-                inside = (times >= scan.time_lower) & (times < scan.time_upper)
-                if not inside.all():
-                    table = table.filter(boolean_array(inside))
+                table = scan.within_time(table)
             if scan.filter is not None:
                 table = self._filtered(table, scan.filter)
             if source.diff is None and source.sign < 0:
@@ -370,14 +366,6 @@ def _groups(scan: Scan) -> Iterator[tuple[Part, ...]]:
             yield (part,)
     if tiny:
         yield tuple(tiny)
-
-
-def _counted(table: pa.Table, diff: int | None) -> pa.Table:
-    """Return a table with `_diff`, which is the same in all of its rows if it has none."""
-    if diff is None:
-        return table
-    field = pa.field("_diff", pa.int64(), nullable=False)
-    return table.append_column(field, int64_array(np.full(len(table), diff, np.int64)))
 
 
 def without_diffs(records: pa.Table, scan: Scan) -> pa.Table:

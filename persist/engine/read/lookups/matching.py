@@ -31,9 +31,9 @@ from persist.codecs.order.sums import consolidate
 from persist.codecs.part.index import OpenGroups
 from persist.codecs.part.part import Part
 from persist.codecs.types.arrow_types import is_text
-from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples
+from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples, without_dictionaries
 from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
-from persist.engine.read.planning.scan import Scan, negated
+from persist.engine.read.planning.scan import Scan, negated, with_diff
 
 FETCH_BYTES = 8 << 20  # Of row groups that are fetched at once, one at least.
 ALONE_PIECES = 4  # Threads for so few take half as much CPU time again: each decodes to fresh memory.
@@ -103,14 +103,9 @@ def _first_key(scan: Scan, keys: pa.Table) -> SortedKeys | None:
     return SortedKeys.of(keys, names) if names and names[0] in keys.column_names else None
 
 
-def _first_samples(part: Part, scan: Scan) -> KeySamples | None:
-    """Return sampled values of the first key column of a part, in order; None if there are none."""
-    return KeySamples.of(part, scan.schema, 1)
-
-
 def _bytes_within(part: Part, scan: Scan, first: SortedKeys) -> int:
     """Return about how many bytes of a part lie between samples that have a key between them."""
-    samples = _first_samples(part, scan)
+    samples = KeySamples.of(part, scan.schema, 1)
     bounds = None if samples is None else first.find_bounds(samples.keys)
     if samples is None or bounds is None or len(bounds[0]) < 2:
         return part.memory
@@ -162,7 +157,7 @@ class _Search:
         groups = [*range(len(index.groups))]
         if self.first is not None:
             bounds = GroupBounds.of(part, index, self.scan.schema)
-            groups = bounds.hit(_first_samples(part, self.scan), self.first).tolist()
+            groups = bounds.hit(KeySamples.of(part, self.scan.schema, 1), self.first).tolist()
         run: list[int] = []
         for group in groups:
             if run and (run[-1] + 1 != group or index.groups[group].end - index.groups[run[0]].start > FETCH_BYTES):
@@ -179,12 +174,8 @@ class _Search:
         columns = [*scan.columns, *(["_diff"] if not part.is_plain else []), *(["_time"] if cuts_time else [])]
         table = self._of_groups(part, piece.groups, columns) if piece.groups else self._of_part(part, columns)
         if cuts_time:
-            time = table["_time"]
-            table = table.filter(pc.and_(pc.greater_equal(time, scan.time_lower), pc.less(time, scan.time_upper)))
-            table = table.drop_columns("_time")
-        if part.is_plain:
-            ones = int64_array(np.ones(len(table), np.int64))
-            table = table.append_column(pa.field("_diff", pa.int64(), nullable=False), ones)
+            table = scan.within_time(table).drop_columns("_time")
+        table = with_diff(table)
         return negated(table) if scan.sign < 0 and not piece.is_base else table
 
     def _of_part(self, part: Part, columns: list[str]) -> pa.Table:
@@ -242,9 +233,4 @@ def _found(column: pa.Table, values: pa.Array) -> Rows:
 def _plain(tables: Sequence[pa.Table], fields: pa.Schema) -> pa.Table:
     """Return the fields of tables with the same rows, without dictionaries."""
     by_name = {name: table[name] for table in tables for name in table.column_names}
-    columns = [by_name[field.name] for field in fields]
-    columns = [
-        column.cast(field.type) if pat.is_dictionary(column.type) else column
-        for field, column in zip(fields, columns, strict=True)
-    ]
-    return pa.Table.from_arrays(columns, schema=fields)
+    return without_dictionaries([by_name[name] for name in fields.names], fields)

@@ -259,8 +259,7 @@ class PartRows:
         if self._is_small:
             keys = self._whole(self._keys, None)
             if wanted is None or keys is None:
-                values = self._whole(self._columns, None)
-                yield from self._tables([] if values is None else [(0, values)])
+                yield from self._tables(self._whole_values(None))
             else:
                 yield from self._matching(wanted, 0, keys, self._whole_values)
             return
@@ -317,7 +316,7 @@ class PartRows:
             # Mostly both are one block, and one call for all columns takes half as long.
             columns = [*keys.batch.columns, *_batch(pieces[0][1]).columns]
             block = pa.RecordBatch.from_arrays(columns, names=self._row_fields.names)
-            yield _plain(pa.Table.from_batches([block.take(int64_array(rows))]), self._row_fields)
+            yield without_dictionaries(pa.Table.from_batches([block.take(int64_array(rows))]).columns, self._row_fields)
             return
         taken = [keys.batch.take(int64_array(rows))]
         if pieces:
@@ -328,16 +327,17 @@ class PartRows:
                 for (first, piece), (a, b) in zip(pieces, pairwise(cuts), strict=True)
             ]
             taken.append(parts[0] if len(parts) == 1 else pa.Table.from_batches(parts))
-        names = [name for table in taken for name in table.column_names]
-        whole = pa.Table.from_arrays([column for table in taken for column in table.columns], names=names)
-        yield _plain(whole, self._row_fields)
+        yield without_dictionaries([column for table in taken for column in table.columns], self._row_fields)
 
     def _tables(self, pieces: list[tuple[int, Piece]]) -> Iterator[pa.Table]:
         """Yield all rows of some pieces of a collection without keys."""
-        return (_plain(pa.Table.from_batches([_batch(piece)]), self._row_fields) for _, piece in pieces)
+        return (
+            without_dictionaries(pa.Table.from_batches([_batch(piece)]).columns, self._row_fields)
+            for _, piece in pieces
+        )
 
-    def _whole_values(self, rows: Numbers) -> list[tuple[int, Piece]]:
-        values = self._whole(self._columns, rows)
+    def _whole_values(self, touched: Numbers | None) -> list[tuple[int, Piece]]:
+        values = self._whole(self._columns, touched)
         return [] if values is None else [(0, values)]
 
     def _whole(self, columns: tuple[str, ...], touched: Numbers | None) -> Piece | None:
@@ -387,14 +387,9 @@ class PartRows:
             # All of the part is one block in memory: to search in it takes no longer than to ask where to.
             blocks = [(0, total, [*range(total)])]
         else:
-            blocks = bounds.blocks(self._hit(bounds, wanted))
+            blocks = bounds.blocks(np.arange(total) if wanted is None else bounds.hit(self._samples(), wanted))
         self._looked = wanted, blocks
         return blocks
-
-    def _hit(self, bounds: GroupBounds, wanted: SortedKeys | None) -> Numbers:
-        if wanted is None:
-            return np.arange(len(bounds.firsts) - 1)
-        return bounds.hit(self._samples(), wanted)
 
     def _pieces(
         self,
@@ -550,13 +545,13 @@ def places_of(wanted: SortedKeys, part: Part, schema: CollectionSchema, reader: 
     return PartRows(part, schema, f"{part.schema} {schema.reading}", (), fields, reader).places(wanted)
 
 
-def _plain(table: pa.Table, fields: pa.Schema) -> pa.Table:
-    """Return rows without dictionaries."""
-    columns = [
+def without_dictionaries(columns: Sequence[pa.ChunkedArray], fields: pa.Schema) -> pa.Table:
+    """Return columns as a table of some fields, with their values in place of dictionaries."""
+    plain = [
         column.cast(field.type) if pat.is_dictionary(column.type) else column
-        for field, column in zip(fields, table.columns, strict=True)
+        for field, column in zip(fields, columns, strict=True)
     ]
-    return pa.Table.from_arrays(columns, schema=fields)
+    return pa.Table.from_arrays(plain, schema=fields)
 
 
 def _batch(piece: Piece) -> pa.RecordBatch:

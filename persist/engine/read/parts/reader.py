@@ -33,7 +33,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import LeaseExpired
 from persist.engine.hold import Claim
-from persist.engine.read.parts.caches import PartCaches, SliceLeftovers, SpilledRows, fetched
+from persist.engine.read.parts.caches import Cut, PartCaches, SliceLeftovers, SpilledRows, fetched
 from persist.engine.write.part_writer import MEMORY_BUDGET
 
 S = TypeVar("S")
@@ -183,7 +183,7 @@ class PartReader:
         """Return the rows of a part that are inside; go on where the slice before this one ended."""
         names = (*columns, *(name for name in schema.key_names if name not in columns))
         start, end = keys.bracket(part, schema)
-        left = self._leftovers.take(part, schema, names, filter, keys.lower)
+        left = self._leftovers.take(Cut(part, schema, names, filter, keys.lower))
         if left is None:
             table, following = self._decoded(part, schema, names, filter, start, end)
             first, last = keys.rows(table, schema)
@@ -194,7 +194,7 @@ class PartReader:
                 table = pa.concat_tables([table, more])
             first, last = 0, keys.end(table, schema)
         if keys.upper is not None and (last < len(table) or following < part.rows):
-            self._leftovers.keep(part, schema, names, filter, keys.upper, table.slice(last), following)
+            self._leftovers.keep(Cut(part, schema, names, filter, keys.upper), table.slice(last), following)
         return _alone(table.select(list(columns)), first, last)
 
     def _decoded(
@@ -331,19 +331,16 @@ class PartReader:
         self, part: Part, schema: CollectionSchema, groups: Sequence[int], coded: Sequence[str] = ()
     ) -> OpenGroups:
         """Fetch and verify consecutive row groups of a part whose file has this schema. Cost: one GET of a range."""
-        index = self._indexes.get(self.blob, part, schema)
-        start, end = self._bytes_of(part, schema, groups)
+        index = self.index(part, schema)
 
         def opened(data: bytes) -> OpenGroups:
-            view = memoryview(data)
-            pieces = [(n, view[index.groups[n].start - start : index.groups[n].end - start]) for n in groups]
-            return OpenGroups(pieces, index, part.as_stored, schema, coded)
+            return OpenGroups(_cut_groups(index, groups, groups, data), index, part.as_stored, schema, coded)
 
-        return fetched(self.blob, part, opened, (start, end))
+        return fetched(self.blob, part, opened, self._bytes_of(part, schema, groups))
 
     def _bytes_of(self, part: Part, schema: CollectionSchema, groups: Sequence[int]) -> tuple[int, int]:
         """Return where consecutive row groups begin and end; refuse those that the budget cannot hold."""
-        index = self._indexes.get(self.blob, part, schema)
+        index = self.index(part, schema)
         largest = max(index.groups[n].rows for n in groups) * part.memory // part.rows
         if largest > self.memory_budget:
             raise InvalidUsage(
@@ -366,12 +363,19 @@ class PartReader:
         use_threads: bool = True,
     ) -> pa.Table:
         """Return columns of the wanted ones of some consecutive row groups, given the bytes of all of these."""
-        index, view = self._indexes.get(self.blob, part, schema), memoryview(data)
-        start = index.groups[groups[0]].start
-        pieces = [(n, view[index.groups[n].start - start : index.groups[n].end - start]) for n in wanted]
+        index = self.index(part, schema)
+        pieces = _cut_groups(index, groups, wanted, data)
         return decode_groups(
             pieces, index, part, schema, columns=columns, filter=filter, coded=coded, use_threads=use_threads
         )
+
+
+def _cut_groups(
+    index: PartIndex, groups: Sequence[int], requested: Sequence[int], data: bytes | memoryview
+) -> list[tuple[int, memoryview]]:
+    """Return the bytes of the requested row groups, out of those of some consecutive ones."""
+    view, start = memoryview(data), index.groups[groups[0]].start
+    return [(n, view[index.groups[n].start - start : index.groups[n].end - start]) for n in requested]
 
 
 def _no_rows(schema: CollectionSchema, names: Sequence[str]) -> pa.Table:

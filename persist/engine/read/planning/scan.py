@@ -22,6 +22,7 @@ import pyarrow.types as pt
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.evolution import narrowed, newest_types
+from persist.codecs.order.arrays import int64_array
 from persist.codecs.part.filters import parts_that_may_match, referenced_columns
 from persist.codecs.part.key_range import KeyRange, comparable_keys, key_ranges, parts_within
 from persist.codecs.part.part import Part
@@ -213,6 +214,11 @@ class Scan:
         """Whether all updates of a part of the history are in the interval of times."""
         return part.time_min >= self.time_lower and part.time_max < self.time_upper
 
+    def within_time(self, updates: pa.Table) -> pa.Table:
+        """Return the updates whose `_time` is in the interval."""
+        time = updates["_time"]
+        return updates.filter(pc.and_(pc.greater_equal(time, self.time_lower), pc.less(time, self.time_upper)))
+
     def updates(
         self, reader: PartReader, columns: Sequence[str], parts: Sequence[Part] | None = None, coded: Sequence[str] = ()
     ) -> Iterator[pa.Table]:
@@ -229,9 +235,7 @@ class Scan:
         tables = reader.tables(parts, self.schema, [*columns, *extra], filter=self.filter, keys=self.keys, coded=coded)
         for part, table in tables:
             if not self.is_inside(part):
-                time = table["_time"]
-                inside = pc.and_(pc.greater_equal(time, self.time_lower), pc.less(time, self.time_upper))
-                table = table.filter(inside)
+                table = self.within_time(table)
             if self.sign < 0 and "_diff" in columns:
                 table = negated(table)
             yield table.select(list(columns)) if extra else table
@@ -312,6 +316,14 @@ def negated(table: pa.Table) -> pa.Table:
         negated = table.set_column(at, table.field(at), pc.negate(table["_diff"]))
         return pa.concat_tables([negated, halves, halves])
     return table.set_column(at, table.field(at), pc.negate(diffs))
+
+
+def with_diff(table: pa.Table, diff: int = 1) -> pa.Table:
+    """Return a table with a column `_diff`, which is the same in all rows if there was none."""
+    if "_diff" in table.column_names:
+        return table
+    diffs = int64_array(np.full(len(table), diff, np.int64))
+    return table.append_column(pa.field("_diff", pa.int64(), nullable=False), diffs)
 
 
 def rows_without_columns(rows: int) -> pa.Table:

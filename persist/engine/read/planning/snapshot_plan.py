@@ -102,9 +102,7 @@ def snapshot_scan(
     raw: bool = False,
 ) -> Scan:
     """Return the plan to read contents as of a time that is sealed and not compacted; raw gives tombstones, too."""
-    schema = among_versions(schema, contents)
-    filter = None if filter is None else with_both_zeros(filter)
-    filter = filter if raw else _with_live(contents, schema, filter)
+    schema, filter = _prepare(contents, schema, filter, raw=raw)
     names = schema.columns if columns is None else tuple(columns)
     history = contents.history_parts
     candidates = _nearest(contents, as_of)
@@ -168,19 +166,19 @@ def changes_scan(
     Args:
         raw: give those of tombstones, too.
     """
-    schema = among_versions(schema, contents)
-    filter = None if filter is None else with_both_zeros(filter)
-    filter = filter if raw else _with_live(contents, schema, filter)
+    schema, filter = _prepare(contents, schema, filter, raw=raw)
     names = schema.columns if columns is None else tuple(columns)
     return Scan(schema, contents.history_parts, lower, upper, names, filter).with_newest_types().pruned()
 
 
-def _with_live(
-    contents: CollectionState, schema: CollectionSchema, filter: pc.Expression | None
-) -> pc.Expression | None:
-    """Return a filter that passes no tombstones, either: they are rows, so what is left out is so at every time."""
-    live = live_filter(schema, form_in(contents, schema, resolves=False))
-    return filter if live is None else live if filter is None else live & filter
+def _prepare(
+    contents: CollectionState, schema: CollectionSchema, filter: pc.Expression | None, *, raw: bool
+) -> tuple[CollectionSchema, pc.Expression | None]:
+    """Return the schema with all its versions, and a filter that also leaves out tombstones unless raw."""
+    schema = among_versions(schema, contents)
+    filter = None if filter is None else with_both_zeros(filter)
+    live = None if raw else live_filter(schema, form_in(contents, schema, resolves=False))
+    return schema, filter if live is None else live if filter is None else live & filter
 
 
 def _from(
