@@ -66,7 +66,7 @@ def read_snapshot(
 
 
 def _emit(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
-    table = scan.given_out(table)
+    table = scan.cast_to_result(table)
     if form == "rows" and "_diff" in table.column_names:
         yield from repeated(table, scan)
     elif table.num_rows:

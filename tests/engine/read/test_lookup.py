@@ -29,7 +29,7 @@ from persist.blob.lru import Cache
 from persist.blob.protocol import MemoryBlob
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.stream import encode_parts
-from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples, places_of
+from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples, find_places
 from persist.engine.read.merging import Form
 from persist.engine.read.parts.caches import ENTRY_BYTES, decoded_rows
 from persist.engine.read.parts.reader import PartReader
@@ -805,8 +805,8 @@ def test_the_places_of_keys_are_those_of_their_rows_in_small_parts_and_in_parts_
         (part,) = c.handle.contents().parts
         wanted = SortedKeys(pa.table({"k": [-2, 0, 1, 400, 998, 2 * count]}))
         reader = PartReader(client.engine.blob)
-        assert places_of(wanted, part, c.schema, reader).tolist() == [0, 200, 499]
-        assert places_of(SortedKeys(pa.table({"k": [-5, -1]})), part, c.schema, reader).tolist() == []
+        assert find_places(wanted, part, c.schema, reader).tolist() == [0, 200, 499]
+        assert find_places(SortedKeys(pa.table({"k": [-5, -1]})), part, c.schema, reader).tolist() == []
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
         order = _order_by_time(int64_values(combined(updates["_time"])))
     if retractions_first:
         order = _retractions_first(updates, keys, order)
-    return scan.given_out(updates if order is None else updates.take(int64_array(order)))
+    return scan.cast_to_result(updates if order is None else updates.take(int64_array(order)))
 
 
 def joined_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
@@ -180,7 +180,7 @@ class Changes(ArrowResult):
         if self.transitions is not None:
             plain = self.transitions.schema
         else:
-            plain = pa.schema([self.scan.given.arrow.field(n) for n in (*self.scan.columns, "_time", "_diff")])
+            plain = pa.schema([self.scan.result_schema.arrow.field(n) for n in (*self.scan.columns, "_time", "_diff")])
         return plain if self.moments is None else with_moments(plain.empty_table(), self.moments).schema
 
     def slices(self, count: int) -> list[Scan]:
@@ -191,7 +191,7 @@ class Changes(ArrowResult):
         """Yield `((key, value), time, diff)` tuples, whose times are numbers, in either form."""
         with self._reading.explained():
             for table in self._read_scan(self.scan):
-                yield from to_tuples(table, self.scan.given)
+                yield from to_tuples(table, self.scan.result_schema)
 
     def _read(self) -> Iterator[pa.Table]:
         for updates in self._read_scan(self.scan):
@@ -234,7 +234,7 @@ class Difference(Changes):
 
     def _read(self) -> Iterator[pa.Table]:
         names = self._transitions.fields.names[:-1]
-        none = pa.schema([self.scan.given.arrow.field(name) for name in (*names, "_diff")]).empty_table()
+        none = pa.schema([self.scan.result_schema.arrow.field(name) for name in (*names, "_diff")]).empty_table()
         pieces = [table.select(none.column_names) for table in self._read_scan(self.scan)]
         table = consolidate(pa.concat_tables([none, *pieces]), names)
         if self._is_backwards:
@@ -424,7 +424,7 @@ class Upserts(Closes):
     def __init__(self, changes: Changes, events: UpsertEvents) -> None:
         """Make one of changes, tombstones among them."""
         self._changes = changes
-        self._schema = changes.scan.given
+        self._schema = changes.scan.result_schema
         self.events = events
 
     @property

@@ -33,7 +33,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.values import to_values
 from persist.codecs.updates.small import small_keys
 from persist.engine.read.lookups.part_rows import Hits, PartRows
-from persist.engine.read.lookups.requested_keys import keys_alone, wanted_keys
+from persist.engine.read.lookups.requested_keys import keys_alone, distinct_keys
 from persist.engine.read.merging import repeated
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan, cheap_first, negated, with_diff
@@ -52,7 +52,7 @@ class Wanted:
 
     @classmethod
     def of(cls, table: pa.Table, schema: CollectionSchema) -> "Wanted":
-        """Return what `wanted_keys` has made, for a collection of this schema."""
+        """Return what `distinct_keys` has made, for a collection of this schema."""
         names = list(schema.key_names)
         return cls(len(table), SortedKeys(table.select(names)) if names else None)
 
@@ -209,8 +209,8 @@ class Lookup:
         return JoinedRows(source.parts, schema, source.types, source.columns, reader)
 
     def wanted(self, keys: Any) -> Wanted:
-        """Return keys as the other methods take them; see `wanted_keys`."""
-        return Wanted.of(wanted_keys(keys, self.scan.schema), self.scan.schema)
+        """Return keys as the other methods take them; see `distinct_keys`."""
+        return Wanted.of(distinct_keys(keys, self.scan.schema), self.scan.schema)
 
     def record(self, keys: list[Any], reader: PartReader) -> list[tuple[Any, Any]] | None:
         """Return what a single key holds, as `to_rows` gives it, or nothing; None if `contents` has to be asked.
@@ -255,7 +255,7 @@ class Lookup:
 
     def contents(self, wanted: Wanted, form: str, reader: PartReader) -> pa.Table:
         """Return what `_contents` does, with the types that the scan gives out."""
-        return self.scan.given_out(self._contents(wanted, form, reader))
+        return self.scan.cast_to_result(self._contents(wanted, form, reader))
 
     def _contents(self, wanted: Wanted, form: str, reader: PartReader) -> pa.Table:
         """Return the scan's columns of the records with a wanted key, and `_diff`, consolidated by these columns.
@@ -287,7 +287,9 @@ class Lookup:
         columns = [*self.scan.columns, "_time", "_diff"]
         source_tables = self._updates_of(wanted, reader)
         tables = [with_diff(table, source.diff or 1).select(columns) for source, table in source_tables]
-        return self.scan.given_out(consolidate(pa.concat_tables([self.scan.empty(columns), *tables]), columns[:-1]))
+        return self.scan.cast_to_result(
+            consolidate(pa.concat_tables([self.scan.empty(columns), *tables]), columns[:-1])
+        )
 
     def _updates_of(self, wanted: Wanted, reader: PartReader) -> list[Found]:
         """Return the updates with a wanted key, of each part that has some: first of those that are in memory."""

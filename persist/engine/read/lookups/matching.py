@@ -74,7 +74,7 @@ def read_matching(scan: Scan, keys: pa.Table, reader: PartReader) -> Iterator[pa
         yield from tables
     else:
         whole = consolidate(pa.concat_tables([scan.empty([*scan.columns, "_diff"]), *tables]), [*scan.columns])
-        yield scan.given_out(whole)
+        yield scan.cast_to_result(whole)
 
 
 def _as_read(scan: Scan, keys: pa.Table) -> pa.Table:

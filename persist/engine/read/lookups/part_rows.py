@@ -539,7 +539,7 @@ class PartRows:
         return json.dumps([self._part.rows_id, *span, columns, self._types])
 
 
-def places_of(wanted: SortedKeys, part: Part, schema: CollectionSchema, reader: PartReader) -> Numbers:
+def find_places(wanted: SortedKeys, part: Part, schema: CollectionSchema, reader: PartReader) -> Numbers:
     """Return, ascending, which rows of a part have a wanted key. Cost: what a look-up of the keys alone reads."""
     fields = pa.schema([schema.arrow.field(name) for name in schema.key_names])
     return PartRows(part, schema, f"{part.schema} {schema.reading}", (), fields, reader).places(wanted)

@@ -19,7 +19,7 @@ from persist.codecs.updates.tuples import owned
 from persist.codecs.updates.updates import to_updates
 
 
-def wanted_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
+def distinct_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
     """Return keys, each once, in order: the key columns alone.
 
     Args:
@@ -88,7 +88,7 @@ def arrow_keys(keys: Any, names: tuple[str, ...]) -> pa.Table | None:
 
 
 def _numbers(keys: pa.Table, schema: CollectionSchema) -> pa.Table | None:
-    """Return what `wanted_keys` does for integers of the very type of the one key column; None for others, or NULL.
+    """Return what `distinct_keys` does for integers of the very type of the one key column; None for others, or NULL.
 
     Nothing can be wrong with them, so they take an eighth of the time of other keys.
     """

@@ -100,11 +100,11 @@ class Scan:
         return tuple(kept)
 
     @property
-    def given(self) -> CollectionSchema:
+    def result_schema(self) -> CollectionSchema:
         """The schema of what is given out."""
         return self.schema if self.narrow is None else self.narrow
 
-    def given_out(self, table: pa.Table) -> pa.Table:
+    def cast_to_result(self, table: pa.Table) -> pa.Table:
         """Return what was read of the times that are wanted, all of it made one: its columns with the types of `given`.
 
         Raises:

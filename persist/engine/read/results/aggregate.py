@@ -213,10 +213,10 @@ class _Sums:
 
     def __init__(self, scan: Scan, request: Request, *, tracks_size: bool) -> None:
         self.request = request
-        self.schema = scan.given
+        self.schema = scan.result_schema
         self.tracks_size = tracks_size
         summed = {a.column for a in request.aggregations if a.kind == "sum" and a.column is not None}
-        is_float = {name: pat.is_floating(scan.given.arrow.field(name).type) for name in summed}
+        is_float = {name: pat.is_floating(scan.result_schema.arrow.field(name).type) for name in summed}
         self.counted = sorted({a.column for a in request.aggregations if a.column is not None})
         self.added = sorted(name for name in summed if not is_float[name])
         self.floats = sorted(name for name in summed if is_float[name])
@@ -225,7 +225,7 @@ class _Sums:
         self._partials: list[pa.Table] = []
         self._merge_rows = MERGE_ROWS
         names = [*request.columns, "_diff"]
-        self.add(pa.schema([scan.given.arrow.field(name) for name in names]).empty_table(), None)
+        self.add(pa.schema([scan.result_schema.arrow.field(name) for name in names]).empty_table(), None)
 
     def add(self, table: pa.Table, diff: int | None) -> None:
         """Add a table of updates, all with that diff or with a column `_diff`."""

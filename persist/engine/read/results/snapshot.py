@@ -142,7 +142,7 @@ class Snapshot(ArrowResult):
     def schema(self) -> pa.Schema:
         """The columns asked for, and `_diff` in form "diff"."""
         names = [*self.scan.columns, *(["_diff"] if self.form == "diff" else [])]
-        return pa.schema([self.scan.given.arrow.field(name) for name in names])
+        return pa.schema([self.scan.result_schema.arrow.field(name) for name in names])
 
     def slices(self, count: int) -> list[Scan]:
         """Return at most count plans for `read_snapshot` that together are this snapshot."""
@@ -240,7 +240,7 @@ class Snapshot(ArrowResult):
             InvalidUsage: an aggregation is none, cannot be made of that column, or has the name of a group's column.
             DiffOverflow: a result does not fit its type. Nothing wraps.
         """
-        request = Request.of(self.scan.given, group_by, aggregations)
+        request = Request.of(self.scan.result_schema, group_by, aggregations)
         with self._reading.explained():
             return aggregate(self.scan, request, self._reading(), self._consolidated)
 
@@ -336,7 +336,7 @@ class Snapshot(ArrowResult):
     def _python_rows(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
         if not table.num_columns:  # A collection without any column, in rows: nothing is left to convert.
             return iter([(None, None)] * table.num_rows)
-        return (to_rows if self.form == "rows" else to_tuples)(whole_as_int64(table), self.scan.given)
+        return (to_rows if self.form == "rows" else to_tuples)(whole_as_int64(table), self.scan.result_schema)
 
     def _read(self) -> Iterator[pa.Table]:
         return self._tables_of(self.scan)
