@@ -59,6 +59,7 @@ class ByteBoundedLru(Generic[K, V]):
         self.bytes_max = bytes_max
         self._size = size
         self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._segments: tuple[OrderedDict[K, tuple[V, int]], ...] = (self._values,)
         self._lock = threading.Lock()
         self._clock, self._idle_s = clock or SystemClock(), idle_s
         self._began_s = self._clock.monotonic_s()
@@ -69,13 +70,14 @@ class ByteBoundedLru(Generic[K, V]):
         """Return the value of a key, which then counts as just used."""
         with self._lock:
             self._count_request(key)
-            values = self._segment(key)
-            entry = values.get(key)
-            if entry is None:
-                return None
-            values.move_to_end(key)
-            self._not_requested.discard(key)
-            return entry[0]
+            for values in self._segments:
+                entry = values.get(key)
+                if entry is not None:
+                    values.move_to_end(key)
+                    if self._not_requested:
+                        self._not_requested.discard(key)
+                    return entry[0]
+            return None
 
     def put(self, key: K, value: V) -> None:
         """Cache a value in place of the one before, and drop others that have no room beside it."""
@@ -105,10 +107,10 @@ class ByteBoundedLru(Generic[K, V]):
                 self._drop(key)
 
     def _keys(self) -> list[K]:
-        return [*self._values]
+        return [key for values in self._segments for key in values]
 
     def _segment(self, key: K) -> OrderedDict[K, tuple[V, int]]:
-        return self._values
+        return next((values for values in self._segments if key in values), self._values)
 
     def _count_request(self, key: K) -> None:
         """Count a request for a key, where admission depends on it."""
@@ -158,6 +160,7 @@ class Cache(ByteBoundedLru["_Key", Any]):
         super().__init__(bytes_max, lambda value: 0, clock=clock, idle_s=idle_s)
         self._is_lru = is_lru
         self._window: OrderedDict[_Key, tuple[Any, int]] = OrderedDict()
+        self._segments = self._values, self._window
         self._window_bytes = 0
         self._counts: dict[int, int] = {}  # By hash: the keys would take more memory than small values.
         self._requests = 0
@@ -195,12 +198,6 @@ class Cache(ByteBoundedLru["_Key", Any]):
         with self._lock:
             self.bytes_max = -1
         self.clear()
-
-    def _keys(self) -> list["_Key"]:
-        return [*self._window, *self._values]
-
-    def _segment(self, key: "_Key") -> OrderedDict[Any, tuple[Any, int]]:
-        return self._window if key in self._window else self._values
 
     def _count_request(self, key: "_Key") -> None:
         name = hash(key)
