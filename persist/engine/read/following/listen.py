@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, Antichain, to_antichain
 from persist.core.closing import Closes
 from persist.core.rendering import Completed, ShownByRepr
 from persist.core.state_rules.contents import CollectionState, check_changes_readable
@@ -138,11 +138,11 @@ class Piece:
     """
 
     read: Callable[[ClaimedRead], pa.Table]
-    upper: Antichain
+    upper: int
     size: int
 
 
-PlanChanges = Callable[[ClaimedRead, CollectionState, int, Antichain], Sequence[Piece]]
+PlanChanges = Callable[[ClaimedRead, CollectionState, int, int], Sequence[Piece]]
 
 
 class Listen(ShownByRepr, Completed, Steps[Progress]):
@@ -211,7 +211,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
             return None
         self._left.popleft()
         self.move_to(piece.upper)
-        return Progress(updates, piece.upper)
+        return Progress(updates, to_antichain(piece.upper))
 
     def check_unclosed(self) -> None:
         if self._closed:
@@ -244,7 +244,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
     def has_advanced(self, contents: CollectionState) -> bool:
         """Return whether a state of the collection has sealed times that were not yielded."""
         assert self._lower is not None
-        return contents.upper > Antichain(self._lower)
+        return contents.upper > self._lower
 
     @property
     def reached(self) -> int:
@@ -264,9 +264,9 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
             until: only times before this one, which is beyond `reached`; None for all.
         """
         pieces = self.planned(contents, until)
-        progress = Progress(self.read(pieces), pieces[-1].upper)
-        self.move_to(progress.upper)
-        return progress
+        updates = self.read(pieces)
+        self.move_to(pieces[-1].upper)
+        return Progress(updates, to_antichain(pieces[-1].upper))
 
     def planned(self, contents: CollectionState, until: int | None = None) -> Sequence[Piece]:
         """Return the pieces of `advance`; the caller then calls `move_to` with the last upper."""
@@ -275,7 +275,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         assert not self._left
         self._reading()  # Report an expired lease before its consequences.
         check_changes_readable(contents, lower)
-        upper = contents.upper if until is None else contents.upper.meet(until)
+        upper = contents.upper if until is None else min(contents.upper, until)
         return self._plan(self._reading, contents, lower, upper)
 
     def read(self, pieces: Sequence[Piece]) -> pa.Table:
@@ -283,14 +283,14 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         with self._reading.explained():
             return pa.concat_tables([piece.read(self._reading) for piece in pieces])
 
-    def move_to(self, upper: Antichain) -> None:
+    def move_to(self, upper: int) -> None:
         """Continue from a frontier up to which all was yielded."""
-        if upper.time is None:
+        if upper == END:
             self._lower = None
             self._reading.close()
-        elif upper.time > self.reached:
-            self._lower = upper.time
-            self._reading.move(upper.time - 1, has_planned=bool(self._left))
+        elif upper > self.reached:
+            self._lower = upper
+            self._reading.move(upper - 1, has_planned=bool(self._left))
 
 
 K = TypeVar("K")
@@ -329,8 +329,8 @@ class JointProgress(Generic[K]):
 class _Advance:
     """The advance of one collection in the current state; schema is of its updates, once known."""
 
-    before: Antichain
-    after: Antichain
+    before: int
+    after: int
     schema: pa.Schema | None = None
 
 
@@ -350,7 +350,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         for key, listen in self._listens.items():
             first = listen.take_first()
             if first:  # The contents, as updates of one time.
-                self._give_out(key, Antichain(listen.reached - 1), first)
+                self._give_out(key, listen.reached - 1, first)
 
     @property
     def is_finished(self) -> bool:
@@ -376,7 +376,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
                 if not self._listens[key].is_finished
             }
             for key, pieces in planned.items():
-                self._give_out(key, Antichain(self._listens[key].reached), pieces)
+                self._give_out(key, self._listens[key].reached, pieces)
         return self._next_step() if self._left else None
 
     def close(self) -> None:
@@ -387,7 +387,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
     def __repr__(self) -> str:
         return f"<JointListen to {', '.join(repr(listen.name) for listen in self._listens.values())}>"
 
-    def _give_out(self, key: K, before: Antichain, pieces: Sequence[Piece]) -> None:
+    def _give_out(self, key: K, before: int, pieces: Sequence[Piece]) -> None:
         self._advances[key] = _Advance(before, pieces[-1].upper)
         self._left.extend((key, piece) for piece in pieces)
 
@@ -412,14 +412,14 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         for _ in range(count):
             self._left.popleft()
         if self._left:
-            parts = {key: Progress(table, self._advances[key].before) for key, table in updates.items()}
+            parts = {key: Progress(table, to_antichain(self._advances[key].before)) for key, table in updates.items()}
             return JointProgress(self._seqno, parts, is_last=False)
         advances, self._advances = self._advances, {}
         progress = {}
         for key, advance in advances.items():
             assert advance.schema is not None
             given = updates[key] if key in updates else advance.schema.empty_table()
-            progress[key] = Progress(given, advance.after)
+            progress[key] = Progress(given, to_antichain(advance.after))
             self._listens[key].move_to(advance.after)
         return JointProgress(self._seqno, progress)
 
