@@ -53,7 +53,6 @@ class Program(Draft):
     Attributes:
         name: names the program's holds and its outputs' owner; unique in a location.
         dimensions: of its times: 1 for integers, else tuples of so many under the product partial order.
-        plan: what has been built so far.
         engine: by which `source` looks columns up; None as long as `using` was not called.
     """
 

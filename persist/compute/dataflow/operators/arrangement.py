@@ -172,9 +172,10 @@ class Arrangement(StashingOperator):
             self._load(keys)
         numbers, rows = self.spine.lookup(hashes, keys)
         if has_new and self.new is not None:
-            new_numbers, more = _in_batch(hashes, keys, self.new)
+            new_numbers, places = matches(hashes, keys, self.new)
             if len(new_numbers):
-                numbers, rows = np.concatenate((numbers, new_numbers)), np.concatenate((rows, more), axis=1)
+                numbers = np.concatenate((numbers, new_numbers))
+                rows = np.concatenate((rows, self.new.take(places, axis=1)), axis=1)
         return numbers, rows
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
@@ -188,8 +189,3 @@ class Arrangement(StashingOperator):
 
     def bytes(self) -> int:
         return self.spine.bytes + (0 if self.loaded is None else self.loaded.bytes)
-
-
-def _in_batch(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
-    numbers, places = matches(hashes, keys, batch)
-    return numbers, batch.take(places, axis=1)

@@ -35,7 +35,6 @@ def corrections(
 
     Args:
         times: of each key, in an order in which none comes before a lesser one.
-        records: of each key, at all times.
         given: the earlier updates of the output of each key; the changes are added.
         width: how many value words a record has.
     """

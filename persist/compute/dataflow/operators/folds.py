@@ -37,8 +37,6 @@ class Rows:
 
     Attributes:
         owners: the frame of each row, ascending.
-        arguments: the words of each argument.
-        kinds: the types of the arguments.
         count: how many frames there are.
     """
 
@@ -282,7 +280,6 @@ def quantiles(
     Args:
         sizes: how many values each group has, one at least.
         pick: returns the words of one value of each group, by its place in the order.
-        of: the type of the values.
     """
     is_between, is_list, down, *shares = call.constants
     kind = call.result.value_type if is_list else call.result

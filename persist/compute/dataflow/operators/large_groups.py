@@ -34,7 +34,6 @@ class Group(ABC):
     """One group: its records with their multiplicities, and its results.
 
     Attributes:
-        orders: in which its records are kept.
         shown: its results, if they are kept.
     """
 

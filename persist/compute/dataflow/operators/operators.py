@@ -40,7 +40,6 @@ class Position:
 
     Attributes:
         title: how messages call it.
-        inputs: the operators it reads.
         outer: how many dimensions the times of the program have.
         depth: how many iterations it is in.
         costs: numbers of rows at which it works in another way.
@@ -205,7 +204,6 @@ class StashingOperator(Operator):
     """An operator of one input whose updates wait until they are ready.
 
     Args:
-        layout: of the batches it makes of them.
         shape: is applied to updates first.
         adds_up: the shape makes several updates of each, and many of these are equal. Then it is applied piece by
             piece, and what each piece amounts to is kept: a first build takes a fraction of the memory.

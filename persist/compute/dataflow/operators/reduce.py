@@ -30,7 +30,15 @@ from persist.compute.dataflow.operators.logic import KeysOf, Logic, Result
 from persist.compute.dataflow.operators.operators import Operator, Position
 from persist.compute.dataflow.operators.versions import number_moments, rows_of_keys, rows_of_others, split_versions
 from persist.compute.dataflow.state.spine import Allocate, Spine
-from persist.compute.dataflow.updates.batch import Keys, Layout, distinct_keys, find_starts, key_hashes, to_batch
+from persist.compute.dataflow.updates.batch import (
+    Keys,
+    Layout,
+    distinct_keys,
+    find_starts,
+    key_hashes,
+    to_batch,
+    with_diffs,
+)
 from persist.compute.dataflow.updates.times import Flags, Ints, Stash
 from persist.core.antichain import Coordinates
 from persist.core.progress import check_limits
@@ -40,9 +48,7 @@ class ReduceOperator(Operator):
     """The base of both kinds.
 
     Args:
-        arrangement: the input by key.
         logic: what to make of groups.
-        columns: how many value words the output has.
         shape: what is done to the output.
         ranking: keeps large groups in order, if the logic allows it.
     """
@@ -332,12 +338,10 @@ class PartialReduce(ReduceOperator):
         if count <= self.costs.plain_rows:
             self._run_few(new, due)
             return
-        pairs = [_pairs(chunk, self.dimensions, self.keys) for chunk in due]
+        pairs = [*due]
         if new is not None:
-            rows = np.empty((self.keys + self.dimensions + 1, new.shape[1]), np.int64)
-            rows[: self.keys], rows[self.keys : -1], rows[-1] = layout.key_rows(new), layout.times(new), 1
-            pairs.append(rows)
-        todo = _unique(np.concatenate(pairs, axis=1), self.keys, self.dimensions)
+            pairs.append(np.concatenate((layout.key_rows(new), layout.times(new))))
+        todo = _unique(with_diffs(np.concatenate(pairs, axis=1)), self.keys, self.dimensions)
         keys, hashes, owners = distinct_keys(todo, Layout(self.keys, 0, self.dimensions))
         numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
         todo = np.concatenate((owners[None], todo[1 + self.keys :]))
@@ -494,12 +498,6 @@ def _by_key(keys: Ints, numbers: Ints, rows: Ints, layout: Layout) -> list[list[
     for (number, values, diff), time in zip(plain_rows(numbers, layout.value_rows(rows), rows[-1]), times, strict=True):
         records[number].append((values, time, diff))
     return records
-
-
-def _pairs(waiting: Ints, dimensions: int, keys: int) -> Ints:
-    rows = np.empty((keys + dimensions + 1, waiting.shape[1]), np.int64)
-    rows[:-1], rows[-1] = waiting, 1
-    return rows
 
 
 def _unique(rows: Ints, keys: int, dimensions: int) -> Ints:

@@ -174,7 +174,6 @@ class Output:
         done: up to where this copy of the program has computed it, and compared or written it.
         waiting: updates from done on that are not written yet.
         sealed_to: up to where they are complete.
-        definition: of a view.
         corrects: the first commit corrects the contents of the collection.
         compares: the first commit compares the contents of the collection with the results.
         jumps_to: the first commit passes over the times before this one, which cannot be read then.

@@ -41,7 +41,6 @@ class Reading:
     """One read of a collection for the program.
 
     Attributes:
-        title: of the source.
         columns: by which records were requested; None for all records.
         keys: how many.
         bytes: about how many were decoded.
@@ -71,7 +70,6 @@ class Past:
         refuses: raise WouldRecompute where all records would have to be read of a large collection.
 
     Attributes:
-        as_of: the time.
         readings: what was read since the refresh began.
     """
 

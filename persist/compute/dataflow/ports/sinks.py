@@ -12,7 +12,7 @@ A program is resumed by reading its sources as of the last time that its outputs
 arrangements. Results at sealed times are there already, and are dropped.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import pyarrow as pa
 
@@ -235,48 +235,43 @@ class Outputs:
                 )
         for output in due:
             output.sealed_to = until
-        durable = self._durable()
-        with Commit(self._engine) as commit:
-            for output in due:
-                if output.definition is not None:
-                    commit.add(output.handle, [ExpectDefinition(output.handle.id, output.definition.number)])
-                commit.add(output.handle, [ExpectNothingBeyondUpper(output.handle.id, (output.upper,))])
-                commit.add_parts(output.handle, list(stored.get(output.sink.collection, ())), keep=True)
-                output.describe(commit)
-                commit.add(
-                    output.handle, [output.handle.seal_step(Antichain() if until >= NEVER else Antichain(until))]
-                )
-                commit.add(output.handle, output.gives_up(until))
-            self._move_holds(commit, durable)
-        for source in self._sources:
-            source.note_moved_holds(durable)
-        for output in due:
-            output.upper = until
-            output.described()
-        return commit.seqno
+        return self._commit(
+            due,
+            lambda commit, output: commit.add_parts(
+                output.handle, list(stored.get(output.sink.collection, ())), keep=True
+            ),
+        )
 
     def _write(self) -> int | None:
         due = [output for output in self.every if output.sealed_to > output.upper]
         for output in due:
             output.check_jump()
+
+        def add(commit: Commit, output: Output) -> None:
+            updates = output.updates(output.sealed_to)
+            if updates.shape[1]:
+                commit.add(output.handle, output.handle.write_steps(output.table(updates)))
+
+        return self._commit(due, add)
+
+    def _commit(self, due: Sequence[Output], add: Callable[[Commit, Output], object]) -> int | None:
+        """Seal outputs in one record, with what a function adds to the commit of each; return the seqno."""
         durable = self._durable()
         with Commit(self._engine) as commit:
             for output in due:
+                handle = output.handle
                 if output.definition is not None:
-                    commit.add(output.handle, [ExpectDefinition(output.handle.id, output.definition.number)])
-                expected = min(output.upper, TIME_MAX + 1)
-                commit.add(output.handle, [ExpectNothingBeyondUpper(output.handle.id, (expected,))])
-                updates = output.updates(output.sealed_to)
-                if updates.shape[1]:
-                    commit.add(output.handle, output.handle.write_steps(output.table(updates)))
+                    commit.add(handle, [ExpectDefinition(handle.id, output.definition.number)])
+                commit.add(handle, [ExpectNothingBeyondUpper(handle.id, (min(output.upper, TIME_MAX + 1),))])
+                add(commit, output)
                 upper = Antichain() if output.sealed_to >= NEVER else Antichain(output.sealed_to)
-                commit.add(output.handle, [output.handle.seal_step(upper)])
-                commit.add(output.handle, output.gives_up(output.sealed_to))
+                commit.add(handle, [handle.seal_step(upper)])
+                commit.add(handle, output.gives_up(output.sealed_to))
                 output.describe(commit)
                 if output.jumps_to is not None:
-                    commit.add(output.handle, [kinds.AllowCompaction(output.handle.id, (output.jumps_to,))])
-                if output.keeps is not None and durable is not None and output.jumps_to is None:
-                    commit.add(output.handle, [kinds.AllowCompaction(output.handle.id, (durable,))])
+                    commit.add(handle, [kinds.AllowCompaction(handle.id, (output.jumps_to,))])
+                elif output.keeps is not None and durable is not None:
+                    commit.add(handle, [kinds.AllowCompaction(handle.id, (durable,))])
             self._move_holds(commit, durable)
         for source in self._sources:
             source.note_moved_holds(durable)

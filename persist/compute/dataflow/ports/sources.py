@@ -52,9 +52,8 @@ class SourceReader:
             a source of a few MiB, if the holds are not made here: whoever made them can begin again.
 
     Attributes:
-        handle: the source.
-        operator: of the plan.
         named: where the permanent holds are, as far as is known.
+        as_of: the time as of which its contents are read.
         coarse_to: changes before this time count as changes at it, so that some cancel out.
         has_lost: changes were read, and could not be taken in; they do not come again.
     """
@@ -80,7 +79,7 @@ class SourceReader:
         self._gate = gate
         self._domain = domain
         self.coarse_to: int | None = None
-        self._as_of = 0
+        self.as_of = 0
         self.named: dict[str, int] = {}
         self._leased: Hold | None = None
         self._first: Hold | None = None  # Keeps the snapshot readable until it has been read.
@@ -148,18 +147,13 @@ class SourceReader:
         with self._explained():
             return None if as_of is None else self.handle.as_time("as_of", as_of)
 
-    @property
-    def as_of(self) -> int:
-        """The time as of which its contents are read."""
-        return self._as_of
-
     def start(self, as_of: int) -> None:
         """Begin with the contents as of a time, which need not be sealed yet.
 
         Raises:
             HoldNotFound: a hold is not there (any more) that is not made here.
         """
-        self._as_of = as_of
+        self.as_of = as_of
         if self._engine.mode == "read":
             return
         with self._explained():
@@ -178,8 +172,8 @@ class SourceReader:
     def skip_contents(self) -> None:
         """Take only changes after the time at which it begins."""
         with self._explained():
-            self._listen = begun_listen(self.handle, self._as_of, None, columns=self._schema.names)
-        self._gate.frontier = Antichain(self._as_of + 1)
+            self._listen = begun_listen(self.handle, self.as_of, None, columns=self._schema.names)
+        self._gate.frontier = Antichain(self.as_of + 1)
         self._let_go()
 
     def find_held_time(self) -> int | None:
@@ -190,8 +184,8 @@ class SourceReader:
         """Read the sealed contents of a source that the program writes, and return the input for its updates."""
         with self._explained():
             contents = self.handle.contents()
-        if contents.upper > Antichain(self._as_of) and not self.take(contents):
-            raise AsOfNotSealed(self._as_of, contents.upper, 0.0)
+        if contents.upper > Antichain(self.as_of) and not self.take(contents):
+            raise AsOfNotSealed(self.as_of, contents.upper, 0.0)
         self._is_given = True
         if self._listen is not None:
             self._listen.close()
@@ -205,7 +199,7 @@ class SourceReader:
         with self._explained():
             if listen is None:
                 contents = handle.engine.follower.known(handle.id, handle.name)
-                return contents if contents.upper > Antichain(self._as_of) else None
+                return contents if contents.upper > Antichain(self.as_of) else None
             listen.check_unclosed()
             if listen.is_finished:
                 return None
@@ -218,7 +212,7 @@ class SourceReader:
         """The first time that was not taken."""
         if self._is_given:
             return TIME_MAX + 1 if self._gate.frontier.time is None else self._gate.frontier.time
-        return self._as_of + 1 if self._listen is None or self._listen.is_finished else self._listen.reached
+        return self.as_of + 1 if self._listen is None or self._listen.is_finished else self._listen.reached
 
     def take(self, contents: CollectionState, until: int | None = None) -> bool:
         """Take the sealed updates of a state in which it has `advanced`; return whether it took any.
@@ -280,16 +274,16 @@ class SourceReader:
         handle, names = self.handle, self._schema.names
         try:
             contents = snapshot(
-                handle, self._as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=0.0
+                handle, self.as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=0.0
             )
         except AsOfNotSealed:
             return False
         # Arrangements sum the contents up, so equal rows need not be adjacent.
-        updates = encode_contents(self._domain, self._schema, contents.unsummed(), self._as_of)
-        listen = begun_listen(handle, self._as_of, None, columns=names)
+        updates = encode_contents(self._domain, self._schema, contents.unsummed(), self.as_of)
+        listen = begun_listen(handle, self.as_of, None, columns=names)
         if updates.shape[1]:
             self._gate.add(updates)
-        self._gate.frontier = Antichain(self._as_of + 1)
+        self._gate.frontier = Antichain(self.as_of + 1)
         self._listen = listen
         self._let_go()
         return True

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import DiffOverflow
-from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded
+from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded, result_type
 from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.folds import folds
 from persist.compute.dataflow.operators.join import BoundedJoin, JoinOperator, JoinPaths, compared
@@ -87,6 +87,7 @@ from persist.compute.dataflow.plan.plan import (
     Windowed,
 )
 from persist.compute.dataflow.plan.stages import Map, ident, move_times, origins, through
+from persist.compute.dataflow.plan.types import pick
 from persist.compute.dataflow.ports.output import KeptLinear, KeptOutput, make_kept_schema
 from persist.compute.dataflow.running.seeds import Accumulation
 from persist.compute.dataflow.state.costs import USUAL, Costs
@@ -330,7 +331,7 @@ class Builder:
             input_schema = self.plan.nodes[source].schema
             shape = compiled(before, input_schema, [*keys, *values], self.domain, node.title)
             schema = self._after(before, source, node)
-            shared = self._arranged(node, source, len(keys), len(values), shape, _picked(schema, (*keys, *values)))
+            shared = self._arranged(node, source, len(keys), len(values), shape, pick(schema, (*keys, *values)))
             shared.moves_times = move_times(before)
             shared.origins = origins(before, input_schema.names, [*keys, *values])
             self._arrangements[what] = shared
@@ -428,7 +429,7 @@ class Builder:
         return arrangement
 
     def _logic(self, node: Node, reduce: Reduce, given: pa.Schema, wanted: list[Wanted]) -> Logic:
-        values = _picked(given, reduce.values)
+        values = pick(given, reduce.values)
         match reduce.logic:
             case Distinct():
                 return distinct
@@ -444,7 +445,7 @@ class Builder:
             case Folded(calls):
                 return folds(calls, values, self.domain)
             case UserReduce(function, columns):
-                keys = _picked(given, reduce.keys)
+                keys = pick(given, reduce.keys)
                 return user_function(function, keys, values, columns, self.domain, node.title)
 
     def _ranking(self, reduce: Reduce, given: pa.Schema, wanted: list[Wanted]) -> Ranking | None:
@@ -453,13 +454,13 @@ class Builder:
             case Aggregates():
                 return ranking_of_aggregates(wanted, self.domain, self._costs)
             case TopK(count, _, skip, _, counted):
-                values = _picked(given, reduce.values)
+                values = pick(given, reduce.values)
                 order = _order(reduce.logic, values)
                 return ranking_of_top(count, skip, order, values.types, self.domain, counted, self._costs)
             case Windowed(calls):
-                return ranking_of_windows(calls, _picked(given, reduce.values), self.domain, self._costs)
+                return ranking_of_windows(calls, pick(given, reduce.values), self.domain, self._costs)
             case Folded(calls):
-                return ranking_of_folds(calls, _picked(given, reduce.values), self.domain, self._costs)
+                return ranking_of_folds(calls, pick(given, reduce.values), self.domain, self._costs)
         return None
 
 
@@ -479,13 +480,7 @@ def joined_columns(schemas: Sequence[pa.Schema], join: Join) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _picked(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    return pa.schema([schema.field(name) for name in names])
-
-
 def _logic_columns(reduce: Reduce, given: pa.Schema) -> list[pa.Field]:
-    from persist.compute.dataflow.operators.aggregates import result_type
-
     match reduce.logic:
         case Aggregates(outputs):
             return [pa.field(name, result_type(kind, given.field(of).type, name)) for name, kind, of in outputs]

@@ -67,7 +67,6 @@ class Partial:
 
     Attributes:
         as_of: the time as of which requests read collections.
-        sources: the readers of sources.
         pasts: the readers of sources and outputs.
     """
 

@@ -112,6 +112,8 @@ class Running(Closes):
         plan: as it is run.
         first_seqno: of the first commit of the last `run`; None if there was none.
         why_whole: why a program that was to be partial reads its sources whole; None if it does not.
+        sources: each with the time at which it begins.
+        partial: its requests of sources; None if it has taken them in whole.
     """
 
     def __init__(
@@ -145,10 +147,10 @@ class Running(Closes):
         self._words = _Sweep(self._domain, self._live)
         self._gates: dict[int, Gate] = {}
         self._inputs: dict[str, InputHandle] = {}
-        self._sources: list[SourceReader] = []
+        self.sources: list[SourceReader] = []
         self._followed: list[Followed] = []
         self._outputs: Outputs | None = None
-        self._partial: Partial | None = None
+        self.partial: Partial | None = None
         self._open(engine)
 
     def _open(self, engine: Engine | None) -> None:
@@ -198,12 +200,12 @@ class Running(Closes):
         except BaseException:
             self.close()
             raise
-        self._sources, self._outputs = ports.sources, ports.outputs
-        self._followed = [*self._sources, *conditions]
+        self.sources, self._outputs = ports.sources, ports.outputs
+        self._followed = [*self.sources, *conditions]
         try:
             if self._options.partial:
                 self._become_partial(reason)
-            for source in self._sources:
+            for source in self.sources:
                 if source.operator.written:
                     self._inputs[source.operator.collection] = source.opened()
         except BaseException:
@@ -226,12 +228,12 @@ class Running(Closes):
         self.why_whole = reason
         if reason is not None or at is None:
             return
-        for source in self._sources:
+        for source in self.sources:
             source.skip_contents()
         for number, gate in self._gates.items():
             if isinstance(self.plan.nodes[number].operator, Constant):
                 gate.empty()
-        self._partial = Partial.of(
+        self.partial = Partial.of(
             self.plan,
             self._graph.operators,
             self._graph.entries,
@@ -250,24 +252,14 @@ class Running(Closes):
         ]
         return {
             node.number: Past(self.plan.name, node.title, source.handle, node.schema, self._domain, at)
-            for node, source in zip(nodes, self._sources, strict=True)
+            for node, source in zip(nodes, self.sources, strict=True)
         }
-
-    @property
-    def partial(self) -> Partial | None:
-        """Its requests of sources; None if it has taken them in whole."""
-        return self._partial
 
     def __getitem__(self, name: str) -> InputHandle:
         """Return the input of a name."""
         if name not in self._inputs:
             raise InvalidUsage(f"there is no input {name!r}; the program has {sorted(self._inputs)}")
         return self._inputs[name]
-
-    @property
-    def sources(self) -> list[SourceReader]:
-        """The sources, each with where it begins."""
-        return list(self._sources)
 
     @property
     def frontier(self) -> Antichain:
@@ -321,7 +313,7 @@ class Running(Closes):
 
     def _pass(self, limit: int | None, resting: Set[Operator], *, with_early: bool = True) -> int:
         """Make one pass with complete updates up to a limit, and early ones; return how many it took."""
-        if self._partial is not None:  # All sources are at one time after each pass.
+        if self.partial is not None:  # All sources are at one time after each pass.
             limits = [time for gate in self._gates.values() if (time := gate.frontier.time) is not None]
             limit = min([*limits, *([] if limit is None else [limit])], default=None)
         count = sum(gate.open(limit, with_early=with_early) for gate in self._gates.values())
@@ -332,13 +324,11 @@ class Running(Closes):
         self._give_back(count)  # Reading them has freed memory.
         try:
             self._graph.run(resting)
-            for gate in self._gates.values():
-                gate.shut()
             if self._outputs is not None:
                 self._outputs.take()
             self._graph.forget()
-            if self._partial is not None:
-                self._partial.move(self._partial.as_of if limit is None else limit - 1)
+            if self.partial is not None:
+                self.partial.move(self.partial.as_of if limit is None else limit - 1)
         except BaseException:
             self._is_broken = True
             raise
@@ -403,7 +393,7 @@ class Running(Closes):
         updates_max = max(self._options.costs.catch_up_updates, self._options.memory_budget // UPDATE_BYTES)
         while not self._has_caught_up:
             self._check()
-            until = None if self._options.jump else some_until(self._sources, updates_max)
+            until = None if self._options.jump else some_until(self.sources, updates_max)
             if until is None:
                 self._has_caught_up = True
                 return
@@ -459,17 +449,16 @@ class Running(Closes):
         self._stopped.set()
         for handle in self._inputs.values():
             handle.stop()
-        for source in self._sources:
+        for source in self.sources:
             source.close()
-        if self._partial is not None:
-            self._partial.close()
-        self._spill.close()
-        self._sources, self._followed = [], []
+        if self.partial is not None:
+            self.partial.close()
+        self.sources, self._followed = [], []
 
     def _check(self) -> None:
         if self._is_closed:
             raise InvalidUsage(f"program {self.program.name!r} was closed: open it again with program.open(…)")
-        if self._is_broken or any(source.has_lost for source in self._sources):
+        if self._is_broken or any(source.has_lost for source in self.sources):
             raise InvalidUsage(
                 f"program {self.program.name!r} failed in the middle of a step, so what it holds cannot be believed: "
                 "close it, and open it again"
@@ -500,7 +489,7 @@ class Running(Closes):
             return None
         seqno = self._outputs.commit()
         self.first_seqno = seqno if self.first_seqno is None else self.first_seqno
-        for source in self._sources:
+        for source in self.sources:
             source.move_leased()
         return seqno
 

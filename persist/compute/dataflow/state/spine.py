@@ -223,10 +223,8 @@ SPILL_BYTES_MIN = 1 << 20  # Smaller batches stay in memory.
 
 
 class Spill:
-    """Allocates room for batches. Args:
-    budget: bytes that are allocated in memory.
-    folder: where files are made; None for the system's folder for temporary files.
-    """
+    """Allocates room for batches. Args: budget: bytes that are allocated in memory. folder: where files are made; None
+    for the system's folder for temporary files."""
 
     def __init__(self, budget: int, folder: str | PathLike[str] | None) -> None:
         self._budget = budget
@@ -248,9 +246,6 @@ class Spill:
         if batch is not None:
             room[:] = batch
         return room
-
-    def close(self) -> None:
-        """Do nothing more: files end with what is mapped from them."""
 
     def _mapped(self, shape: tuple[int, int], size: int) -> Ints:
         with tempfile.TemporaryFile(dir=self._folder, prefix="persist-spill-") as file:

@@ -39,7 +39,6 @@ class Layout:
     """How many words the key and the value have, and how many dimensions the times.
 
     Attributes:
-        words: of key and value together.
         height: rows of a batch.
     """
 
