@@ -105,7 +105,7 @@ class Program(Draft):
         if written:
             return self._written(collection, is_plain=schema is None and as_of is None and not unsealed)
         if schema is None:
-            schema = self._columns_of(collection)
+            schema = self._look_up_columns(collection)
         fields = record_schema(schema, f"source {collection!r}")
         columns = pa.schema([pa.field(field.name, field.type) for field in fields])
         return Stream(self, self.plan.add(Source(collection, as_of, unsealed), (), columns).number)
@@ -118,7 +118,7 @@ class Program(Draft):
                 "as_of and unsealed out"
             )
         self.check_output(collection)
-        columns = self._columns_of(collection)
+        columns = self._look_up_columns(collection)
         assert self.engine is not None
         schema = writable(loaded(self.engine, collection)).schema
         source = self.plan.add(Source(collection, written=True), (), columns)
@@ -150,7 +150,7 @@ class Program(Draft):
         self.engine = engine_of("Program.using", client)
         return self
 
-    def _columns_of(self, collection: str) -> pa.Schema:
+    def _look_up_columns(self, collection: str) -> pa.Schema:
         if self.engine is None:
             raise InvalidUsage(
                 f"source({collection!r}): its columns are not known. Give them with schema={{…}}, or let the "

@@ -72,7 +72,7 @@ class Arrangement(StashingOperator):
         self.loaded: Spine | None = None
         self.seeds: Callable[[Ints], Ints | None] | None = None
 
-    def read_from(self, frontier: ReaderFrontier) -> None:
+    def add_reader(self, frontier: ReaderFrontier) -> None:
         """Register a reader, which compares times with times beyond its frontier only."""
         self._readers.append(frontier)
 
@@ -80,8 +80,8 @@ class Arrangement(StashingOperator):
         """Take these updates in the next pass, in place of the input's updates up to a time."""
         self._restored = updates, at
 
-    def shaped(self) -> Ints | None:
-        arrived = super().shaped()
+    def shape_input(self) -> Ints | None:
+        arrived = super().shape_input()
         if self._restored is None:
             return arrived
         (updates, at), self._restored = self._restored, None
@@ -91,7 +91,7 @@ class Arrangement(StashingOperator):
 
     def run(self) -> None:
         self._keep()  # The batch of the previous iteration.
-        self.new = self.taken()
+        self.new = self.take_ready()
         self.out = None if self.new is None else self.new[1:]
 
     def settle(self) -> None:

@@ -42,7 +42,7 @@ def corrections(
     for rank in range(max(map(len, times), default=0)):
         items = [(number, key_times[rank]) for number, key_times in enumerate(times) if rank < len(key_times)]
         groups = [accumulated(records[number], time) for number, time in items]
-        results = _made(logic, groups, [number for number, _ in items], keys, width)
+        results = _apply(logic, groups, [number for number, _ in items], keys, width)
         for (number, time), records_at_time in zip(items, results, strict=True):
             is_there = accumulated(given[number], time)
             change = added(is_there, [(values, -diff) for values, diff in records_at_time])
@@ -52,7 +52,7 @@ def corrections(
     return differences
 
 
-def _made(
+def _apply(
     logic: Logic, groups: Sequence[Group], owners: Sequence[int], keys: Ints, width: int
 ) -> list[list[tuple[Values, int]]]:
     """Return the results of each group, as value words and multiplicities; owners are the numbers of the keys."""

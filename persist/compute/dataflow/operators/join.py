@@ -246,7 +246,7 @@ class JoinPaths:
         remaining = [number for number in range(len(self._schemas)) if number != start]
         route = []
         while remaining:
-            keys = {number: tuple(sorted(self._known(number, known_places))) for number in remaining}
+            keys = {number: tuple(sorted(self._find_known(number, known_places))) for number in remaining}
             best = (
                 min(remaining, key=lambda number: self._cost(number, keys[number]))
                 if len(remaining) > 1
@@ -262,7 +262,7 @@ class JoinPaths:
         partners = self._partners(number, keys)
         return not keys, float("inf") if partners is None else partners, -len(keys)
 
-    def _known(self, number: int, known: set[Place]) -> list[str]:
+    def _find_known(self, number: int, known: set[Place]) -> list[str]:
         return [name for name in self._schemas[number].names if self._class[number, name] in known]
 
     def _arrangement(self, number: int, key: tuple[str, ...]) -> tuple[Arrangement, list[str]]:

@@ -189,7 +189,7 @@ class Output:
         fingerprint: str | None,
         domain: Domain,
     ) -> None:
-        self.handle = _made(engine, sink) if known is None else known
+        self.handle = _create(engine, sink) if known is None else known
         self._engine = engine
         self.sink = sink
         self.waiting: list[Ints] = []
@@ -429,7 +429,7 @@ class Output:
         return updates
 
 
-def _made(engine: Engine, sink: SinkOperator) -> CollectionHandle:
+def _create(engine: Engine, sink: SinkOperator) -> CollectionHandle:
     fields = {field.name: field.type for field in sink.schema}
     key = {name: fields[name] for name in sink.keys}
     value = {name: kind for name, kind in fields.items() if name not in key} or None

@@ -98,7 +98,7 @@ class Outputs:
             OutputConflict: an output is sealed further than its sources.
         """
         self._sources = list(sources)
-        requested = {time for source in sources if (time := source.asked()) is not None}
+        requested = {time for source in sources if (time := source.requested_time()) is not None}
         if len(requested) > 1:
             raise InvalidUsage(f"the sources ask for as_of {sorted(requested)}: a program begins at one time")
         self._replays = reads_time(plan) and not any(output.keeps for output in self.every)

@@ -137,7 +137,7 @@ class SourceReader:
                     f"and it {problem}; the collection has {shown(actual.arrow)}"
                 )
 
-    def asked(self) -> int | None:
+    def requested_time(self) -> int | None:
         """Return the time as of which the program reads the contents, if it sets one.
 
         Raises:

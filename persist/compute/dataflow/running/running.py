@@ -24,7 +24,7 @@ from persist.compute.dataflow.ports.sinks import Outputs
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
 from persist.compute.dataflow.running.graph import Builder
 from persist.compute.dataflow.running.partial import Partial, requested_columns, why_whole
-from persist.compute.dataflow.running.reports import OperatorReport, make_reports, shown
+from persist.compute.dataflow.running.reports import OperatorReport, make_reports, render
 from persist.compute.dataflow.running.resume import restore
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Spill, in_memory
@@ -289,7 +289,7 @@ class Running(Closes):
     def _stepped(self, limit: int | None) -> Step:
         count = self._resumed()
         count += self._pass(limit, frozenset())
-        self._words.after(count)
+        self._words.run(count)
         seqno = self._commit()
         self._give_back(count)
         return Step(count, self.frontier, seqno)
@@ -431,7 +431,7 @@ class Running(Closes):
         return make_reports(self._graph.operators)
 
     def _repr_html_(self) -> str:
-        return shown(self.program.name, self.operators())
+        return render(self.program.name, self.operators())
 
     def metrics(self) -> dict[str, float]:
         """Return what the program holds: bytes of arrangements, spilled bytes, interned values, and the bytes of
@@ -529,7 +529,7 @@ class _Sweep:
         self._live = live
         self._least = 1 << 16
 
-    def after(self, updates: int) -> None:
+    def run(self, updates: int) -> None:
         interners = self._domain.interners
         if sum(map(len, interners.values())) < 2 * self._least:
             return
