@@ -209,7 +209,7 @@ class Program(Draft):
             with suppress(CollectionNotFound):
                 drop(loaded(engine, name)).result()
 
-    def kept(self, number: int) -> str | None:
+    def name_kept(self, number: int) -> str | None:
         return make_kept_name(self.name, number)
 
     def list_kept_names(self, engine: Engine) -> list[str]:
@@ -373,7 +373,7 @@ class Together(Draft):
             names += program.holders(collection) if reads else []
         return names
 
-    def kept(self, number: int) -> str | None:
+    def name_kept(self, number: int) -> str | None:
         return self._kept.get(number)
 
     def list_kept_names(self, engine: Engine) -> list[str]:
@@ -395,7 +395,7 @@ class Together(Draft):
                 places[node.number] = self._sources[same]
         numbers = self.plan.add_plan(program.plan, places)
         for number in program.plan.nodes:
-            name = program.kept(number)
+            name = program.name_kept(number)
             if name is not None:
                 self._kept[numbers[number]] = name
         self.captures |= {numbers[number]: observer for number, observer in program.captures.items()}

@@ -93,7 +93,7 @@ def closed(times: Iterable[Coordinates], known: Iterable[Coordinates]) -> set[Co
     closed_times, known = set(times), set(known)
     fresh = closed_times
     while fresh:
-        fresh = {tuple(map(max, fresh_time, known_time)) for fresh_time in fresh for known_time in known} - closed_times
+        fresh = {tuple(map(max, fresh_time, known_time)) for fresh_time in fresh for known_time in known_times} - closed_times
         closed_times = closed_times | fresh
     return closed_times
 

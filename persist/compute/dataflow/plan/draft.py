@@ -195,7 +195,7 @@ class Draft:
         `since`, its first commit corrects its contents."""
         return None
 
-    def kept(self, number: int) -> str | None:
+    def name_kept(self, number: int) -> str | None:
         """Return the name of the hidden collection with the output of a node; None if there is none."""
         return None
 

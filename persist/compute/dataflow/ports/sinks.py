@@ -91,7 +91,7 @@ class Outputs:
     def choose_beginning(
         self, sources: Sequence[SourceReader], conditions: Sequence[UpperReader], plan: Plan, resume_time: int | None
     ) -> int:
-        """Return the time as of which all sources are read first. What begins anew begins where conditions hold.
+        """Return the time as of which all sources are read first. A new program begins where conditions hold.
 
         Raises:
             InvalidUsage: sources ask for different times.
@@ -136,10 +136,10 @@ class Outputs:
         return begin
 
     def _is_of_unknown_origin(self, output: Output, plan: Plan) -> bool:
-        """Return whether it cannot be told that a sealed output was written by this program, from what it reads now.
+        """Return whether it is unknown if this program wrote a sealed output, from its present sources.
 
-        The program's hold on a source is the sign of it: it goes with the source, and with `Program.drop`. What was
-        given to inputs in memory is not kept at all. The fingerprint says whether the program has changed.
+        The program's hold on a source is the sign of it: it goes with the source, and with `Program.drop`. Inputs in
+        memory are not stored. The fingerprint shows whether the program has changed.
         """
         is_known = output.corrects or output.keeps is not None or output.definition is not None
         is_known |= output.handle.name in self._own
@@ -188,7 +188,7 @@ class Outputs:
         """Write and seal all outputs as far as they are complete, at once; return the seqno, or None for nothing to do.
 
         Raises:
-            OutputConflict: somebody else writes an output.
+            OutputConflict: another program writes an output.
         """
         seqno = None
         for output in self.every:
@@ -220,8 +220,8 @@ class Outputs:
             stored: the parts of each output, by the name of its collection. They stay if the commit is refused.
 
         Raises:
-            UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: somebody came between; nothing was written.
-            OutputConflict: an output was computed in another way before, or it cannot be told; nothing was written.
+            UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: another commit came first; nothing was written.
+            OutputConflict: the origin of an output is unknown; nothing was written.
         """
         due = [output for output in self.every if until > max(output.upper, output.done)]
         if not due:

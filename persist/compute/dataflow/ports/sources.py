@@ -1,9 +1,9 @@
 """Sources: a persisted collection as a snapshot, followed by its changes.
 
-What a program needs of a source's history is kept for it by a hold: a permanent one, called after the program, if the
-program writes outputs (it outlives every process, until `Program.drop`), or else a leased one. A permanent hold stands
-where the program would be resumed, and moves in the commit that seals the outputs further: whatever happens, it is
-where they are.
+A hold keeps the history of a source that a program needs. If the program writes outputs, the hold is permanent, has the
+name of the program, and outlives every process until `Program.drop`; otherwise it is leased. A permanent hold is at the
+time from which the program would resume. It moves in the commit that seals the outputs further, so it always matches
+them.
 """
 
 import time as clock
@@ -48,8 +48,8 @@ class SourceReader:
         holders: what the permanent holds that it needs are called.
         renews: the program has changed: it reads with the newest schema from now on.
         makes_holds: make those that are not there; otherwise they went with what they were for.
-        is_brief: it is read in no time, so the permanent holds are enough to keep it readable, if there are any. So is
-            a source of a few MiB, if the holds are not made here: whoever made them can begin again.
+        is_brief: it is read in no time, so the permanent holds are enough to keep it readable, if there are any. The
+            same holds for a source of a few MiB, if the holds are not made here: their maker can begin again.
 
     Attributes:
         named: where the permanent holds are, as far as is known.

@@ -123,7 +123,7 @@ class Running(Closes):
         options: Options,
         known: Mapping[int, Statistics] | None = None,
     ) -> None:
-        """Open a program; known has statistics of inputs and sources that replace those of collections."""
+        """Open a program; known has statistics of inputs and sources, in place of statistics of collections."""
         self.program = program
         self.plan: Plan = program.optimise() if options.optimise else program.plan.without_unused()
         self.first_seqno: int | None = None
@@ -137,7 +137,9 @@ class Running(Closes):
         self._complete: list[Antichain] | None = None  # How far inputs and sources were complete for the last pass.
         self._domain = Domain()
         self._spill = Spill(options.memory_budget, options.spill_folder)
-        kept_names = {number: name for number in find_separate(self.plan) if (name := program.kept(number)) is not None}
+        kept_names = {
+            number: name for number in find_separate(self.plan) if (name := program.name_kept(number)) is not None
+        }
         estimate = estimate_streams(engine, self.plan) if known is None else known.get
         allocate, costs = self._spill.allocate, options.costs
         builder = Builder(
