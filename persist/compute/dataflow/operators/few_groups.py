@@ -90,10 +90,12 @@ def added(group: Group, records: Iterable[tuple[Values, int]]) -> Group:
 
 def closed(times: Iterable[Coordinates], known: Iterable[Coordinates]) -> set[Coordinates]:
     """Return times, with all their least upper bounds with known ones."""
-    closed_times, known = set(times), set(known)
+    closed_times, known_times = set(times), set(known)
     fresh = closed_times
     while fresh:
-        fresh = {tuple(map(max, fresh_time, known_time)) for fresh_time in fresh for known_time in known_times} - closed_times
+        fresh = {
+            tuple(map(max, fresh_time, known_time)) for fresh_time in fresh for known_time in known_times
+        } - closed_times
         closed_times = closed_times | fresh
     return closed_times
 
