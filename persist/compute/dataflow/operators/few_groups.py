@@ -7,7 +7,7 @@ A group is a dictionary from value words to multiplicities, none of them 0.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import repeat
+from itertools import product, repeat
 from operator import le
 from typing import TypeAlias
 
@@ -93,9 +93,7 @@ def closed(times: Iterable[Coordinates], known: Iterable[Coordinates]) -> set[Co
     closed_times, known_times = set(times), set(known)
     fresh = closed_times
     while fresh:
-        fresh = {
-            tuple(map(max, fresh_time, known_time)) for fresh_time in fresh for known_time in known_times
-        } - closed_times
+        fresh = {tuple(map(max, *pair)) for pair in product(fresh, known_times)} - closed_times
         closed_times = closed_times | fresh
     return closed_times
 

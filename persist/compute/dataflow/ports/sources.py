@@ -72,6 +72,7 @@ class SourceReader:
         is_brief: bool = False,
     ) -> None:
         self.operator = operator
+        self._explained = ExplainLoss(operator.collection)
         self._engine = engine
         self._holders = list(holders)
         self._makes_holds = makes_holds
@@ -87,7 +88,7 @@ class SourceReader:
         self._listen: Listen | None = None
         self.has_lost = False
         self._is_given = False
-        with self._explained():
+        with self._explained:
             self.handle: CollectionHandle = loaded(engine, operator.collection)
             size = sum(part.bytes for part in self.handle.known().parts)
             self._is_brief = bool(self._holders) and (is_brief or (not makes_holds and size <= BRIEF_BYTES_MAX))
@@ -144,7 +145,7 @@ class SourceReader:
             InvalidUsage: the time is a moment, and the collection has no timeline.
         """
         as_of = self.operator.as_of
-        with self._explained():
+        with self._explained:
             return None if as_of is None else self.handle.as_time("as_of", as_of)
 
     def start(self, as_of: int) -> None:
@@ -156,7 +157,7 @@ class SourceReader:
         self.as_of = as_of
         if self._engine.mode == "read":
             return
-        with self._explained():
+        with self._explained:
             handle = self.handle
             self._first = None if self._is_brief else take_hold(handle, as_of, None)
             version = handle.schema.version
@@ -171,7 +172,7 @@ class SourceReader:
 
     def skip_contents(self) -> None:
         """Take only changes after the time at which it begins."""
-        with self._explained():
+        with self._explained:
             self._listen = begun_listen(self.handle, self.as_of, None, columns=self._schema.names)
         self._gate.frontier = Antichain(self.as_of + 1)
         self._let_go()
@@ -182,7 +183,7 @@ class SourceReader:
 
     def opened(self) -> InputHandle:
         """Read the sealed contents of a source that the program writes, and return the input for its updates."""
-        with self._explained():
+        with self._explained:
             contents = self.handle.contents()
         if contents.upper > Antichain(self.as_of) and not self.take(contents):
             raise AsOfNotSealed(self.as_of, contents.upper, 0.0)
@@ -196,7 +197,7 @@ class SourceReader:
         handle, listen = self.handle, self._listen
         if self._is_given:
             return None  # The commit of the program notices other writes.
-        with self._explained():
+        with self._explained:
             if listen is None:
                 contents = handle.engine.follower.known(handle.id, handle.name)
                 return contents if contents.upper > Antichain(self.as_of) else None
@@ -220,14 +221,14 @@ class SourceReader:
         Args:
             until: take what is before this time only, beyond the contents that it begins with.
         """
-        with self._explained():
+        with self._explained:
             if self._listen is None and not self._begin():
                 return False
         # Updates after the time at which it begins are taken at once.
         listen = self._listen
         if listen is None or listen.is_finished:
             return True
-        with self._explained():
+        with self._explained:
             if listen.has_advanced(contents) and (until is None or until > listen.reached):
                 self._follow(listen.advance(contents, until))
             if until is None and not listen.is_finished:
@@ -241,7 +242,7 @@ class SourceReader:
 
     def find_named(self) -> None:
         """Find the permanent holds again: one was moved, or the program or the view was dropped."""
-        with self._explained():
+        with self._explained:
             holds = self.handle.contents().holds
         self.named = {name: holds[name].time for name in self.named if name in holds}
 
@@ -322,9 +323,6 @@ class SourceReader:
             self._gate.consolidates = self.coarse_to is not None or self._unsealed is not None
             *rows, diffs = encode(self._domain, self._schema, table)
             self._gate.add(np.array([*rows, times, diffs], np.int64))
-
-    def _explained(self) -> ExplainLoss:
-        return ExplainLoss(self.operator.collection)
 
 
 class UpperReader:
