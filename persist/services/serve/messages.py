@@ -286,6 +286,18 @@ def check_token(token: str | None) -> None:
 PORT_MAX = 65_535
 
 
+def parse_host_port(option: str, address: str) -> tuple[str, int]:
+    """Return the host and the port of an address. Raises InvalidUsage, which names the option, for any other text."""
+    parts = urlsplit(f"//{address}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or port is None or parts.path or parts.query or parts.username:
+        raise InvalidUsage(f"{option} {address!r} is not HOST:PORT, such as 127.0.0.1:9464; port 0 takes a free one")
+    return host, port
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only programs on this machine reach an address."""
     try:
