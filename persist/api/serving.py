@@ -3,15 +3,16 @@
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from persist.compute.query import QUERY_LIMITS, Queries, QueryLimits, ServedSql
 from persist.core.closing import Closes
 from persist.core.errors import InvalidUsage
-from persist.services.serve.messages import check_token, parse_host_port
+from persist.services.serve.messages import check_certificate, check_token, parse_host_port
 
 if TYPE_CHECKING:
     from persist.api.client import Client
+    from persist.services.serve.server import Server
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,14 @@ class Servers(Closes):
 
     Attributes:
         url: where the Flight server is, as `grpc://host:port`; empty if there is none.
+        flight: that server; None if there is none.
         postgres_url: where Postgres clients connect, as `postgresql://host:port/latest`; empty if there is none.
         iceberg_url: the address of the Iceberg catalog; empty if there is none.
     """
 
     def __init__(self) -> None:
         self.url = self.postgres_url = self.iceberg_url = ""
+        self.flight: Server | None = None
         self._stack = ExitStack()
 
     def keep(self, stack: ExitStack) -> None:
@@ -70,9 +73,9 @@ def serve(
     servers = Servers()
     with ExitStack() as stack:
         if flight is not None:
-            server = stack.enter_context(_flight_server(client, flight, options, limits, flags))
-            servers.url = server.url
-            engine.count_also("server", server.counts)
+            servers.flight = stack.enter_context(_flight_server(client, flight, options, limits, flags))
+            servers.url = servers.flight.url
+            engine.count_also("server", servers.flight.counts)
         if postgres is not None:
             # Here, as below: a client that serves nothing does not load what servers need.
             from persist.services.serve.postgres import PostgresServer
@@ -80,17 +83,17 @@ def serve(
             if flags["write"]:
                 engine.writer("serve with write")
             host, port = parse_host_port("postgres", postgres)
-            shared = dict(
-                token=token, write_token=options.write_token, certificate=options.certificate, slow_s=options.slow_s
-            )
             served = PostgresServer(
                 client.load,
                 ServedSql(engine, limits),
                 host,
                 port,
+                token=token,
+                write_token=options.write_token,
                 may_write=flags["write"],
+                certificate=options.certificate,
                 insecure=options.insecure,
-                **shared,  # type: ignore[arg-type]
+                slow_s=options.slow_s,
             )
             servers.postgres_url = stack.enter_context(served).url
         if iceberg is not None:
@@ -137,6 +140,7 @@ def _check(
         )
     if options.write_token is not None and options.write_token == options.token:
         raise InvalidUsage("write_token= is the same as token=, so that all who may read could write: give another")
+    check_certificate(options.certificate)
     check_token(options.token)
     check_token(options.write_token)
     if not flags["sql"] and postgres is None and limits != QUERY_LIMITS:
@@ -148,7 +152,7 @@ def _check(
 
 def _flight_server(
     client: "Client", url: str, options: ServeOptions, limits: QueryLimits, flags: Mapping[str, bool]
-) -> Any:
+) -> "Server":
     from persist.services.serve.flight_calls import BlobCalls
     from persist.services.serve.server import Server
 

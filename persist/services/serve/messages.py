@@ -283,6 +283,13 @@ def check_token(token: str | None) -> None:
         raise InvalidUsage(f"the token is not a text of 1 to {TOKEN_CHARS_MAX} visible ASCII characters")
 
 
+def check_certificate(certificate: object) -> None:
+    """Raise InvalidUsage if the certificate of a server is not a pair, or None."""
+    is_pair = isinstance(certificate, tuple | list) and len(certificate) == 2
+    if certificate is not None and not (is_pair and all(isinstance(pem, str | bytes) for pem in certificate)):  # type: ignore[attr-defined]
+        raise InvalidUsage("the certificate of a server is a pair: certificate=(chain, key), both as PEM")
+
+
 PORT_MAX = 65_535
 
 

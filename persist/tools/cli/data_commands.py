@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -232,9 +232,7 @@ def serve(
     ] = None,
     postgres: Annotated[
         str | None,
-        typer.Option(
-            metavar="[HOST:]PORT", help="Serve Postgres clients there, too: psql, drivers, tools for reports."
-        ),
+        typer.Option(metavar="[HOST:]PORT", help="Serve Postgres clients there, too: psql, drivers, BI tools."),
     ] = None,
     write: Annotated[bool, typer.Option("--write", help="Let Postgres clients change collections.")] = False,
     iceberg: Annotated[

@@ -76,7 +76,8 @@ _REWRITES = re.compile(
     |(?P<column>[\w".]+)\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?(?P<shown>regclass|regtype|regnamespace)\b"?
     |(?P<is_there>\btyp(?:receive|send|input|output)\s*(?:!=|<>)\s*0\b)
     |(?P<object>\bjson_build_object\b)
-    |\b(?:pg_catalog|"pg_catalog")\s*\.\s*(?="?\w+"?\s*\()
+    |\b(?:pg_catalog|"pg_catalog")\s*\.\s*(?="?\w+"?\s*\(|(?:text|bool|int[248]|float[48]|numeric|varchar|bytea|date
+        |timestamp(?:tz)?|interval|uuid|json)\b)
     |\b(?P<user>current_user|session_user|current_role)\b(?!\s*\()
     |(?P<pg>\bpg_catalog|"pg_catalog")\s*\.\s*
     |(?P<info>\binformation_schema|"information_schema")\s*\.\s*""",

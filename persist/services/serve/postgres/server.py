@@ -1,9 +1,9 @@
 """A server of the Postgres protocol: its port, its connections, and what each of them may cost.
 
 A connection has a thread. It tells who it is within `GREETING_S`, and sends a message whole within `MESSAGE_S` of its
-first byte. A client that takes nothing of its answer for `slow_s` is disconnected. So is one that leaves a block open for
-`BLOCK_S`, because a block may hold a database of its own. More than `CONNECTIONS_MAX` connections are refused. As many
-statements run at a time as for Flight SQL (`QUERIES_MAX`), within the same limits.
+first byte. A client that takes nothing of its answer for `slow_s` is disconnected. So is one that leaves a block open
+for `BLOCK_S`, because a block may hold a database of its own. More than `CONNECTIONS_MAX` connections are refused. As
+many statements run at a time as for Flight SQL (`QUERIES_MAX`), within the same limits.
 """
 
 import contextlib
@@ -298,6 +298,17 @@ def _refuse(client: socket.socket) -> None:
     with contextlib.suppress(OSError), client:
         client.settimeout(0.1)
         client.sendall(wire.error(failure, "FATAL"))
+        _linger(client)
+
+
+def _linger(client: socket.socket) -> None:
+    """Read a little of what a client still sends: it may not see the error if the connection ends with unread bytes."""
+    client.settimeout(0.1)
+    with contextlib.suppress(OSError):
+        client.shutdown(socket.SHUT_WR)
+        for _ in range(16):
+            if not client.recv(1 << 16):
+                return
 
 
 class _Connection:
@@ -400,6 +411,7 @@ class _Connection:
     def _farewell(self, failure: Failure) -> None:
         self.send(wire.error(failure, "FATAL"))
         self.flush()
+        _linger(self._socket)
 
     def _loop(self) -> None:
         session = self._session

@@ -1,13 +1,13 @@
 """One connection of a Postgres client: its settings, its block, its prepared statements, and what it runs.
 
-A statement becomes an `Answer`: columns and batches of rows, or a tag alone. Both protocols run it: the simple one, with
-a text of several statements, and the extended one, with parameters, portals and pieces of an answer. After an error, the
-extended one skips to `Sync`, and a block waits for its end.
+A statement becomes an `Answer`: columns and batches of rows, or a tag alone. Both protocols run it: the simple one,
+with a text of several statements, and the extended one, with parameters, portals and pieces of an answer. After an
+error, the extended one skips to `Sync`, and a block waits for its end.
 
 | state | a statement |
 |---|---|
 | outside of a block | reads the newest sealed contents, or those at `persist.as_of`; a change is a commit of its own |
-| in a block | reads what was sealed when its first statement came, with the changes of the block; COMMIT is one commit |
+| in a block | reads what was sealed at its first statement, with the changes of the block; COMMIT is one commit |
 | in a block that failed | is refused, until ROLLBACK |
 
 A text of several statements without BEGIN is a block, as Postgres has it.
@@ -236,7 +236,7 @@ class SessionOfClient:
                     is_block = False  # From here on, it is the client's.
                     self._channel.send(wire.command_complete("BEGIN"))
                     continue
-                self._send(self._run(statement), None)
+                self._send(self._run(with_parameters(statement, [])), None)
                 is_block = is_block and self._is_in_block
             if is_block:
                 self._commit()

@@ -12,7 +12,11 @@ from persist.services.serve.postgres import values
 from persist.services.serve.postgres.parameters import exact_numeric
 from persist.services.serve.postgres.wire import Column, Failure
 
-_SKIPPED = r"""[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|\$(?P<dollar>\w*)\$.*?\$(?P=dollar)\$|--[^\n]*|/\*.*?\*/"""
+_SKIPPED = (
+    r"[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'"
+    r'|"(?:[^"]|"")*"'
+    r"|\$(?P<dollar>\w*)\$.*?\$(?P=dollar)\$|--[^\n]*|/\*.*?\*/"
+)
 _TOKENS = re.compile(
     rf"{_SKIPPED}|(?P<parameter>\$\d+)(?P<numeric>\s*::\s*(?:numeric|decimal)\b(?!\s*\())?|(?P<semicolon>;)",
     re.DOTALL | re.IGNORECASE,

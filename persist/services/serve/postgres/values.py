@@ -1,4 +1,4 @@
-"""Values of rows for Postgres clients, a column at a time: Arrow arrays become the bytes of each value, and of each row.
+"""Values of rows for Postgres clients: columns of Arrow become the bytes of each value, and of each row.
 
 | Arrow | Postgres |
 |---|---|
@@ -10,8 +10,8 @@
 | durations, intervals | interval |
 | lists, structs, maps, JSON | json, with numbers in full |
 
-A value that its type cannot hold, such as a nanosecond that is no whole microsecond, is an error. Encoding a row costs no
-Python: each column becomes one array of bytes, and Arrow joins them row by row. Nested values are the exception.
+A value that its type cannot hold, such as a nanosecond that is no whole microsecond, is an error. No Python runs for
+each row: each column becomes one array of bytes, and Arrow joins them row by row. Nested values are the exception.
 
 Source: PostgreSQL 15's `src/backend/utils/adt`, the functions `*_send` and `*_out`.
 """

@@ -1,6 +1,6 @@
 """Messages of the Postgres protocol, version 3: their frames, and those that have no values of rows.
 
-A message is a byte for its kind, a length of four bytes that counts itself, and a body. Only a first message has no kind.
+A message is a byte for its kind, a length of four bytes that counts itself, and a body. A first message has no kind.
 
 Source: PostgreSQL 15's documentation, chapter 55, "Frontend/Backend Protocol".
 """
