@@ -80,7 +80,7 @@ class Transaction:
         self._limits = limits
         self._as_of = as_of
         self._began: dict[str, CollectionState] = {state.name: state for state in contents_of(engine)}
-        self._pins = {name: state.upper.time - 1 for name, state in self._began.items() if state.upper.time}
+        self._pins = {name: state.upper - 1 for name, state in self._began.items() if 0 < state.upper < END}
         self._stack = ExitStack()
         self._connection: Any = None
         self._tables: dict[str, _Table] = {}

@@ -19,12 +19,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import persist
-from persist.codecs.types.schema import TIME_MAX
 from persist.connect.egress.sink import SINK
 from persist.connect.ingest.source import BEHIND, SOURCE
+from persist.core.antichain import to_time
 from persist.core.log import kinds
-from persist.core.log.fields import Policy
-from persist.core.log.keys import collection_part, listed_checkpoints, listed_records, table_root
+from persist.core.log.keys import CHECKPOINTS, collection_part, listed_records, table_root
 from persist.core.log.records import read_record
 from persist.core.names import release_of
 from persist.core.rendering import moment_text
@@ -33,8 +32,7 @@ from persist.core.state_rules.keyed_rules import due as events_due
 from persist.core.state_rules.location import Dropped, LocationState, is_waited_for
 from persist.engine.collection.failures import failures_of
 from persist.engine.compact import must_destroy, next_work
-from persist.engine.follow.follower import STALE_AFTER_S
-from persist.engine.upkeep import named_in, sharers
+from persist.engine.upkeep import Ages, checkpoint_marks, named_in, sharers
 from persist.tools.reports.surveys import THREADS, Facts, KnownFacts, Made, hold_for_people, names_by_id
 
 LISTED_MAX = 64
@@ -239,7 +237,7 @@ def report_health(client: "persist.Client", now_s: float | None = None, *, known
         live_bytes=live,
         history_bytes=sum(facts.bytes for facts in all_facts) - live,
         waiting_bytes=None if None in sizes else sum(size or 0 for size in sizes),
-        keeps_all=sum(facts.contents.allowed_times == (0,) for facts in listed),
+        keeps_all=sum(facts.contents.allowed == 0 for facts in listed),
         collections=tuple(sorted(map(_lagging(now_s), listed), key=lambda lag: -(lag.behind_s or 0.0))),
         views=tuple(sorted(views, key=lambda view: not view.is_due)),
         sources=_sources(client, listed, now_s),
@@ -263,8 +261,8 @@ def _lagging(now_s: float) -> Callable[[Facts], Lag]:
 def _view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
     assert facts.contents.view is not None
     inputs = [by_id[id_] for id_ in facts.contents.view["inputs"] if id_ in by_id]
-    least = min(inputs, key=lambda input_: TIME_MAX + 1 if input_.upper is None else input_.upper, default=None)
-    is_due = least is not None and not least.contents.upper <= facts.contents.upper
+    least = min(inputs, key=lambda input_: input_.contents.upper, default=None)
+    is_due = least is not None and least.contents.upper > facts.contents.upper
     own_s, its_s = facts.lag_s(0.0), None if least is None else least.lag_s(0.0)
     return ViewLag(
         facts.name,
@@ -347,8 +345,7 @@ def _source_lag_s(client: "persist.Client", facts: Facts, now_s: float) -> float
 
 def _find_kept_back(facts: Facts, names: Mapping[str, str], control: LocationState) -> list[KeptBack]:
     contents, since = facts.contents, facts.since
-    allowed = contents.allowed_times
-    if since is None or (allowed and allowed[0] <= since):
+    if since is None or contents.allowed <= since:
         return []
     holders = [
         (
@@ -359,7 +356,7 @@ def _find_kept_back(facts: Facts, names: Mapping[str, str], control: LocationSta
         if held_time.time <= since
     ]
     holders += [(f"tag {tag!r}", None) for tag, at in contents.tags.items() if at <= since]
-    then = allowed[0] if allowed else None
+    then = to_time(contents.allowed)
     return [
         KeptBack(facts.name, hold, holder, since, facts.moment(since), then, facts.moment(then))
         for hold, holder in holders
@@ -394,6 +391,7 @@ def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
 
     with ThreadPoolExecutor(THREADS, "persist-survey") as threads:
         listed = dict(zip(ids, threads.map(list_sizes, ids), strict=True))
+    ages = Ages(state, engine.follower.policies, now_s, checkpoint_marks(engine.blob.list(CHECKPOINTS)))
     waiting = []
     for entry, within in zip(dropped, folders, strict=True):
         listings = [listed[folder] for folder in within if folder in listed]
@@ -402,26 +400,23 @@ def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
             if len(listings) == len(within)
             else None
         )
-        waiting.append(
-            _waiting(entry, names.get(entry.collection), sizes, state.control, engine.follower.policies.newest, now_s)
-        )
-    return waiting + _old_log(client, names, now_s)
+        waiting.append(_waiting(entry, names.get(entry.collection), sizes, ages))
+    return waiting + _old_log(client, names, ages)
 
 
-def _old_log(client: "persist.Client", names: Mapping[str, str], now_s: float) -> list[WaitingBlobs]:
+def _old_log(client: "persist.Client", names: Mapping[str, str], ages: Ages) -> list[WaitingBlobs]:
     """Return the records before the newest erasure, which have what it erased, if the log still reaches back to them.
 
     As `persist.engine.upkeep` does, it goes by the first checkpoint after the erasure. If there is none, that is yet to
     come.
     """
-    engine, control = client.engine, client.engine.follower.state.control
+    blob, control, now_s = client.engine.blob, ages.state.control, ages.now_s
     if not control.erasures or control.erasures[-1][0] <= control.log_floor:
         return []
     seqno, collection = control.erasures[-1]
-    written_s = [entry.modified_s for at, entry in listed_checkpoints(engine.blob) if at >= seqno]
-    until_s = min(written_s, default=now_s) + max(engine.follower.policies.newest.grace_s, 2 * STALE_AFTER_S)
-    records = [entry for at, entry in listed_records(engine.blob) if at < seqno]
-    record = read_record(engine.blob, seqno)
+    until_s = ages.old_at_s(seqno, ages.erase_after_s)
+    records = [entry for at, entry in listed_records(blob) if at < seqno]
+    record = read_record(blob, seqno)
     return [
         WaitingBlobs(
             names.get(collection) or f"one that is gone ({collection[:8]})",
@@ -440,14 +435,8 @@ def _folders(dropped: Dropped) -> list[str]:
     return [*dict.fromkeys((dropped.collection, *map(collection_part, dropped.blobs)))]
 
 
-def _waiting(
-    dropped: Dropped,
-    name: str | None,
-    sizes: Mapping[str, int] | None,
-    control: LocationState,
-    policy: Policy,
-    now_s: float,
-) -> WaitingBlobs:
+def _waiting(dropped: Dropped, name: str | None, sizes: Mapping[str, int] | None, ages: Ages) -> WaitingBlobs:
+    control, policy, now_s = ages.state.control, ages.policy, ages.now_s
     keys = [] if sizes is None else [*sizes] if dropped.is_destroyed else [k for k in dropped.blobs if k in sizes]
     until_s, waits_for = dropped.written_ms / 1000 + policy.grace_s, "the grace period"
     if until_s <= now_s:
@@ -494,7 +483,7 @@ def _due(
 
 
 def _is_unresolved(contents: CollectionState) -> bool:
-    return contents.keyed is not None and bool(events_due(contents, contents.upper_times))
+    return contents.keyed is not None and bool(events_due(contents, contents.upper))
 
 
 def _recent(client: "persist.Client", known: KnownFacts, newest: int, floor: int) -> list[Made]:
