@@ -45,6 +45,10 @@ class Servers(Closes):
         """End what is on a stack when these servers end."""
         self._stack = stack
 
+    def counts(self) -> dict[str, int]:
+        """Return what the Flight server has counted, by name."""
+        return {} if self.flight is None else self.flight.counts()
+
     def close(self) -> None:
         """Disconnect all clients, and end the servers; idempotent."""
         self._stack.close()

@@ -38,6 +38,7 @@ from persist.compute.query.tables import (
     whole_path,
     why_refused,
 )
+from persist.core.antichain import END, to_antichain
 from persist.core.errors import (
     AsOfNotSealed,
     CollectionNotFound,
@@ -167,7 +168,7 @@ class Transaction:
         """
         upper = changed.handle.contents().upper
         if upper != began.upper:
-            raise with_timeline(UpperMismatch(began.upper, upper), began.timeline)
+            raise with_timeline(UpperMismatch(to_antichain(began.upper), to_antichain(upper)), began.timeline)
         return read_table(self._connection, changed.path, changed.handle)
 
     def _table(

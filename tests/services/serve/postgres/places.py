@@ -66,7 +66,7 @@ class Raw:
 
     def read_until(self, kind: bytes) -> list[tuple[bytes, bytes]]:
         """Return the messages up to one of a kind."""
-        messages = []
+        messages: list[tuple[bytes, bytes]] = []
         while not messages or messages[-1][0] != kind:
             head = self._exactly(5)
             messages.append((head[:1], self._exactly(int.from_bytes(head[1:], "big") - 4)))
