@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What all servers of a call share; see `Client.serve`."""
+    """The options that all servers of a call share; see `Client.serve`."""
 
     token: str | None
     write_token: str | None

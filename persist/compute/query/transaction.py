@@ -1,9 +1,9 @@
 """Several statements as one commit: they read what was there when the first of them came, and their own changes.
 
-What a statement changes is a table of a DuckDB of the transaction, from the first change of its collection on. The
-commit makes these tables the contents of their collections, by the difference, all in one record. It fails with
-`UpperMismatch` if somebody else has changed one of the collections meanwhile (snapshot isolation), or, if it is
-serializable, one that was only read. Memory: the collections that are changed.
+The transaction loads a collection into a DuckDB table at its first change, and changes the table. The commit writes the
+differences of all tables in one record. It fails with `UpperMismatch` if another client has changed one of the
+collections (snapshot isolation). A serializable transaction also fails if a collection has changed that it only read.
+Memory: the collections that are changed.
 """
 
 from collections.abc import Iterator
@@ -71,7 +71,7 @@ class Transaction:
     """Runs statements until it is committed or closed; for one thread at a time.
 
     Args:
-        as_of: what queries read, in the place of what was there when the transaction began.
+        as_of: the time that queries read; None for the time at which the transaction began.
     """
 
     def __init__(self, engine: Engine, limits: QueryLimits, as_of: int | Moment | None = None) -> None:
@@ -108,13 +108,13 @@ class Transaction:
         duckdb = required(DUCKDB)
         names = self._engine.names("")
         sql, statement, handle = statement_of(self._engine, sql, names)
-        others = other_tables(sql, statement.table, handle.name, names)
+        read_tables = other_tables(sql, statement.table, handle.name, names)
         connection = self._database()
         failed: list[PersistError] = []
         with ExitStack() as stack:
             try:
                 changed = self._table(connection, statement, handle, failed)
-                for path, table in others.items():
+                for path, table in read_tables.items():
                     self._add(connection, path, table, stack)
                 add_functions(connection, sql)
                 check_each_row_once(connection, statement, handle)
@@ -137,7 +137,7 @@ class Transaction:
             is_serializable: refuse the commit, too, if what was only read has changed meanwhile.
 
         Raises:
-            UpperMismatch: somebody else has changed a collection meanwhile.
+            UpperMismatch: another client has changed a collection meanwhile.
         """
         if not self._changed:
             return
@@ -151,7 +151,7 @@ class Transaction:
         self._changed.clear()
 
     def close(self) -> None:
-        """Let go of what is read; what is not committed is dropped. Idempotent."""
+        """Release the snapshots, and drop changes that are not committed. Idempotent."""
         self._stack.close()
         self._connection = None
 
@@ -162,9 +162,9 @@ class Transaction:
         return self._connection
 
     def _rewritten(self, changed: _Table, began: CollectionState, contents: Iterator[pa.Table]) -> pa.Table:
-        """Return the new contents of a collection, if the old ones are those that the transaction began with.
+        """Return the new contents of a collection, if nobody has changed the old contents.
 
-        The commit calls this again when others come first, and refuses what was made of older contents.
+        The commit calls this again after each conflict.
         """
         upper = changed.handle.contents().upper
         if upper != began.upper:
@@ -210,8 +210,8 @@ class Transaction:
         self._read.add(at.name)
         with suppress(AsOfNotSealed, CollectionNotFound):  # DuckDB refuses it then, if it is a table.
             as_of = self._pins.get(at.name) if at.as_of is None else at.as_of
-            other = stack.enter_context(snapshot(loaded(self._engine, at.name), as_of, timeout_s=0.0))
-            register(connection, path, other.dataset())
+            contents = stack.enter_context(snapshot(loaded(self._engine, at.name), as_of, timeout_s=0.0))
+            register(connection, path, contents.dataset())
             name = path_of(path) if len(path) > 1 else path[0]
             stack.callback(connection.unregister, name)
             if len(path) > 1:
@@ -233,6 +233,6 @@ class ServedSql(Queries):
         """Begin a transaction."""
         return Transaction(self._engine, self._limits, as_of)
 
-    def own_database(self) -> Any:
+    def empty_database(self) -> Any:
         """Return a connection to an empty DuckDB that reads no files; the caller closes it."""
         return required(DUCKDB).connect(config=SEALED_OFF)

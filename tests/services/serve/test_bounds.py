@@ -164,7 +164,8 @@ def test_a_message_that_does_not_come_ends_its_call(serving: Client, monkeypatch
         writer.write_metadata(b"a")
         with pytest.raises(flight.FlightUnavailableError):
             reader.read_chunk()
-        assert served.flight is not None and served.flight._commits is not None
+        assert served.flight is not None
+        assert served.flight._commits is not None
         room = served.flight._commits.room
         wait_until(lambda: room.left == commits.ROOM_BYTES)
 

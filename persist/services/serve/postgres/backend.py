@@ -1,4 +1,4 @@
-"""What a session needs of its server: queries, blocks, and a way to its client."""
+"""The interfaces between a session, its server and its client."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -32,7 +32,7 @@ class Answered(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what it reads."""
+        """Release the snapshots."""
         ...
 
 
@@ -57,12 +57,12 @@ class Block(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what it reads; what is not committed is dropped."""
+        """Release the snapshots, and drop changes that are not committed."""
         ...
 
 
 class Backend(Protocol):
-    """What a server answers its sessions with; see `persist.services.serve.postgres.server`."""
+    """Answers the statements of sessions; see `persist.services.serve.postgres.server`."""
 
     def ask(self, sql: str, as_of: int | str | None) -> Answered:
         """Return the answer of a query."""
@@ -85,7 +85,7 @@ class Backend(Protocol):
         ...
 
     def listen(self, subscribe: Subscribe) -> tuple[Any, int | None, pa.Schema]:
-        """Return a listener of a collection, the end that was asked for, and the columns."""
+        """Return a listener of a collection, the requested end, and the columns."""
         ...
 
     def turn(self) -> AbstractContextManager[object]:
@@ -94,7 +94,7 @@ class Backend(Protocol):
 
 
 class Channel(Protocol):
-    """What a session writes to; see `persist.services.serve.postgres.server`."""
+    """Sends messages to a client; see `persist.services.serve.postgres.server`."""
 
     def send(self, *pieces: bytes | memoryview) -> None:
         """Send messages, soon."""

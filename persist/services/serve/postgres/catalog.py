@@ -1,8 +1,8 @@
-"""What Postgres clients ask of `pg_catalog` and `information_schema`, answered from the collections of a location.
+"""Answers to queries of `pg_catalog` and `information_schema`, from the collections of a location.
 
-psql, drivers, SQLAlchemy and tools for reports ask these tables in SQL of Postgres. They are tables of an own, empty
-DuckDB, in the schemas `pg` and `info`, so what clients ask needs a few rewrites only: names of schemas, casts to types
-such as `regclass`, operators with a schema. A schema is the part of the names of collections before the last dot, and
+psql, drivers, SQLAlchemy and tools for reports query these tables in SQL of Postgres. Here they are tables of a DuckDB
+of their own, in the schemas `pg` and `info`. So few parts of a query are rewritten: names of schemas, casts to
+`regclass`, and operators with a schema. A schema is the part of the names of collections before the last dot, and
 `main` for those without one. A key is shown as a primary key if each of its values has one row at most.
 
 Rows of data are not here: a query that reads a collection is answered elsewhere.
@@ -55,7 +55,7 @@ _NAMES = re.compile(
 
 @dataclass(frozen=True)
 class Session:
-    """What answers tell of a session: its user, its database, its number, and its settings by name."""
+    """The user, the database, the number and the settings of a session, as answers show them."""
 
     user: str
     database: str
@@ -64,7 +64,7 @@ class Session:
 
 
 def asks_catalog(sql: str) -> bool:
-    """Return whether a query may ask for tables, types, settings or the like of Postgres."""
+    """Return whether a query may read tables, types or settings of Postgres."""
     return any(match["asks"] for match in _NAMES.finditer(sql))
 
 
@@ -88,7 +88,7 @@ _REWRITES = re.compile(
 def rewrite(sql: str, user: str) -> str:
     """Return a query of Postgres's catalogs as the tables and functions here are called."""
 
-    def replaced(match: re.Match[str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         if match["kept"] is not None:
             return match[0]
         if match["operator"] is not None:
@@ -107,7 +107,7 @@ def rewrite(sql: str, user: str) -> str:
             return _quoted(user)
         return "pg." if match["pg"] is not None else "info." if match["info"] is not None else ""
 
-    return _REWRITES.sub(replaced, sql)
+    return _REWRITES.sub(replace, sql)
 
 
 def _quoted(text: str) -> str:
@@ -156,7 +156,7 @@ class Catalog:
             try:
                 table = cursor.sql(text).to_arrow_table()
             except Exception as error:
-                # Without a result, it was no query.
+                # Without a result, it was not a query.
                 if isinstance(error, AttributeError) or "Table with name" in str(error):
                     return None
                 raise Failure("42000", f"the catalog cannot answer this: {error}") from error
@@ -210,7 +210,7 @@ def _name(column: str) -> str:
 
 
 class _Oids:
-    """Numbers of names: the same for a name in every session, because clients ask for one first and then by it."""
+    """Numbers of names. A name has the same number in every session, because clients use it in a later query."""
 
     def __init__(self) -> None:
         self._used: set[int] = set()

@@ -1,4 +1,4 @@
-"""Errors of the library as Postgres clients are told of them: their SQLSTATE, and where in the statement they are."""
+"""Errors of the library as errors of Postgres: with a SQLSTATE, and a position in the statement."""
 
 import re
 
@@ -35,7 +35,7 @@ _DUCKDB_CODES = (
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return an error as clients of Postgres are told of it."""
+    """Return an error as one of Postgres."""
     if isinstance(error, Failure):
         return error
     kinds: list[tuple[type[Exception] | tuple[type[Exception], ...], str]] = [

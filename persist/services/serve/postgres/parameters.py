@@ -107,7 +107,7 @@ def exact_numeric(constant: str) -> str:
     """Return a constant as a number with all its digits, which DuckDB takes for a DECIMAL.
 
     Raises:
-        Failure: it is no number of at most 38 digits.
+        Failure: it is not a number of at most 38 digits.
     """
     text = constant[1:-1] if constant.startswith("'") else constant
     if text == "NULL" or text.startswith("CAST("):

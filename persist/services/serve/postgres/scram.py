@@ -42,7 +42,7 @@ class Scram:
 
         Raises:
             ProtocolViolation: it is malformed.
-            Failure: it asks for channel binding.
+            Failure: it requires channel binding.
         """
         binding, _, bare = first.partition(",,")
         if binding.startswith("p="):

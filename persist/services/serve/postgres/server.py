@@ -1,8 +1,8 @@
 """A server of the Postgres protocol: its port, its connections, and what each of them may cost.
 
-A connection has a thread. It tells who it is within `GREETING_S`, and sends a message whole within `MESSAGE_S` of its
-first byte. A client that takes nothing of its answer for `slow_s` is disconnected. So is one that leaves a block open
-for `BLOCK_S`, because a block may hold a database of its own. More than `CONNECTIONS_MAX` connections are refused. As
+A connection has a thread. The client logs in within `GREETING_S`, and sends each message within `MESSAGE_S` of its
+first byte. The server disconnects a client that reads nothing of its answer for `slow_s`, and a client that leaves a
+block open for `BLOCK_S`, because a block may hold a database. More than `CONNECTIONS_MAX` connections are refused. As
 many statements run at a time as for Flight SQL (`QUERIES_MAX`), within the same limits.
 """
 
@@ -65,7 +65,7 @@ class Queries(Protocol):
         """Return the times that have a name."""
         ...
 
-    def own_database(self) -> Any:
+    def empty_database(self) -> Any:
         """Return a connection to an empty DuckDB that reads no files."""
         ...
 
@@ -97,7 +97,7 @@ class PostgresServer(Closes):
             load: returns the collection of a name, for SUBSCRIBE.
             port: 0 for any that is free.
             token: what clients send as their password, by SCRAM; None lets everybody in.
-            write_token: lets write those who send it; None lets all of them.
+            write_token: lets its holders write; None lets all clients write.
             may_write: whether statements may change collections.
             certificate: the chain and the key as PEM: then a connection must use TLS.
             insecure: allow an address that other machines reach without a token.
@@ -119,7 +119,7 @@ class PostgresServer(Closes):
             tokens[write_token] = True
         self._scram = Scram(tokens) if tokens else None
         self._tls = None if certificate is None else _tls_context(certificate)
-        self._catalog = Catalog(queries.own_database())
+        self._catalog = Catalog(queries.empty_database())
         self._turns = threading.BoundedSemaphore(QUERIES_MAX)
         self._lock = threading.Lock()
         self._connections: dict[int, _Connection] = {}
@@ -181,7 +181,7 @@ class PostgresServer(Closes):
             self._connections.pop(connection.pid, None)
 
     def cancel(self, pid: int, secret: int) -> None:
-        """End the statement of a connection, if the secret is that of it."""
+        """End the statement of a connection, if the secret fits."""
         with self._lock:
             connection = self._connections.get(pid)
         if connection is not None and connection.secret == secret:
@@ -189,7 +189,7 @@ class PostgresServer(Closes):
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """What encrypts connections; None if they are not."""
+        """The context that encrypts connections; None without TLS."""
         return self._tls
 
     @property
@@ -198,16 +198,16 @@ class PostgresServer(Closes):
         return self._slow_s
 
     def may_write(self, may_token: bool) -> bool:
-        """Return whether a session may change collections, given whether its token allows that."""
+        """Return whether a session with such a token may change collections."""
         return self._may_write and may_token
 
     @property
     def scram(self) -> Scram | None:
-        """What checks tokens; None if none is needed."""
+        """The check of tokens; None if clients need no token."""
         return self._scram
 
     def check_database(self, database: str, user: str) -> None:
-        """Raise Failure if a database is no time of the location."""
+        """Raise Failure if a database is not a time of the location."""
         if database in (*DATABASES, user) or database.startswith("@"):
             return
         catalogs = self._queries.catalogs()
@@ -218,7 +218,7 @@ class PostgresServer(Closes):
                 f'there is no database "{database}": a database is a time, such as {shown}, or "@2026-11-23T12:00Z"',
             )
 
-    # What sessions ask; see `persist.services.serve.postgres.session.Backend`.
+    # The interface of sessions; see `persist.services.serve.postgres.session.Backend`.
 
     def ask(self, sql: str, as_of: int | str | None) -> Answered:
         """Return the answer of a query."""
@@ -244,10 +244,10 @@ class PostgresServer(Closes):
         return {about.name: [*map(listed_column, about.columns)] for about in tables}
 
     def listen(self, subscribe: Subscribe) -> tuple[Any, int | None, pa.Schema]:
-        """Return a listener of a collection, the end that was asked for, and the columns.
+        """Return a listener of a collection, the requested end, and the columns.
 
         Raises:
-            Failure: there is no such collection.
+            Failure: the collection does not exist.
         """
         name = subscribe.name.removeprefix("main.")
         try:
@@ -343,7 +343,7 @@ class _Connection:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    # What a session writes to; see `persist.services.serve.postgres.session.Channel`.
+    # The interface of sessions; see `persist.services.serve.postgres.session.Channel`.
 
     def send(self, *pieces: bytes | memoryview) -> None:
         """Send messages, soon."""
@@ -442,7 +442,7 @@ class _Connection:
             data += piece
         return bytes(data)
 
-    # Who it is.
+    # The login.
 
     def _greet(self) -> bool:
         """Read who the client is; return whether it goes on."""
@@ -490,7 +490,7 @@ class _Connection:
             self._socket.sendall(b"N")
             return
         self._socket.sendall(b"S")
-        # What a stranger sent before the handshake must not count as a part of the encrypted connection.
+        # Bytes from before the handshake must not count as a part of the encrypted connection.
         if select.select([self._socket], [], [], 0)[0] and self._socket.recv(1, socket.MSG_PEEK) != b"\x16":
             raise ProtocolViolation("there are unencrypted bytes after the request for TLS")
         self._socket = self._server.tls.wrap_socket(self._socket, server_side=True)

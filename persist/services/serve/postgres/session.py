@@ -65,10 +65,10 @@ def _nothing() -> None:
 
 @dataclass
 class Answer:
-    """What a statement gives.
+    """The answer of a statement.
 
     Attributes:
-        tag: what is said when it is done, given how many rows there were.
+        tag: returns the text of CommandComplete, from the number of rows.
         columns: None if it has no rows.
         copy: how its rows are copied, for COPY.
         is_live: rows come as they happen, so each batch is sent at once.
@@ -84,7 +84,7 @@ class Answer:
 
 @dataclass
 class _Prepared:
-    """A prepared statement. `described` is what the client was told of its columns."""
+    """A prepared statement. `described` are the columns that the client has seen."""
 
     sql: str
     oids: list[int]
@@ -93,11 +93,11 @@ class _Prepared:
 
 @dataclass
 class _Portal:
-    """An answer that is read in pieces: the rest of a batch, and how many rows were sent."""
+    """An answer that is read in pieces: the remainder of a batch, and how many rows were sent."""
 
     answer: Answer
     formats: list[int]
-    rest: pa.RecordBatch | None = None
+    remainder: pa.RecordBatch | None = None
     sent: int = 0
     is_done: bool = False
 
@@ -128,7 +128,7 @@ class SessionOfClient:
         self._portals: dict[str, _Portal] = {}
         self._cursors: dict[str, _Portal] = {}
         self._running: Answered | None = None
-        self._text = ""  # Of the newest statement, for the positions of errors.
+        self._text = ""  # The newest statement, for the positions of errors.
         self._is_cancelled = False
         self._lock = threading.Lock()
 
@@ -170,7 +170,7 @@ class SessionOfClient:
         return self._is_in_block
 
     def handle(self, kind: bytes, body: bytes) -> None:
-        """Do what a message asks for, and answer it.
+        """Process a message, and answer it.
 
         Raises:
             ProtocolViolation: it does not follow the protocol.
@@ -266,12 +266,12 @@ class SessionOfClient:
             return
         sent = 0
         while answer.columns is not None:
-            batch = portal.rest if portal.rest is not None else self._next(answer)
-            portal.rest = None
+            batch = portal.remainder if portal.remainder is not None else self._next(answer)
+            portal.remainder = None
             if batch is None:
                 break
             if limit and batch.num_rows > limit - sent:
-                batch, portal.rest = batch.slice(0, limit - sent), batch.slice(limit - sent)
+                batch, portal.remainder = batch.slice(0, limit - sent), batch.slice(limit - sent)
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                 self._channel.send(data_rows(batch.slice(start, _ROWS_AT_ONCE), portal.formats))
             if answer.is_live:
@@ -507,7 +507,7 @@ class SessionOfClient:
     def _subscribe(self, subscribe: Subscribe) -> Answer:
         listen, end, schema = self._backend.listen(subscribe)
         times = [pa.field("_time", pa.int64())] + [pa.field("_progressed", pa.bool_())] * subscribe.progress
-        shown = pa.schema([*times, pa.field("_diff", pa.int64()), *schema])
+        row_schema = pa.schema([*times, pa.field("_diff", pa.int64()), *schema])
 
         def batches() -> Iterator[pa.RecordBatch]:
             while not self._is_cancelled and not self._channel.is_gone:
@@ -521,18 +521,20 @@ class SessionOfClient:
                     updates = updates.filter(pa.compute.less(updates["_time"], end))
                 for batch in updates.to_batches():
                     columns = [batch[name] for name in schema.names]
-                    told = [pa.repeat(False, batch.num_rows)] * subscribe.progress
-                    yield pa.RecordBatch.from_arrays([batch["_time"], *told, batch["_diff"], *columns], schema=shown)
+                    progressed = [pa.repeat(False, batch.num_rows)] * subscribe.progress
+                    yield pa.RecordBatch.from_arrays(
+                        [batch["_time"], *progressed, batch["_diff"], *columns], schema=row_schema
+                    )
                 if subscribe.progress and not upper.is_empty:
                     nulls = [pa.nulls(1, field.type) for field in schema]
                     row = [pa.array([*upper.elements]), pa.array([True]), pa.nulls(1, pa.int64()), *nulls]
-                    yield pa.RecordBatch.from_arrays(row, schema=shown)
+                    yield pa.RecordBatch.from_arrays(row, schema=row_schema)
                 if end is not None and (upper.is_empty or upper.elements[0] >= end):
                     return
             if self._is_cancelled:
                 raise Failure("57014", "canceling statement due to user request")
 
-        columns = [*map(column_of, shown)]
+        columns = [*map(column_of, row_schema)]
         return Answer(lambda rows: f"SUBSCRIBE {rows}", columns, batches(), listen.close, is_live=True)
 
     # Blocks.
@@ -573,14 +575,14 @@ class SessionOfClient:
     def _rollback_command(self, sql: str) -> Answer:
         match = re.search(r"\bTO\s+(?:SAVEPOINT\s+)?(\"[^\"]+\"|\w+)", sql, re.IGNORECASE)
         if match is not None:
-            self._rollback_to(match[1])
+            self._restore_savepoint(match[1])
             return Answer(lambda rows: "ROLLBACK")
         if not self._is_in_block:
             self._channel.send(wire.notice("25P01", "there is no transaction in progress"))
         self._end_block()
         return Answer(lambda rows: "ROLLBACK")
 
-    def _rollback_to(self, name: str) -> None:
+    def _restore_savepoint(self, name: str) -> None:
         while self._savepoints and self._savepoints[-1][0] != name:
             self._savepoints.pop()
         if not self._savepoints:
@@ -618,11 +620,11 @@ class SessionOfClient:
         return Answer(lambda rows: "SET")
 
     def _set(self, name: str, value: str | None) -> None:
-        """Change a setting, and tell the client; None is its value at the start."""
+        """Change a setting, and send it to the client; None is its value at the start."""
         if name.lower() == AS_OF and self._block is not None:
             raise Failure("25001", f"{AS_OF} is set before the first statement of a block")
-        if told := self._settings.set(name, value):
-            self._channel.send(wire.parameter_status(*told))
+        if status := self._settings.set(name, value):
+            self._channel.send(wire.parameter_status(*status))
 
     def _reset(self, sql: str) -> Answer:
         name = sql.split()[-1]
@@ -633,10 +635,10 @@ class SessionOfClient:
         return Answer(lambda rows: "RESET")
 
     def _show(self, sql: str) -> Answer:
-        shown = self._settings.find(re.sub(r"^\s*SHOW\s+", "", sql, flags=re.IGNORECASE))
-        if shown is None:
+        setting = self._settings.find(re.sub(r"^\s*SHOW\s+", "", sql, flags=re.IGNORECASE))
+        if setting is None:
             return self._read(sql)
-        return _rows_answer(pa.table({shown[0]: pa.array([shown[1]], pa.string())}), "SHOW")
+        return _rows_answer(pa.table({setting[0]: pa.array([setting[1]], pa.string())}), "SHOW")
 
     def _discard(self, sql: str) -> Answer:
         if self._is_in_block:
@@ -673,8 +675,8 @@ class SessionOfClient:
         return Answer(lambda rows: "DECLARE CURSOR")
 
     def _find_cursor(self, name: str) -> _Portal:
-        for known, portal in self._cursors.items():
-            if known.lower() == name.strip('"').lower():
+        for cursor, portal in self._cursors.items():
+            if cursor.lower() == name.strip('"').lower():
                 return portal
         raise Failure("34000", f'there is no cursor "{name}"')
 
@@ -695,12 +697,12 @@ class SessionOfClient:
     def _pieces(self, portal: _Portal, limit: int, *, is_none: bool) -> Iterator[pa.RecordBatch]:
         sent = 0
         while not is_none and not (limit and sent == limit):
-            batch = portal.rest if portal.rest is not None else next(portal.answer.batches, None)
-            portal.rest = None
+            batch = portal.remainder if portal.remainder is not None else next(portal.answer.batches, None)
+            portal.remainder = None
             if batch is None:
                 return
             if limit and batch.num_rows > limit - sent:
-                batch, portal.rest = batch.slice(0, limit - sent), batch.slice(limit - sent)
+                batch, portal.remainder = batch.slice(0, limit - sent), batch.slice(limit - sent)
             sent += batch.num_rows
             yield batch
 
@@ -710,9 +712,9 @@ class SessionOfClient:
             names = [*self._cursors]
         else:
             self._find_cursor(name)
-            names = [known for known in self._cursors if known.lower() == name.strip('"').lower()]
-        for known in names:
-            self._cursors.pop(known).answer.close()
+            names = [cursor for cursor in self._cursors if cursor.lower() == name.strip('"').lower()]
+        for cursor in names:
+            self._cursors.pop(cursor).answer.close()
         return Answer(lambda rows: "CLOSE CURSOR")
 
     def _refuse(self, sql: str) -> Answer:

@@ -1,4 +1,4 @@
-"""The settings of a session: what clients of Postgres set and ask, and the time that statements read."""
+"""The settings of a session, with the time that its statements read."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from persist.services.serve.postgres.catalog import SERVER_VERSION
 from persist.services.serve.postgres.wire import Failure
 
 AS_OF = "persist.as_of"
-# Settings that clients are told at the start, with what may be written for each; None for anything.
+# Settings with their values at the start and the possible ones; None if any is possible.
 _SETTINGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "server_version": (SERVER_VERSION, ()),
     "server_version_num": ("150000", ()),
@@ -96,20 +96,20 @@ class Settings:
         self._defaults: dict[str, str] = {}
 
     def begin(self) -> list[tuple[str, str]]:
-        """Take the present values for those that are reset to; return what clients are told at the start."""
+        """Keep the present values for RESET; return the settings that are sent at the start."""
         self._defaults = dict(self.values)
         return [(name, self.values[name]) for name in _TOLD]
 
     def set(self, name: str, value: str | None) -> tuple[str, str] | None:
-        """Change a setting; return what the client is told of it.
+        """Change a setting; return it if it is sent to the client.
 
         Args:
             value: None for the value that it had at the start.
 
         Raises:
-            Failure: there is no such setting, or it cannot have this value.
+            Failure: the setting does not exist, or cannot have this value.
         """
-        name = _known(name)
+        name = _canonical_name(name)
         if value is None or value.upper() == "DEFAULT":
             value = self._defaults.get(name, "")
         value = _unquoted(value)
@@ -117,8 +117,8 @@ class Settings:
         if name not in _SETTINGS and "." not in name and name not in _IGNORED:
             raise Failure("42704", f'there is no setting "{name}": {AS_OF} chooses the time that statements read')
         if allowed is not None and value.upper() not in (default.upper(), *allowed):
-            shown = f"the values are {', '.join(allowed)}" if allowed else "it cannot be changed"
-            raise Failure("22023", f'{name} = "{value}": {shown}', "Moments are sent in UTC, and texts in UTF8.")
+            possible = f"the values are {', '.join(allowed)}" if allowed else "it cannot be changed"
+            raise Failure("22023", f'{name} = "{value}": {possible}', "Moments are sent in UTC, and texts in UTF8.")
         if name.endswith("read_only"):
             value = "on" if value.lower() in ("on", "true", "yes", "1") else "off"
         if name.endswith("isolation"):
@@ -133,11 +133,13 @@ class Settings:
     def find(self, shown: str) -> tuple[str, str] | None:
         """Return the name and the value of a setting, None if there is none."""
         bare = " ".join(shown.strip().strip('"').lower().split())
-        name = _known({"transaction isolation level": "transaction_isolation", "time zone": "TimeZone"}.get(bare, bare))
+        name = _canonical_name(
+            {"transaction isolation level": "transaction_isolation", "time zone": "TimeZone"}.get(bare, bare)
+        )
         return (name, self.values[name]) if name in self.values else None
 
     def begin_block(self, sql: str) -> None:
-        """Take what a BEGIN says of its block, and the defaults for the rest."""
+        """Set the modes of a block, from its BEGIN and the defaults."""
         self.values["transaction_read_only"] = self.values["default_transaction_read_only"]
         self.values["transaction_isolation"] = self.values["default_transaction_isolation"]
         for name, value in _modes(sql, "transaction"):
@@ -175,13 +177,13 @@ def parse_set(sql: str) -> list[tuple[str, str | None]]:
 
 def parse_options(options: str) -> list[tuple[str, str]]:
     """Return the settings in the `options` of a first message: `-c name=value` or `--name=value`."""
-    found = re.findall(r"(?:-c\s*|--)([\w.]+)=((?:\\.|\S)*)", options)
-    return [(name, re.sub(r"\\(.)", r"\1", value)) for name, value in found]
+    pairs = re.findall(r"(?:-c\s*|--)([\w.]+)=((?:\\.|\S)*)", options)
+    return [(name, re.sub(r"\\(.)", r"\1", value)) for name, value in pairs]
 
 
-def _known(name: str) -> str:
+def _canonical_name(name: str) -> str:
     """Return a setting's name as it is written here."""
-    return next((known for known in _SETTINGS if known.lower() == name.lower()), name.lower())
+    return next((setting for setting in _SETTINGS if setting.lower() == name.lower()), name.lower())
 
 
 def _unquoted(text: str) -> str:

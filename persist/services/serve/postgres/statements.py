@@ -1,6 +1,6 @@
-"""Statements of Postgres clients as text: split at semicolons, told apart by their first words, with their parameters.
+"""Statements of Postgres clients as text: split at semicolons, classified by their first words, with parameters.
 
-What is in quotes, in `$$` or in a comment is never looked into. Parameters are written into the text as constants, so
+Quoted text, `$$` texts and comments are skipped. Parameters are written into the text as constants, so
 DuckDB converts a text without a type to what it is compared with, as Postgres does.
 """
 
@@ -32,7 +32,7 @@ WRITES = frozenset(["INSERT", "UPDATE", "DELETE", "MERGE"])
 
 
 def split(sql: str) -> list[str]:
-    """Return the statements of a text without semicolons, those that are empty left out."""
+    """Return the statements of a text without semicolons, and without empty statements."""
     parts, start = list[str](), 0
     for match in _TOKENS.finditer(sql):
         if match["semicolon"]:
@@ -50,12 +50,12 @@ def _strip(sql: str) -> str:
 def words(sql: str) -> list[str]:
     """Return the first words of a statement, in upper case."""
     bare = _strip(sql).lstrip("( \n\t")
-    found, at = list[str](), 0
-    while len(found) < 4 and (match := _WORD.match(bare, at)):
-        found.append(match[0].upper())
+    first_words, at = list[str](), 0
+    while len(first_words) < 4 and (match := _WORD.match(bare, at)):
+        first_words.append(match[0].upper())
         space = _SPACE.match(bare, match.end())
         at = space.end() if space else match.end()
-    return found
+    return first_words
 
 
 def is_empty(sql: str) -> bool:
@@ -75,16 +75,16 @@ def count_parameters(sql: str) -> int:
 def with_parameters(sql: str, constants: Sequence[str]) -> str:
     """Return a statement with constants in place of its parameters. Raises Failure if one is missing."""
 
-    def constant(match: re.Match[str]) -> str:
+    def substitute(match: re.Match[str]) -> str:
         if not match["parameter"]:
             return match[0]
         number = int(match["parameter"][1:])
         if not 1 <= number <= len(constants):
             raise Failure("42P02", f"there is no parameter ${number}")
-        # DuckDB's NUMERIC has three digits behind the point, and that of Postgres all of them.
+        # DuckDB's NUMERIC has three digits behind the point, and Postgres's NUMERIC has all digits.
         return exact_numeric(constants[number - 1]) if match["numeric"] else constants[number - 1]
 
-    return _TOKENS.sub(constant, sql) if constants or "$" in sql else sql
+    return _TOKENS.sub(substitute, sql) if constants or "$" in sql else sql
 
 
 _COMPARED = re.compile(
@@ -102,7 +102,7 @@ _INSERTED = re.compile(
 
 
 def parameter_types(sql: str, declared: Sequence[int], tables: Mapping[str, Sequence[Column]]) -> list[int]:
-    """Return the types of parameters: as declared, or as that of what they are compared with, and else text.
+    """Return the types of parameters: as declared, or inferred from the compared column, else text.
 
     Args:
         declared: their oids, 0 for those without a type, and perhaps not for all.
@@ -112,7 +112,7 @@ def parameter_types(sql: str, declared: Sequence[int], tables: Mapping[str, Sequ
     names = {name: oid for oid, (sql_name, pg_name, _, _) in values.TYPES.items() for name in (sql_name, pg_name)}
     names |= {"varchar": values.TEXT, "int": values.INT4, "float": values.FLOAT8, "double": values.FLOAT8}
 
-    def oid_of(name: str) -> int | None:
+    def find_oid(name: str) -> int | None:
         oids = {column.oid for columns in tables.values() for column in columns if column.name.lower() == name.lower()}
         return oids.pop() if len(oids) == 1 else None
 
@@ -128,7 +128,7 @@ def parameter_types(sql: str, declared: Sequence[int], tables: Mapping[str, Sequ
             decide(match["count"], values.INT8)
         else:
             column = (match["column"] or match["other"]).rpartition(".")[2].strip('"')
-            decide(match["after"] or match["before"], oid_of(column))
+            decide(match["after"] or match["before"], find_oid(column))
     if inserted := _INSERTED.search(sql):
         table = {name.lower(): columns for name, columns in tables.items()}
         columns = table.get(inserted["table"].replace('"', "").lower().removeprefix("main."), ())
@@ -167,7 +167,7 @@ _OLD_OPTION = re.compile(r"\s*(CSV|BINARY|HEADER|(?:DELIMITER|NULL)\s+(?:AS\s+)?
 
 
 def parse_copy(sql: str) -> Copy:
-    """Return what a COPY asks for.
+    """Parse a COPY.
 
     Raises:
         Failure: it is not of the form `COPY … TO STDOUT`, or an option is unknown.
@@ -229,7 +229,7 @@ class Subscribe:
         as_of: the time after which updates come; None for the latest one.
         up_to: the time before which updates come; None for all.
         snapshot: whether the contents come first.
-        progress: whether a row tells of each advance of the upper, too.
+        progress: whether each advance of the upper is a row.
     """
 
     name: str
@@ -249,7 +249,7 @@ _SUBSCRIBE = re.compile(
 
 
 def parse_subscribe(sql: str) -> Subscribe:
-    """Return what a SUBSCRIBE asks for. Raises Failure if it is malformed."""
+    """Parse a SUBSCRIBE. Raises Failure if it is malformed."""
     match = _SUBSCRIBE.fullmatch(_strip(sql))
     if match is None:
         raise Failure(

@@ -10,7 +10,7 @@
 | durations, intervals | interval |
 | lists, structs, maps, JSON | json, with numbers in full |
 
-A value that its type cannot hold, such as a nanosecond that is no whole microsecond, is an error. No Python runs for
+A value that its type cannot hold, such as a part of a microsecond, is an error. No Python runs for
 each row: each column becomes one array of bytes, and Arrow joins them row by row. Nested values are the exception.
 
 Source: PostgreSQL 15's `src/backend/utils/adt`, the functions `*_send` and `*_out`.
@@ -68,7 +68,7 @@ _TEXT_BYTES_MAX = 1 << 30  # Postgres holds no larger value.
 
 
 def column_of(field: pa.Field) -> Column:
-    """Return what Postgres clients are told of a column."""
+    """Return the description of a column for Postgres clients."""
     kind = _plain(field.type)
     oid, modifier = _oid_of(kind), -1
     if pat.is_decimal(kind) and kind.scale >= 0:
@@ -77,7 +77,7 @@ def column_of(field: pa.Field) -> Column:
 
 
 def listed_column(field: pa.Field) -> Column:
-    """Return what clients are told of a column in lists of columns: a text, if a query of it would be refused."""
+    """Return the description of a column in a list of columns. A column of an unknown type is a text there."""
     try:
         return column_of(field)
     except Failure:
@@ -225,7 +225,7 @@ def _from_buffers(offsets: np.ndarray, data: bytes, nulls: np.ndarray | None = N
 
 
 def _join(fields: list[Any], lengths: np.ndarray) -> memoryview:
-    """Return the bytes of all rows: those of each field, row by row."""
+    """Return the bytes of all rows, row by row."""
     fields = [field if field.type == pa.large_binary() else field.cast(pa.large_binary()) for field in fields]
     nothing = pa.scalar(b"", pa.large_binary())
     rows = pc.binary_join_element_wise(*fields, nothing, null_handling="replace", null_replacement="")
@@ -338,8 +338,8 @@ def _interval_shown(months: int, days: int, us: int) -> str:
     years, months = int(months / 12), int(months - 12 * int(months / 12))
     parts = [f"{years} years"] * bool(years) + [f"{months} mons"] * bool(months) + [f"{days} days"] * bool(days)
     if us or not parts:
-        seconds, rest = divmod(abs(us), 1_000_000)
-        fraction = f".{rest:06d}".rstrip("0") if rest else ""
+        seconds, fraction_us = divmod(abs(us), 1_000_000)
+        fraction = f".{fraction_us:06d}".rstrip("0") if fraction_us else ""
         parts.append(f"{'-' * (us < 0)}{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}{fraction}")
     return " ".join(parts)
 
@@ -389,7 +389,7 @@ def _json_parts(array: pa.Array) -> list[str]:
         elif isinstance(kind, pa.BaseExtensionType) and _extension_oid(kind) == JSON:
             parts = [value or "" for value in texts]
         else:
-            # JSON has no number for these, so Postgres writes them as texts, too.
+            # JSON has no number for these; Postgres also writes texts.
             odd = ("NaN", "Infinity", "-Infinity")
             parts = [value if is_number and value not in odd else json.dumps(value) for value in texts]
     return ["null" if null else part for part, null in zip(parts, nulls, strict=True)]
@@ -400,7 +400,7 @@ def _children(array: pa.Array, values: Any) -> list[list[str]]:
     sizes = [0] * len(array) if not len(array) else pc.list_value_length(array).fill_null(0).to_pylist()
     if callable(values):
         flat = values()
-    else:  # The keys or items of a map, those of other slices and of NULL included.
+    else:  # The keys or items of a map, with the entries of other slices and of NULL.
         starts = array.offsets.to_pylist()
         pieces = [values.slice(start, size) for start, size in zip(starts, sizes, strict=False)]
         flat = pa.concat_arrays(pieces) if pieces else values.slice(0, 0)
@@ -523,7 +523,7 @@ def _numeric_binary(array: pa.Array) -> pa.Array:
         array = array.cast(pa.decimal128(20, 0))
     kind = array.type
     if not pat.is_decimal128(kind) or kind.scale < 0 or kind.scale > kind.precision:
-        values = [None if value is None else _one_numeric(value) for value in array.to_pylist()]
+        values = [None if value is None else _encode_numeric(value) for value in array.to_pylist()]
         return pa.array(values, pa.large_binary())
     halves = np.frombuffer(array.buffers()[1], "<u8")[2 * array.offset : 2 * (array.offset + len(array))].reshape(-1, 2)
     nulls = _nulls(array)
@@ -542,11 +542,11 @@ def _numeric_binary(array: pa.Array) -> pa.Array:
     groups = max(whole + fraction, 1)
     digits = np.empty((len(array), groups), ">u2")
     for group in reversed(range(groups)):
-        rest = np.zeros_like(low)
+        remainder = np.zeros_like(low)
         for at in reversed(range(len(limbs))):
-            value = rest << np.uint64(32) | limbs[at]
-            limbs[at], rest = value // np.uint64(10_000), value % np.uint64(10_000)
-        digits[:, group] = rest
+            value = remainder << np.uint64(32) | limbs[at]
+            limbs[at], remainder = value // np.uint64(10_000), value % np.uint64(10_000)
+        digits[:, group] = remainder
     is_digit = digits != 0
     first = np.where(is_digit.any(axis=1), is_digit.argmax(axis=1), groups)
     rows = np.empty((len(array), 4 + groups), ">u2")
@@ -555,13 +555,13 @@ def _numeric_binary(array: pa.Array) -> pa.Array:
     rows[:, 2] = np.where(is_negative, 0x4000, 0)
     rows[:, 3] = kind.scale
     rows[:, 4:] = digits
-    kept = np.arange(4 + groups)[None, :] - 4 >= first[:, None]
-    kept[:, :4] = True
-    offsets = np.concatenate([[0], np.cumsum(kept.sum(axis=1) * 2)])
-    return _from_buffers(offsets, rows[kept].tobytes(), nulls)
+    is_sent = np.arange(4 + groups)[None, :] - 4 >= first[:, None]
+    is_sent[:, :4] = True
+    offsets = np.concatenate([[0], np.cumsum(is_sent.sum(axis=1) * 2)])
+    return _from_buffers(offsets, rows[is_sent].tobytes(), nulls)
 
 
-def _one_numeric(value: Decimal) -> bytes:
+def _encode_numeric(value: Decimal) -> bytes:
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
     shown = "".join(map(str, digits)) + "0" * max(exponent, 0)

@@ -1,4 +1,4 @@
-"""Messages of the Postgres protocol, version 3: their frames, and those that have no values of rows.
+"""Messages of the Postgres protocol, version 3: their frames, and all kinds without values of rows.
 
 A message is a byte for its kind, a length of four bytes that counts itself, and a body. A first message has no kind.
 
@@ -26,7 +26,7 @@ class Failure(Exception):
 
     Args:
         code: its SQLSTATE.
-        text: what is wrong, and what to do.
+        text: the fault, and the remedy.
         hint: more about what to do.
         position: the character of the statement that it is about, counted from 1.
     """
@@ -68,7 +68,7 @@ def authentication(code: int, body: bytes = b"") -> bytes:
 
 
 def parameter_status(name: str, value: str) -> bytes:
-    """Return the message that tells a setting."""
+    """Return the message with a setting."""
     return message(b"S", text(name) + text(value))
 
 
