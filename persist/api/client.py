@@ -15,7 +15,7 @@ from persist.api.upkeep import UpkeepCalls
 from persist.api.view import View
 from persist.blob.threads import Clock, SystemClock
 from persist.compute.index import keep_indexes_current
-from persist.compute.query import QUERY_LIMITS, AsOf, Outcome, QueryLimits, QueryResult, execute, is_statement
+from persist.compute.query import AsOf, Outcome, QueryLimits, QueryResult, execute, is_statement
 from persist.core.antichain import END
 from persist.core.closing import close_after
 from persist.core.errors import InvalidUsage
@@ -412,10 +412,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         write: bool = False,
         commits: bool = False,
         store: bool = False,
-        sql: bool = False,
-        sql_memory_bytes: int = QUERY_LIMITS.memory_bytes,
-        sql_timeout_s: float = QUERY_LIMITS.timeout_s,
-        sql_rows_max: int = QUERY_LIMITS.rows_max,
+        sql: bool | QueryLimits = False,
         iceberg_properties: Mapping[str, str] | None = None,
         slow_s: float = 60.0,
     ) -> Servers:
@@ -437,9 +434,9 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             commits: commit for clients that were opened with `commit_through=`, in mode "shared". Holders of the write
                 token, or of the token if there is no other, may then write and drop collections.
             store: let clients that have no rights on the store open the location as `grpc://host:port`, to read it.
-            sql: speak Flight SQL, too: any tool with a driver for it asks queries, as `sql` does.
-            sql_memory_bytes, sql_timeout_s, sql_rows_max: what one query may take: memory of DuckDB, seconds, and rows
-                of its answer. Eight run at a time.
+            sql: speak Flight SQL, too: any tool with a driver for it asks queries, as `sql` does (`docs/use/sql.md`).
+                `persist.sql.QueryLimits` bounds the memory, the seconds and the rows of one query, also for Postgres
+                clients. Eight run at a time.
             iceberg_properties: sent to readers of Iceberg with each table, such as credentials of S3.
             slow_s: a client that does not read its answer for so long is disconnected.
 
@@ -448,10 +445,9 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
                 mode "exclusive", whose commits nobody else could make.
             ReadOnly: this client only reads, and one of the servers writes.
         """
-        flags = {"commits": commits, "insecure": insecure, "sql": sql, "store": store, "write": write}
-        options = ServeOptions(token, write_token, certificate, insecure, slow_s)
-        limits = QueryLimits(sql_memory_bytes, sql_timeout_s, sql_rows_max)
-        servers = serve(self, flight, postgres, iceberg, options, limits, iceberg_properties, flags)
+        flags = {"commits": commits, "insecure": insecure, "store": store, "write": write}
+        options = ServeOptions(token, write_token, certificate, insecure, sql, slow_s)
+        servers = serve(self, flight, postgres, iceberg, options, iceberg_properties, flags)
         self._ends.append(servers.close)
         return servers
 

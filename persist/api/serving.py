@@ -23,7 +23,13 @@ class ServeOptions:
     write_token: str | None
     certificate: tuple[str | bytes, str | bytes] | None
     insecure: bool
+    sql: bool | QueryLimits
     slow_s: float
+
+    @property
+    def limits(self) -> QueryLimits:
+        """The limits of each query."""
+        return self.sql if isinstance(self.sql, QueryLimits) else QUERY_LIMITS
 
 
 class Servers(Closes):
@@ -63,21 +69,20 @@ def serve(
     postgres: str | None,
     iceberg: str | None,
     options: ServeOptions,
-    limits: QueryLimits,
     iceberg_properties: Mapping[str, str] | None,
     flags: Mapping[str, bool],
 ) -> Servers:
     """Begin the servers that have an address; see `Client.serve`, also for the errors."""
     engine, token = client.engine, options.token
     engine.check_open("serve")
-    _check(flight, postgres, iceberg, options, limits, flags)
+    _check(flight, postgres, iceberg, options, flags)
     if flags["commits"] and client.mode != "shared":
         engine.writer("serve with commits")
         raise InvalidUsage(f'serve(commits=True) is for mode="shared", and this is mode={client.mode!r}')
     servers = Servers()
     with ExitStack() as stack:
         if flight is not None:
-            servers.flight = stack.enter_context(_flight_server(client, flight, options, limits, flags))
+            servers.flight = stack.enter_context(_flight_server(client, flight, options, flags))
             servers.url = servers.flight.url
             engine.count_also("server", servers.flight.counts)
         if postgres is not None:
@@ -89,7 +94,7 @@ def serve(
             host, port = parse_host_port("postgres", postgres)
             served = PostgresServer(
                 client.load,
-                ServedSql(engine, limits),
+                ServedSql(engine, options.limits),
                 host,
                 port,
                 token=token,
@@ -123,17 +128,18 @@ def _check(
     postgres: str | None,
     iceberg: str | None,
     options: ServeOptions,
-    limits: QueryLimits,
     flags: Mapping[str, bool],
 ) -> None:
     """Raise InvalidUsage if the options of the servers do not fit together."""
     for option, flag in flags.items():
         if not isinstance(flag, bool):
             raise InvalidUsage(f"serve({option}={flag!r}) is not True or False")
+    if not isinstance(options.sql, bool | QueryLimits):
+        raise InvalidUsage(f"serve(sql={options.sql!r}) is not True, False or QueryLimits")
     if flight is None and postgres is None and iceberg is None:
         raise InvalidUsage('serve() needs an address: serve("grpc://127.0.0.1:0"), serve(postgres="127.0.0.1:5432")')
-    for option in ("commits", "store", "sql"):
-        if flags[option] and flight is None:
+    for option, flag in (("commits", flags["commits"]), ("store", flags["store"]), ("sql", options.sql is True)):
+        if flag and flight is None:
             raise InvalidUsage(f'serve({option}=True) is for a Flight server: give its address, "grpc://host:port"')
     if flags["write"] and postgres is None:
         raise InvalidUsage('serve(write=True) is for Postgres clients: give postgres="host:port", too')
@@ -147,16 +153,12 @@ def _check(
     check_certificate(options.certificate)
     check_token(options.token)
     check_token(options.write_token)
-    if not flags["sql"] and postgres is None and limits != QUERY_LIMITS:
-        raise InvalidUsage("limits of queries go with sql=True, or with postgres=")
     slow_s = options.slow_s
     if isinstance(slow_s, bool) or not isinstance(slow_s, (int, float)) or not 0 < slow_s < float("inf"):
         raise InvalidUsage(f"slow_s={slow_s!r} is not a number of seconds above 0")
 
 
-def _flight_server(
-    client: "Client", url: str, options: ServeOptions, limits: QueryLimits, flags: Mapping[str, bool]
-) -> "Server":
+def _flight_server(client: "Client", url: str, options: ServeOptions, flags: Mapping[str, bool]) -> "Server":
     from persist.services.serve.flight_calls import BlobCalls
     from persist.services.serve.server import Server
 
@@ -171,6 +173,6 @@ def _flight_server(
         insecure=options.insecure,
         slow_s=options.slow_s,
         committer=engine.writer("serve with commits").committer if flags["commits"] else None,
-        queries=Queries(engine, limits) if flags["sql"] else None,
+        queries=Queries(engine, options.limits) if options.sql else None,
         store=BlobCalls(engine.storage.blob) if flags["store"] else None,
     )

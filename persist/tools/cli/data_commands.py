@@ -255,8 +255,12 @@ def serve(
     opened = at.writing(background=True) if commits or write or iceberg is not None else at.reading()
     with opened as client, ExitStack() as stack, catch_sigterm() as stop:
         write_token = os.environ.get(WRITE_TOKEN_VARIABLE) if store or commits or write else None
-        limits = {"sql_memory_bytes": sql_memory and sql_memory << 20, "sql_timeout_s": sql_timeout}
-        options: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
+        limits: dict[str, Any] = {"memory_bytes": sql_memory and sql_memory << 20, "timeout_s": sql_timeout}
+        limits = {name: limit for name, limit in limits.items() if limit is not None}
+        from persist.compute.query import QueryLimits  # Here: the other commands start sooner without it.
+
+        if limits and not sql:
+            raise persist.InvalidUsage("--sql-memory and --sql-timeout go with --sql")
         with _page_packages() if iceberg is not None else nullcontext():
             server = client.serve(
                 url,
@@ -268,9 +272,8 @@ def serve(
                 commits=commits,
                 store=store,
                 write_token=write_token,
-                sql=sql,
+                sql=QueryLimits(**limits) if limits else sql,
                 iceberg_properties=None if iceberg_properties is None else _read_properties(iceberg_properties),
-                **options,
             )
         stack.enter_context(server)
         addresses = {"url": server.url}
