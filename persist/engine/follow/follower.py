@@ -354,7 +354,8 @@ class Follower(AwaitedLog):
 
     def is_long_ago(self, then: tuple[float, float]) -> bool:
         """Return whether a record created at that moment may have been truncated since."""
-        return any(now - before > STALE_AFTER_S for now, before in zip(self.now(), then, strict=True))
+        now = self.now()
+        return now[0] - then[0] > STALE_AFTER_S or now[1] - then[1] > STALE_AFTER_S
 
     def _is_stale(self) -> bool:
         return self.is_long_ago(self._seen_end)

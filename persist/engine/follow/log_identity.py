@@ -69,7 +69,8 @@ class Past:
 
     def saw(self, tops: list[Mark]) -> None:
         """Note that all of these were there."""
-        self._tops = [top for top in self._tops if top not in tops]
+        if self._tops:
+            self._tops = [top for top in self._tops if top not in tops]
 
     def check(self, state: State, now: Moment, after_s: float) -> None:
         """Ask whether the log still holds what is known, if that was not asked for after_s.
@@ -141,7 +142,7 @@ def _is_truncated(blob: Blob, seqno: int) -> bool:
 
 
 def _passed(then: Moment, now: Moment, after_s: float) -> bool:
-    return any(later - before >= after_s for before, later in zip(then, now, strict=True))
+    return now[0] - then[0] >= after_s or now[1] - then[1] >= after_s
 
 
 def record_of(blob: Blob, newest: State) -> Record | None:
