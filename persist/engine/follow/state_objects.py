@@ -90,7 +90,7 @@ class KnownContents:
     def __init__(self, pool: Executor | None = None, cache: Cache | None = None) -> None:
         self._pool = pool
         self._levels: Kind[str, tuple[StateLevel, ...]] = (cache or Cache(KNOWN_BYTES_MAX)).kind(
-            lambda levels: sum(level.pointer.bytes for level in levels), is_needed=True
+            lambda levels: sum(level.pointer.bytes for level in levels), share=1, is_needed=True
         )
 
     def read(self, blob: Blob, location: str, entry: CollectionEntry) -> tuple[StateLevel, ...]:

@@ -35,7 +35,7 @@ from persist.core.state_rules.annotations import with_tokens
 from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import read_checkpoint
 from persist.engine.follow.follower import Follower
-from persist.engine.read.lookups.part_rows import places_of
+from persist.engine.read.lookups.part_rows import find_places
 from persist.engine.write.commit_future import CommitFuture
 from persist.services.erase.relatives import related
 
@@ -190,7 +190,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (persist.core.state_rules.contents.Publication, "numbers", property(lambda table: set())),
     ],
     "a published table shows a row that has changed": lambda: [
-        (persist.services.publish.planning, "places_of", a_row_left_in(places_of)),
+        (persist.services.publish.planning, "find_places", a_row_left_in(find_places)),
     ],
     "a late collector believes what it listed": lambda: [
         (persist.engine.upkeep.garbage._Round, "_collect_objects", what_a_listing_said),
