@@ -79,9 +79,9 @@ class Past:
             LogReplaced: it does not, or did not before.
         """
         self.check_stopped()
-        if not _passed(self._asked, now, after_s):
+        if not is_past(self._asked, now, after_s):
             return
-        if _passed(self._learned, now, after_s):
+        if is_past(self._learned, now, after_s):
             self._marks.clear()
             self._mark(state)
         self._ask(state, self._marks)
@@ -141,7 +141,8 @@ def _is_truncated(blob: Blob, seqno: int) -> bool:
         return False
 
 
-def _passed(then: Moment, now: Moment, after_s: float) -> bool:
+def is_past(then: Moment, now: Moment, after_s: float) -> bool:
+    """Return whether after_s have passed by the monotonic or the wall clock."""
     return now[0] - then[0] >= after_s or now[1] - then[1] >= after_s
 
 
