@@ -125,7 +125,7 @@ def marks_for_ever_old(self: Any, age_s: float) -> int:
 def what_a_listing_said(self: Any) -> None:
     """A collector that was late believes its listing of checkpoints, and takes those that are gone since for none."""
     checkpoints = [read_checkpoint(self._blob, checkpoint_key(mark.seqno)) for mark in self._ages.checkpoints]
-    named: set[str] = set().union(*(self._names.named_by(checkpoint) for checkpoint in checkpoints if checkpoint))
+    named: set[str] = set().union(*(self._names.list_named(checkpoint) for checkpoint in checkpoints if checkpoint))
     for what in ("directories", "states"):
         listed = self._blob.list(persist.engine.upkeep.references.OBJECTS[what])
         unnamed = ((e, persist.engine.upkeep.references.object_seqno(e.key) or 0) for e in listed if e.key not in named)
@@ -185,7 +185,9 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a collector does not wait for the grace period": lambda: [
         (persist.engine.upkeep.ages.Ages, "seqno_before", marks_for_ever_old)
     ],
-    "a collector asks no clone what it names": lambda: [(persist.engine.upkeep.garbage, "sharers", lambda state: {})],
+    "a collector asks no clone what it names": lambda: [
+        (persist.engine.upkeep.garbage, "find_sharers", lambda state: {})
+    ],
     "compaction gives up what a published table needs": lambda: [
         (persist.core.state_rules.contents.Publication, "numbers", property(lambda table: set())),
     ],
