@@ -37,7 +37,7 @@ from persist.compute.sql.lower_aggregate import aggregated, fold_of, kept_where,
 from persist.compute.sql.lower_join import column, joined, lowered, numbered
 from persist.compute.sql.order import NOTHING, Known
 from persist.compute.sql.rewrite import rewritten
-from persist.compute.sql.types import to_arrow
+from persist.compute.sql.types import array_of, to_arrow
 from persist.core.errors import InvalidUsage
 from persist.core.expression.evaluation import type_of
 from persist.core.expression.python_functions import calls_of_python
@@ -156,10 +156,8 @@ def _scanned(stream: Stream, columns: Sequence[str], types: Sequence[str]) -> St
 def _table(node: Values) -> pa.Table:
     arrays = []
     for at, kind in enumerate(node.types):
-        values = [row[at] for row in node.rows]
-        arrays.append(
-            pa.array([literal.value.as_py() for literal in values if isinstance(literal, Lit)], to_arrow(kind))
-        )
+        literals = [row[at] for row in node.rows if isinstance(row[at], Lit)]
+        arrays.append(array_of(literals, to_arrow(kind)))
     return pa.table({column(at): array for at, array in enumerate(arrays)})
 
 
