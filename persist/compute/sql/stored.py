@@ -79,18 +79,13 @@ class StoredPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: tuple[tuple[int, Any, tuple[int, ...], Any, int], ...]
     digest: str = ""
 
-    @property
-    def answer(self) -> int:
-        """The number of the node that gives the rows of the view."""
-        return self.nodes[-1][0]
-
-    def plan(self, name: str) -> Plan:
-        """Return the plan, as the one of a program of a name."""
+    def plan(self) -> Plan:
+        """Return the plan; its answer is the last node."""
         nodes = {
             number: Node(number, _decode(operator), inputs, _decode(columns), scope)
             for number, operator, inputs, columns, scope in self.nodes
         }
-        plan = Plan(name, 1, nodes)
+        plan = Plan("view", 1, nodes)
         plan.scopes.update({info[0]: ScopeInfo(*info) for info in self.scopes})
         return plan
 
