@@ -33,7 +33,7 @@ ODD: dict[str, tuple[pa.DataType, Any]] = {
 def client() -> Iterator[persist.Client]:
     with persist.open("memory://plans") as found:
         yield found
-        for each in sorted(found.collections(), key=lambda name: name != "v"):
+        for each in sorted(found.collections(), key=lambda name: not name.startswith("v")):
             found.drop(each)
 
 
