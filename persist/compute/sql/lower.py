@@ -169,8 +169,8 @@ def _unnested(rows: Rows, lists: Sequence[Term]) -> Rows:
 def _table(node: Values) -> pa.Table:
     arrays = []
     for at, kind in enumerate(node.types):
-        literals = [row[at] for row in node.rows if isinstance(row[at], Lit)]
-        arrays.append(array_of(literals, to_arrow(kind)))
+        values = (row[at] for row in node.rows)
+        arrays.append(array_of((value for value in values if isinstance(value, Lit)), to_arrow(kind)))
     return pa.table({f"c{at}": array for at, array in enumerate(arrays)})
 
 

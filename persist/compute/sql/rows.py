@@ -4,7 +4,7 @@ A column of a plan is a place in a relation. Here it is a name of a stream's col
 pass on. So a projection that computes nothing adds no operator, and users find the names of their columns in `explain`.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 
@@ -66,14 +66,14 @@ def free_names(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
     return free
 
 
-def select(stream: Stream, outputs: dict[str, Term]) -> Stream:
+def select(stream: Stream, outputs: Mapping[str, Term]) -> Stream:
     """Return computed columns of a stream. Unlike those of `map`, they may have any names."""
     return stream.then(LinearStep("map", lambda _: Map(tuple(outputs.items()))))
 
 
-def extend(stream: Stream, outputs: dict[str, Term]) -> Stream:
+def extend(stream: Stream, outputs: Mapping[str, Term]) -> Stream:
     """Return a stream with computed columns behind its own; the stream itself if there are none."""
-    return select(stream, {name: Col(name) for name in stream.columns} | outputs) if outputs else stream
+    return select(stream, {**{name: Col(name) for name in stream.columns}, **outputs}) if outputs else stream
 
 
 @dataclass(frozen=True, slots=True)
