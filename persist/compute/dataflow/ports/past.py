@@ -96,8 +96,7 @@ class Past:
     def is_readable(self) -> bool:
         """Whether the collection can be read as of the time."""
         contents = self._handle.known()
-        since, upper = contents.since.time, contents.upper.time
-        return since is not None and since <= self.as_of and (upper is None or self.as_of < upper)
+        return contents.since <= self.as_of < contents.upper
 
     @property
     def is_positive(self) -> bool:
