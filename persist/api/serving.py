@@ -3,16 +3,40 @@
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from persist.compute.query import QUERY_LIMITS, Queries, QueryLimits, ServedSql
 from persist.core.closing import Closes
 from persist.core.errors import InvalidUsage
+from persist.engine.location.engine import Engine
 from persist.services.serve.messages import check_certificate, check_token, parse_host_port
 
 if TYPE_CHECKING:
-    from persist.api.client import Client
     from persist.services.serve.server import Server
+
+
+class Location(Protocol):
+    """The parts of a client that servers need."""
+
+    engine: Engine
+
+    @property
+    def url(self) -> str:
+        """The URL of the location."""
+        ...
+
+    @property
+    def mode(self) -> str:
+        """How the client was opened."""
+        ...
+
+    def load(self, name: str) -> Any:
+        """Return the collection of a name."""
+        ...
+
+    def collections(self) -> list[str]:
+        """Return the names of all collections."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +88,7 @@ class Servers(Closes):
 
 
 def serve(
-    client: "Client",
+    client: Location,
     flight: str | None,
     postgres: str | None,
     iceberg: str | None,
@@ -106,7 +130,7 @@ def serve(
             )
             servers.postgres_url = stack.enter_context(served).url
         if iceberg is not None:
-            from persist.services.publish.rest import serve_catalog
+            from persist.services.serve.iceberg import serve_catalog
 
             engine.writer("serve with iceberg")
             servers.iceberg_url = stack.enter_context(
@@ -158,7 +182,7 @@ def _check(
         raise InvalidUsage(f"slow_s={slow_s!r} is not a number of seconds above 0")
 
 
-def _flight_server(client: "Client", url: str, options: ServeOptions, flags: Mapping[str, bool]) -> "Server":
+def _flight_server(client: Location, url: str, options: ServeOptions, flags: Mapping[str, bool]) -> "Server":
     from persist.services.serve.flight_calls import BlobCalls
     from persist.services.serve.server import Server
 

@@ -17,13 +17,14 @@ import contextlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from persist.core.errors import PersistError
 from persist.services.serve.postgres import wire
+from persist.services.serve.postgres.answers import Answer, Portal, RowSender, rows_answer, subscription_batches
 from persist.services.serve.postgres.backend import Answered, Backend, Block, Channel
 from persist.services.serve.postgres.catalog import Session, asks_catalog
 from persist.services.serve.postgres.failures import failure_of, position_of
@@ -31,13 +32,15 @@ from persist.services.serve.postgres.parameters import literal
 from persist.services.serve.postgres.settings import AS_OF, Settings, parse_options, parse_set
 from persist.services.serve.postgres.statements import (
     READS,
+    REFUSED,
     WRITES,
-    Copy,
     Subscribe,
     count_parameters,
     is_empty,
     parameter_types,
     parse_copy,
+    parse_declare,
+    parse_fetch,
     parse_subscribe,
     split,
     with_parameters,
@@ -45,9 +48,6 @@ from persist.services.serve.postgres.statements import (
 )
 from persist.services.serve.postgres.values import (
     column_of,
-    copy_rows,
-    copy_text_rows,
-    data_rows,
 )
 from persist.services.serve.postgres.wire import Column, Failure, ProtocolViolation, Reader
 
@@ -56,30 +56,6 @@ logger = logging.getLogger(__name__)
 PREPARED_MAX = 1_000
 CURSORS_MAX = 100
 SQL_BYTES_MAX = 4 << 20
-_COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-
-
-def _nothing() -> None:
-    """Do nothing."""
-
-
-@dataclass
-class Answer:
-    """The answer of a statement.
-
-    Attributes:
-        tag: returns the text of CommandComplete, from the number of rows.
-        columns: None if it has no rows.
-        copy: how its rows are copied, for COPY.
-        is_live: rows come as they happen, so each batch is sent at once.
-    """
-
-    tag: Callable[[int], str]
-    columns: list[Column] | None = None
-    batches: Iterator[pa.RecordBatch] = field(default_factory=lambda: iter(()))
-    close: Callable[[], object] = _nothing
-    copy: Copy | None = None
-    is_live: bool = False
 
 
 @dataclass
@@ -89,21 +65,6 @@ class _Prepared:
     sql: str
     oids: list[int]
     described: list[Column] | None = None
-
-
-@dataclass
-class _Portal:
-    """An answer that is read in pieces: the remainder of a batch, and how many rows were sent."""
-
-    answer: Answer
-    formats: list[int]
-    remainder: pa.RecordBatch | None = None
-    sent: int = 0
-    is_done: bool = False
-
-
-def _rows_answer(table: pa.Table, tag: str = "SELECT") -> Answer:
-    return Answer(lambda rows: f"{tag} {rows}", [*map(column_of, table.schema)], iter(table.to_batches()))
 
 
 class SessionOfClient:
@@ -125,12 +86,13 @@ class SessionOfClient:
         self._savepoints: list[tuple[str, int]] = []
         self._changes = 0
         self._prepared: dict[str, _Prepared] = {}
-        self._portals: dict[str, _Portal] = {}
-        self._cursors: dict[str, _Portal] = {}
+        self._portals: dict[str, Portal] = {}
+        self._cursors: dict[str, Portal] = {}
         self._running: Answered | None = None
         self._text = ""  # The newest statement, for the positions of errors.
         self._is_cancelled = False
         self._lock = threading.Lock()
+        self._sender = RowSender(channel, backend, lambda: self._is_cancelled)
 
     # The beginning and the end.
 
@@ -246,78 +208,13 @@ class SessionOfClient:
 
     def _send(self, answer: Answer, formats: list[int] | None) -> None:
         """Send a whole answer of the simple protocol."""
-        portal = _Portal(answer, formats or [0] * len(answer.columns or ()))
+        portal = Portal(answer, formats or [0] * len(answer.columns or ()))
         try:
             if answer.columns is not None and answer.copy is None:
                 self._channel.send(wire.row_description(answer.columns, portal.formats))
-            self._send_rows(portal, 0)
+            self._sender.send_rows(portal, 0)
         finally:
             answer.close()
-
-    def _send_rows(self, portal: _Portal, limit: int) -> None:
-        """Send rows of a portal: all, or at most so many; and that it is done, or not."""
-        answer = portal.answer
-        if portal.is_done:
-            self._channel.send(wire.command_complete(answer.tag(0)))
-            return
-        if answer.copy is not None:
-            self._send_copy(answer, answer.copy)
-            portal.is_done = True
-            return
-        sent = 0
-        while answer.columns is not None:
-            batch = portal.remainder if portal.remainder is not None else self._next(answer)
-            portal.remainder = None
-            if batch is None:
-                break
-            if limit and batch.num_rows > limit - sent:
-                batch, portal.remainder = batch.slice(0, limit - sent), batch.slice(limit - sent)
-            for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                self._channel.send(data_rows(batch.slice(start, _ROWS_AT_ONCE), portal.formats))
-            if answer.is_live:
-                self._channel.flush()
-            sent += batch.num_rows
-            if limit and sent == limit:
-                portal.sent += sent
-                self._channel.send(wire.message(b"s"))
-                return
-        portal.is_done = True
-        portal.sent += sent
-        self._channel.send(wire.command_complete(answer.tag(sent)))
-
-    def _next(self, answer: Answer) -> pa.RecordBatch | None:
-        if self._is_cancelled:
-            raise Failure("57014", "canceling statement due to user request")
-        with contextlib.nullcontext() if answer.is_live else self._backend.turn():
-            return next(answer.batches, None)
-
-    def _send_copy(self, answer: Answer, copy: Copy) -> None:
-        columns = answer.columns or []
-        self._channel.send(wire.copy_out(len(columns), copy.form == "binary"))
-        if copy.header:
-            names = pa.record_batch(
-                [pa.array([column.name]) for column in columns], [column.name for column in columns]
-            )
-            self._channel.send(copy_text_rows(names, copy.separator, "\0", csv=copy.form == "csv"))
-        rows, head = 0, _COPY_HEADER
-        while (batch := self._next(answer)) is not None:
-            for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                piece = batch.slice(start, _ROWS_AT_ONCE)
-                if copy.form == "binary":
-                    data = copy_rows(piece)
-                    if head:  # Clients take the header and the first row as one message.
-                        length = int.from_bytes(data[1:5], "big") + 1
-                        self._channel.send(wire.message(b"d", head + bytes(data[5:length])))
-                        data, head = data[length:], b""
-                    self._channel.send(data)
-                else:
-                    self._channel.send(copy_text_rows(piece, copy.separator, copy.null, csv=copy.form == "csv"))
-            rows += batch.num_rows
-            if answer.is_live:
-                self._channel.flush()
-        if copy.form == "binary":
-            self._channel.send(wire.message(b"d", head + b"\xff\xff"))
-        self._channel.send(wire.message(b"c"), wire.command_complete(f"COPY {rows}"))
 
     # The extended protocol.
 
@@ -364,7 +261,7 @@ class SessionOfClient:
             answer.close()
             raise ProtocolViolation(f"{len(formats)} formats were sent for {len(columns)} columns")
         formats = formats * len(columns) if len(formats) == 1 else formats or [0] * len(columns)
-        self._portals[portal] = _Portal(answer, formats)
+        self._portals[portal] = Portal(answer, formats)
         self._channel.send(wire.message(b"2"))
 
     def _describe(self, reader: Reader) -> None:
@@ -395,7 +292,7 @@ class SessionOfClient:
     def _send_columns(self, columns: list[Column] | None, formats: list[int]) -> None:
         self._channel.send(wire.message(b"n") if columns is None else wire.row_description(columns, formats))
 
-    def _find_portal(self, name: str) -> _Portal:
+    def _find_portal(self, name: str) -> Portal:
         return self._portals[name] if name in self._portals else self._find_cursor(name)
 
     def _execute(self, reader: Reader) -> None:
@@ -403,7 +300,7 @@ class SessionOfClient:
         if portal.answer.columns is None and not portal.answer.tag(0):
             self._channel.send(wire.message(b"I"))
             return
-        self._send_rows(portal, max(limit, 0))
+        self._sender.send_rows(portal, max(limit, 0))
 
     def _close(self, reader: Reader) -> None:
         kind, name = reader.take(1), reader.text()
@@ -418,6 +315,11 @@ class SessionOfClient:
             portal.answer.close()
         self._portals.clear()
         self._cursors.clear()
+
+    @property
+    def _ends(self) -> bool:
+        """Whether a subscription ends: its client has gone, or has cancelled it."""
+        return self._is_cancelled or self._channel.is_gone
 
     # Statements.
 
@@ -441,7 +343,7 @@ class SessionOfClient:
 
     def _read(self, sql: str) -> Answer:
         if asks_catalog(sql) and (table := self._backend.catalog(sql, self._session)) is not None:
-            return _rows_answer(table)
+            return rows_answer(table)
         with self._backend.turn():
             result = self._ask(sql)
         try:
@@ -495,7 +397,7 @@ class SessionOfClient:
         query = re.sub(r"^\s*EXPLAIN\s*(?:\([^)]*\)|(?:ANALYZE|VERBOSE)\b\s*)*", "", sql, flags=re.IGNORECASE)
         with self._backend.turn(), contextlib.closing(self._ask(query)) as result:
             lines = result.explain().splitlines()
-        return _rows_answer(pa.table({"QUERY PLAN": pa.array(lines, pa.string())}), "EXPLAIN")
+        return rows_answer(pa.table({"QUERY PLAN": pa.array(lines, pa.string())}), "EXPLAIN")
 
     def _copy(self, sql: str) -> Answer:
         copy = parse_copy(sql)
@@ -509,33 +411,9 @@ class SessionOfClient:
         times = [pa.field("_time", pa.int64())] + [pa.field("_progressed", pa.bool_())] * subscribe.progress
         row_schema = pa.schema([*times, pa.field("_diff", pa.int64()), *schema])
 
-        def batches() -> Iterator[pa.RecordBatch]:
-            while not self._is_cancelled and not self._channel.is_gone:
-                progress = listen.step(_LOOK_S)
-                if progress is None:
-                    if listen.is_finished:
-                        return
-                    continue
-                updates, upper = progress.updates, progress.upper
-                if end is not None:
-                    updates = updates.filter(pa.compute.less(updates["_time"], end))
-                for batch in updates.to_batches():
-                    columns = [batch[name] for name in schema.names]
-                    progressed = [pa.repeat(False, batch.num_rows)] * subscribe.progress
-                    yield pa.RecordBatch.from_arrays(
-                        [batch["_time"], *progressed, batch["_diff"], *columns], schema=row_schema
-                    )
-                if subscribe.progress and not upper.is_empty:
-                    nulls = [pa.nulls(1, field.type) for field in schema]
-                    row = [pa.array([*upper.elements]), pa.array([True]), pa.nulls(1, pa.int64()), *nulls]
-                    yield pa.RecordBatch.from_arrays(row, schema=row_schema)
-                if end is not None and (upper.is_empty or upper.elements[0] >= end):
-                    return
-            if self._is_cancelled:
-                raise Failure("57014", "canceling statement due to user request")
-
         columns = [*map(column_of, row_schema)]
-        return Answer(lambda rows: f"SUBSCRIBE {rows}", columns, batches(), listen.close, is_live=True)
+        batches = subscription_batches(listen, end, row_schema, subscribe.progress, lambda: self._ends)
+        return Answer(lambda rows: f"SUBSCRIBE {rows}", columns, batches, listen.close, is_live=True)
 
     # Blocks.
 
@@ -638,7 +516,7 @@ class SessionOfClient:
         setting = self._settings.find(re.sub(r"^\s*SHOW\s+", "", sql, flags=re.IGNORECASE))
         if setting is None:
             return self._read(sql)
-        return _rows_answer(pa.table({setting[0]: pa.array([setting[1]], pa.string())}), "SHOW")
+        return rows_answer(pa.table({setting[0]: pa.array([setting[1]], pa.string())}), "SHOW")
 
     def _discard(self, sql: str) -> Answer:
         if self._is_in_block:
@@ -660,51 +538,31 @@ class SessionOfClient:
     # Cursors.
 
     def _declare(self, sql: str) -> Answer:
-        match = _DECLARE.fullmatch(sql.strip())
-        if match is None:
-            raise Failure("42601", "a cursor is made by DECLARE name CURSOR FOR query")
+        name, query, is_binary = parse_declare(sql)
         if not self._is_in_block:
             raise Failure("25P01", "DECLARE CURSOR can only be used in transaction blocks")
-        name = match["name"].strip('"')
         if name in self._cursors:
             raise Failure("42P03", f'the cursor "{name}" exists already')
         if len(self._cursors) >= CURSORS_MAX:
             raise Failure("53000", f"a session has at most {CURSORS_MAX} cursors: close some")
-        answer = self._run(match["query"])
-        self._cursors[name] = _Portal(answer, [int(bool(match["binary"]))] * len(answer.columns or ()))
+        answer = self._run(query)
+        self._cursors[name] = Portal(answer, [int(is_binary)] * len(answer.columns or ()))
         return Answer(lambda rows: "DECLARE CURSOR")
 
-    def _find_cursor(self, name: str) -> _Portal:
+    def _find_cursor(self, name: str) -> Portal:
         for cursor, portal in self._cursors.items():
             if cursor.lower() == name.strip('"').lower():
                 return portal
         raise Failure("34000", f'there is no cursor "{name}"')
 
     def _fetch(self, sql: str) -> Answer:
-        match = _FETCH.fullmatch(sql.strip())
-        if match is None:
-            raise Failure("0A000", "cursors are read forward: FETCH [FORWARD] count FROM name, or FETCH ALL FROM name")
-        verb = match["verb"].upper()
-        portal = self._find_cursor(match["name"])
-        count = match["count"] or "1"
-        limit = 0 if count.upper() == "ALL" else int(count)
-        batches = self._pieces(portal, limit, is_none=limit == 0 and count.upper() != "ALL")
+        verb, name, limit = parse_fetch(sql)
+        portal = self._find_cursor(name)
+        batches = iter(()) if limit == 0 else self._sender.pieces(portal, limit or 0)
         if verb == "MOVE":
             moved = sum(batch.num_rows for batch in batches)
             return Answer(lambda rows: f"MOVE {moved}")
         return Answer(lambda rows: f"FETCH {rows}", portal.answer.columns, batches, is_live=portal.answer.is_live)
-
-    def _pieces(self, portal: _Portal, limit: int, *, is_none: bool) -> Iterator[pa.RecordBatch]:
-        sent = 0
-        while not is_none and not (limit and sent == limit):
-            batch = portal.remainder if portal.remainder is not None else next(portal.answer.batches, None)
-            portal.remainder = None
-            if batch is None:
-                return
-            if limit and batch.num_rows > limit - sent:
-                batch, portal.remainder = batch.slice(0, limit - sent), batch.slice(limit - sent)
-            sent += batch.num_rows
-            yield batch
 
     def _close_command(self, sql: str) -> Answer:
         name = sql.split()[-1]
@@ -718,34 +576,14 @@ class SessionOfClient:
         return Answer(lambda rows: "CLOSE CURSOR")
 
     def _refuse(self, sql: str) -> Answer:
-        verb = words(sql)[0]
-        text, hint = _REFUSED[verb]
-        raise Failure("0A000", text, hint)
+        raise Failure("0A000", *REFUSED[words(sql)[0]])
 
     def _accept(self, sql: str) -> Answer:
         tag = words(sql)[0]
         return Answer(lambda rows: tag)
 
 
-_ROWS_AT_ONCE = 10_000
 _NO_SETTINGS = ("user", "database", "replication", "options")
-_LOOK_S = 0.2
-_DECLARE = re.compile(
-    r"DECLARE\s+(?P<name>\"[^\"]+\"|\w+)\s+(?P<binary>BINARY\s+)?(?:(?:IN)?SENSITIVE\s+|ASENSITIVE\s+)?(?:NO\s+SCROLL\s+)?"
-    r"CURSOR\s+(?:WITHOUT\s+HOLD\s+)?FOR\s+(?P<query>.*)",
-    re.IGNORECASE | re.DOTALL,
-)
-_FETCH = re.compile(
-    r"(?P<verb>FETCH|MOVE)\s+(?:NEXT\s+|FORWARD\s+)?(?:(?P<count>ALL|\d+)\s+)?(?:FROM\s+|IN\s+)?(?P<name>\"[^\"]+\"|\w+)",
-    re.IGNORECASE,
-)
-_REFUSED = {
-    "LISTEN": ("there are no notifications here", "SUBSCRIBE TO a collection streams its changes."),
-    "NOTIFY": ("there are no notifications here", "Write to a collection, and SUBSCRIBE TO it."),
-    "PREPARE": ("PREPARE is not served", "Drivers prepare statements by the protocol."),
-    "EXECUTE": ("EXECUTE is not served", "Drivers prepare statements by the protocol."),
-    "LOCK": ("there are no locks here", "A block that meets another's change fails with 40001: run it again."),
-}
 _COMMANDS: dict[str, Callable[[SessionOfClient, str], Answer]] = {
     "BEGIN": SessionOfClient._begin_command,
     "START": SessionOfClient._begin_command,
@@ -767,7 +605,7 @@ _COMMANDS: dict[str, Callable[[SessionOfClient, str], Answer]] = {
     "COPY": SessionOfClient._copy,
     "EXPLAIN": SessionOfClient._explain,
     "UNLISTEN": SessionOfClient._accept,
-    **dict.fromkeys(_REFUSED, SessionOfClient._refuse),
+    **dict.fromkeys(REFUSED, SessionOfClient._refuse),
 }
 _EXTENDED: dict[bytes, Callable[[SessionOfClient, Reader], None]] = {
     b"P": SessionOfClient._parse,

@@ -267,3 +267,42 @@ def parse_subscribe(sql: str) -> Subscribe:
         part[1:-1].replace('""', '"') if part.startswith('"') else part for part in match["name"].split(".")
     )
     return Subscribe(name, as_of, up_to, **flags)
+
+
+_DECLARE = re.compile(
+    r"DECLARE\s+(?P<name>\"[^\"]+\"|\w+)\s+(?P<binary>BINARY\s+)?(?:(?:IN)?SENSITIVE\s+|ASENSITIVE\s+)?(?:NO\s+SCROLL\s+)?"
+    r"CURSOR\s+(?:WITHOUT\s+HOLD\s+)?FOR\s+(?P<query>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_FETCH = re.compile(
+    r"(?P<verb>FETCH|MOVE)\s+(?:NEXT\s+|FORWARD\s+)?(?:(?P<count>ALL|\d+)\s+)?(?:FROM\s+|IN\s+)?(?P<name>\"[^\"]+\"|\w+)",
+    re.IGNORECASE,
+)
+REFUSED = {
+    "LISTEN": ("there are no notifications here", "SUBSCRIBE TO a collection streams its changes."),
+    "NOTIFY": ("there are no notifications here", "Write to a collection, and SUBSCRIBE TO it."),
+    "PREPARE": ("PREPARE is not served", "Drivers prepare statements by the protocol."),
+    "EXECUTE": ("EXECUTE is not served", "Drivers prepare statements by the protocol."),
+    "LOCK": ("there are no locks here", "A block that meets another's change fails with 40001: run it again."),
+}
+
+
+def parse_declare(sql: str) -> tuple[str, str, bool]:
+    """Return the name and the query of a DECLARE, and whether its rows are binary. Raises Failure if it is malformed."""
+    match = _DECLARE.fullmatch(_strip(sql))
+    if match is None:
+        raise Failure("42601", "a cursor is made by DECLARE name CURSOR FOR query")
+    return match["name"].strip('"'), match["query"], match["binary"] is not None
+
+
+def parse_fetch(sql: str) -> tuple[str, str, int | None]:
+    """Return the verb of a FETCH or MOVE, its cursor, and how many rows it takes, None for all.
+
+    Raises:
+        Failure: it is malformed, or does not read forward.
+    """
+    match = _FETCH.fullmatch(_strip(sql))
+    if match is None:
+        raise Failure("0A000", "cursors are read forward: FETCH [FORWARD] count FROM name, or FETCH ALL FROM name")
+    count = (match["count"] or "1").upper()
+    return match["verb"].upper(), match["name"], None if count == "ALL" else int(count)

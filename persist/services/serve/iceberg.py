@@ -34,7 +34,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from persist.core.errors import CollectionNotFound, Conflict, InvalidUsage, PersistError, Unavailable
-from persist.services.publish.catalog import IcebergCatalog, NotListed, Reader
+from persist.services.publish import CatalogReader, IcebergCatalog, NotListed
 from persist.services.serve.http import serve_beside
 from persist.services.serve.messages import is_loopback, parse_host
 from persist.services.serve.rights import RIGHTS, Tokens
@@ -69,7 +69,7 @@ class _Refused(Exception):
 
 @contextmanager
 def serve_catalog(
-    client: Reader,
+    client: CatalogReader,
     address: str,
     *,
     token: str | None,
