@@ -4,32 +4,30 @@ The names are in the directory that every client has. What a collection holds is
 only for the table, and only for the collections that are listed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 
-from persist.api.collection import Collection
-from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
-from persist.codecs.updates.inputs import columns_like, is_repeatable, sides_like, with_first
-from persist.codecs.updates.tuples import is_named
+from persist.api.collection import Collection, write_rows
+from persist.codecs.types.schema import DIFF, CollectionSchema
+from persist.codecs.updates.inputs import DELETED, columns_like, is_repeatable, sides_like, with_first
+from persist.codecs.updates.tuples import as_dict, is_named, is_record
 from persist.core.antichain import Antichain
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, PersistError
 from persist.core.expression.python_functions import add_function
 from persist.core.keyed.form import Keyed, form_of
+from persist.core.keyed.intake import rows_that_delete
 from persist.core.names import check_free_name
 from persist.core.rendering import aligned, html_rows, plain
 from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import Moment, Retention, retention_times, time_text, timeline_of
-from persist.engine.collection.plain_rows import overwrite_steps, plain_events, upsert_steps
-from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import created_or_loaded, handle_on, loaded, target_of_rows
 from persist.engine.read.planning.snapshot_plan import record_count
 from persist.engine.write.commit_future import CommitFuture
-from persist.engine.write.operations import AtCommit
-from persist.engine.write.write_options import WriteMode, WriteOptions, choose_mode, sealed_without_time, with_token
+from persist.engine.write.write_options import WriteMode, WriteOptions, choose_mode, with_token
 
 
 class CreatingCalls:
@@ -138,12 +136,13 @@ class CreatingCalls:
         Args:
             name: as for `create_or_load`.
             rows: as for `Collection.write`. To create a collection, they must have names and types: a frame, a table,
-                dicts. A column that holds nothing but NULL becomes one of strings.
+                dicts. A column that holds nothing but NULL becomes one of strings. No row deletes: None in a tuple is
+                NULL, and a column `_deleted` is refused, unless the collection has one.
             key: the list of the key columns, [] for none. Needed to create it; otherwise it must agree, if it is given.
             mode: "upsert" replaces the rows of the keys that come (`Collection.upsert`), and needs them in memory;
                 "append" adds rows (`Collection.write`); "overwrite" replaces all rows (`Collection.overwrite`); "error"
-                refuses to write to a collection that exists. None means "upsert" if key names columns, and otherwise
-                "append". Rows with diffs are always appended.
+                refuses to write to a collection that exists, unless the token did so. None means "upsert" if key names
+                columns, and otherwise "append". Rows with diffs are always appended.
             timeline: of one that is created. If it is left out, "ms", so that times are moments; or None, if the rows
                 have times that are plain integers. See `create_or_load`.
             time, diff, token, seal, allow_future, message, metadata: as for `Collection.write`. Without a time, the
@@ -165,9 +164,12 @@ class CreatingCalls:
         columns, rows = with_first(rows)
         handle = target_of_rows(self.engine, name, columns, key=key, timeline=timeline, time=time)
         has_key = key is not ... and bool(key)
-        has_diffs = diff is not None or ((has_key or mode is not None) and _has_diffs(columns))
+        names = _name_columns(columns)
+        if DELETED in names and DELETED not in (handle.schema.names if handle.create is None else ()):
+            raise rows_that_delete()
+        has_diffs = diff is not None or DIFF in names or _are_updates(columns)
         chosen = choose_mode(mode, has_key=has_key, has_diffs=has_diffs)
-        if mode == "error" and handle.create is None:
+        if mode == "error" and handle.create is None and not handle.remembers(handle.contents(), token):
             raise CollectionExists(name)
         is_empty = getattr(columns, "shape", (1,))[0] == 0 and time is None and seal is None
         if is_empty and (handle.create is not None or handle.contents().upper == Antichain(0)):
@@ -182,54 +184,24 @@ class CreatingCalls:
             except CollectionExists:  # Another client has created it meanwhile.
                 if not is_repeatable(rows):
                     raise
-                named = {name: getattr(options, name) for name in options.__slots__}
-                return self.write(name, rows, key=key, mode=mode, timeline=timeline, diff=diff, seal=seal, **named)
+                given = options.to_arguments()
+                return self.write(name, rows, key=key, mode=mode, timeline=timeline, diff=diff, seal=seal, **given)
         return future
 
 
-def _has_diffs(rows: Any) -> bool:
-    """Return whether rows say by how much they change the contents: tables with `_diff`, or updates as tuples."""
-    first = rows[0] if isinstance(rows, (list, tuple)) and rows else rows
-    if isinstance(first, (list, tuple)):
-        return isinstance(first, tuple) and len(first) == 3 and not is_named(first)
-    return DIFF in (first if isinstance(first, Mapping) else columns_like(first))
+def _name_columns(rows: Any) -> Iterable[str]:
+    """Return the names of the columns of rows; none of tuples."""
+    is_list = isinstance(rows, (list, tuple))
+    first = rows[0] if is_list and rows else rows
+    if is_record(first, None):
+        return as_dict(first)
+    return () if is_list and not hasattr(first, "columns") else columns_like(first)
 
 
-def write_rows(
-    handle: CollectionHandle,
-    rows: Any,
-    mode: WriteMode,
-    options: WriteOptions,
-    *,
-    diff: int | None = None,
-    seal: int | Moment | Antichain | None = None,
-) -> CommitFuture:
-    """Write rows to a collection, which the same commit creates if there is none."""
-    collection, time, token = Collection(handle), options.time, options.token
-    named: dict[str, Any] = {name: getattr(options, name) for name in options.__slots__}
-    if mode == "append":
-        return collection.write(rows, diff=diff, seal=seal, **named)
-    if seal is not None and mode == "overwrite":
-        raise InvalidUsage(f"seal={seal!r} is given to an overwrite, which seals just after its time: leave it out")
-    if handle.create is None:
-        return (
-            collection.overwrite(rows, **named) if mode == "overwrite" else collection.upsert(rows, seal=seal, **named)
-        )
-    for what, moment in (("time", time), ("seal", seal)):
-        handle.check_meant(what, moment, allow_future=options.allow_future)
-    handle = handle.dating(allow_future=options.allow_future)
-    stamp = handle.stamp(time, None)
-    is_stream = isinstance(rows, pa.RecordBatchReader) and TIME not in rows.schema.names and token is None
-    if mode == "overwrite" or (is_stream and (stamp is None or isinstance(stamp.time, int))):  # In bounded memory.
-        steps = overwrite_steps(handle, rows, time, None, token)
-    else:
-        steps = upsert_steps(handle, plain_events(handle, rows, stamp), token)
-    if seal is not None:
-        if any(isinstance(step, AtCommit) for step in steps):
-            handle.engine.abandon(steps)
-            raise sealed_without_time(seal)
-        steps.append(handle.seal_step(seal))
-    return handle.submit("write", [*with_token(token, [handle.id], steps), *options.notes([handle.id])])
+def _are_updates(rows: Any) -> bool:
+    """Return whether rows are tuples with times and diffs."""
+    first = rows[0] if isinstance(rows, (list, tuple)) and rows else None
+    return isinstance(first, tuple) and len(first) == 3 and not is_named(first)
 
 
 SHOWN_MAX = 50  # Collections in a representation.

@@ -10,7 +10,7 @@ from typing import Any
 from persist.api.collection.describing import Described, DescribingCalls, IndexingCalls, PublishingCalls
 from persist.api.collection.erasing import ErasingCalls, keep_erasures_finished
 from persist.api.collection.reading import KeepingCalls, ReadingCalls
-from persist.api.collection.writing import WritingCalls
+from persist.api.collection.writing import WritingCalls, write_rows
 from persist.engine.location.opening import Origin, handle_on, origin_of
 
 

@@ -5,10 +5,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, get_args
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.api.collection.describing import CollectionBase
 from persist.codecs.types.arrow_types import scalar_from_json
+from persist.codecs.types.schema import TIME
+from persist.codecs.updates.inputs import DELETED
+from persist.codecs.updates.updates import Stamp
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.form import is_counted, late_column, watermark_to_int
@@ -24,7 +28,7 @@ from persist.engine.location.resolver import Late
 from persist.engine.read.results.snapshot import checked_filter
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import AtCommit
-from persist.engine.write.write_options import WriteOptions, sealed_without_time, with_token
+from persist.engine.write.write_options import WriteMode, WriteOptions, sealed_without_time, with_token
 
 
 class KeyedCalls(CollectionBase):
@@ -70,11 +74,8 @@ class KeyedCalls(CollectionBase):
             SchemaMismatch, InvalidUpdate, CodecMismatch: the events do not fit, or a key is NULL; nothing was written.
             ReadOnly, ClientClosed: this client cannot write.
         """
-        check_upserts(self.handle)
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
-        if self.handle.as_keyed().keyed is None:
-            return self._upsert_plain(events, options, seal, late)
-        return self._take("upsert", events, options, seal, late)
+        return upsert_rows(self.handle, events, options, seal, late, self._late_counts)
 
     def transition(
         self,
@@ -94,7 +95,7 @@ class KeyedCalls(CollectionBase):
             events: as for `upsert`, with what the machine calls an event (`Machine.event_fields`) in place of values.
         """
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
-        return self._take("transition", events, options, seal, late)
+        return _take(self.handle, "transition", events, options, seal, late, self._late_counts)
 
     @property
     def late_counts(self) -> dict[str, int]:
@@ -131,49 +132,6 @@ class KeyedCalls(CollectionBase):
         step = kinds.AdvanceLateBound(self.id, watermark_to_int(bound, late_column(form, self.schema)))
         return self.handle.submit("advance_late_bound", [step])
 
-    def _take(
-        self, action: str, events: Any, options: WriteOptions, seal: int | Moment | Antichain | None, late: Late
-    ) -> CommitFuture:
-        keyed_form(self.handle)
-        end = self._end(action, options, seal, late)
-        handle = self.handle.dating(allow_future=options.allow_future)
-        taken = taken_events(handle, events, handle.stamp(options.time, None))
-        counts = self._late_counts if late == "collect" else None
-        asked = AskedEvents(taken, end, options.token, tuple(options.notes([self.id])), late=counts)
-        return submit_keyed(handle, action, asked)
-
-    def _upsert_plain(
-        self, events: Any, options: WriteOptions, seal: int | Moment | Antichain | None, late: Late
-    ) -> CommitFuture:
-        end = self._end("upsert", options, seal, late)
-        if late == "collect":
-            raise InvalidUsage(
-                f'late="collect" is for keyed collections: an upsert of {self.name!r} changes what is there at once, '
-                "so it is at a time that is not sealed yet. Leave time out, and it is never late"
-            )
-        handle = self.handle.dating(allow_future=options.allow_future)
-        taken = plain_events(handle, events, handle.stamp(options.time, None))
-        if end is not None and taken.at_commit:
-            raise sealed_without_time(seal)
-
-        def add(commit: Commit) -> None:
-            commit.add_upsert(handle, taken)
-            if end is not None:
-                commit.add_seal(handle, end)
-
-        return commit_one(handle, "upsert", options, add)
-
-    def _end(
-        self, action: str, options: WriteOptions, seal: int | Moment | Antichain | None, late: Late
-    ) -> Antichain | None:
-        """Check the arguments of a call that writes events; return the upper to seal to."""
-        self.handle.engine.writer(action)
-        for what, named in (("time", options.time), ("seal", seal)):
-            self.handle.check_meant(what, named, allow_future=options.allow_future)
-        if late not in get_args(Late):
-            raise InvalidUsage(f'late={late!r} is no way to treat late events: use "raise" or "collect"')
-        return None if seal is None else self.handle.frontier("upper", seal)
-
 
 class WritingCalls(KeyedCalls):
     """The part of `Collection` that writes."""
@@ -201,9 +159,9 @@ class WritingCalls(KeyedCalls):
                 object with `__arrow_c_stream__`), a frame or dicts with the key and value columns. Or updates:
                 `((key, value), time, diff)` tuples, or tables with `_time` and `_diff`, too. Updates with diff 0 are
                 dropped. If the collection has a timeline, times may be moments, which must be exact.
-            time: that of all rows, which are not sealed then unless seal says so. Text that does not begin with a day
-                is the name of the column with the time of each row; the column is kept if the collection has it, and
-                dropped otherwise.
+            time: that of all rows, which are not sealed then unless seal says so: a number, a moment, or a word such as
+                "now" or "-1d". Other text is the name of the column with the time of each row; the column is kept if
+                the collection has it, and dropped otherwise.
             diff: of all plain rows; 1 if it is left out and they have no `_diff`.
             token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
                 Used again for other updates, it is refused (`TokenReused`); in what order or batches they come does not
@@ -382,3 +340,104 @@ class WritingCalls(KeyedCalls):
             self.handle.check_meant("upper", upper, allow_future=allow_future)
         asked = AskedEvents(None, self.handle.frontier("upper", upper), is_least=True)
         return submit_keyed(self.handle, "seal", asked)
+
+
+def write_rows(
+    handle: CollectionHandle,
+    rows: Any,
+    mode: WriteMode,
+    options: WriteOptions,
+    *,
+    diff: int | None = None,
+    seal: int | Moment | Antichain | None = None,
+) -> CommitFuture:
+    """Write rows to a collection, which the same commit creates if there is none. No row deletes its key."""
+    if mode == "upsert":
+        return upsert_rows(handle, rows, options, seal, may_delete=False)
+    if mode == "append":
+        return WritingCalls(handle).write(rows, diff=diff, seal=seal, **options.to_arguments())
+    if seal is not None:
+        raise InvalidUsage(f"seal={seal!r} is given to an overwrite, which seals just after its time: leave it out")
+    return WritingCalls(handle).overwrite(rows, **options.to_arguments())
+
+
+def upsert_rows(
+    handle: CollectionHandle,
+    rows: Any,
+    options: WriteOptions,
+    seal: int | Moment | Antichain | None,
+    late: Late = "raise",
+    late_counts: Counter[str] | None = None,
+    *,
+    may_delete: bool = True,
+) -> CommitFuture:
+    """Do what `Collection.upsert` does, to a collection that the same commit may create.
+
+    Args:
+        late_counts: counts the late events that are collected.
+        may_delete: otherwise None in a tuple is the value NULL, and a column `_deleted` is refused.
+    """
+    check_upserts(handle)
+    if handle.as_keyed().keyed is not None:
+        return _take(handle, "upsert", rows, options, seal, late, late_counts, may_delete=may_delete)
+    end = _end(handle, "upsert", options, seal, late)
+    if late == "collect":
+        raise InvalidUsage(
+            f'late="collect" is for keyed collections: an upsert of {handle.name!r} changes what is there at once, '
+            "so it is at a time that is not sealed yet. Leave time out, and it is never late"
+        )
+    handle = handle.dating(allow_future=options.allow_future)
+    stamp = handle.stamp(options.time, None)
+
+    def add(commit: Commit) -> None:
+        if handle.create is not None and options.token is None and _is_stream_at_one_time(rows, stamp):
+            if end is not None and stamp is None:
+                raise sealed_without_time(seal)
+            commit.overwrite(handle, rows, time=None if stamp is None else stamp.time, by_key=True)
+        else:
+            events = plain_events(handle, rows, stamp, may_delete=may_delete)
+            if end is not None and events.at_commit and len(events.table):
+                raise sealed_without_time(seal)
+            commit.add_upsert(handle, events)
+        if end is not None:
+            commit.add_seal(handle, end)
+
+    return commit_one(handle, "upsert", options, add)
+
+
+def _is_stream_at_one_time(rows: Any, stamp: Stamp | None) -> bool:
+    """Return whether rows may be larger than memory, and can be sorted piece by piece."""
+    is_reader = isinstance(rows, pa.RecordBatchReader) and not {TIME, DELETED} & {*rows.schema.names}
+    return is_reader and (stamp is None or isinstance(stamp.time, int))
+
+
+def _take(
+    handle: CollectionHandle,
+    action: str,
+    events: Any,
+    options: WriteOptions,
+    seal: int | Moment | Antichain | None,
+    late: Late,
+    late_counts: Counter[str] | None,
+    *,
+    may_delete: bool = True,
+) -> CommitFuture:
+    keyed_form(handle)
+    end = _end(handle, action, options, seal, late)
+    handle = handle.dating(allow_future=options.allow_future)
+    taken = taken_events(handle, events, handle.stamp(options.time, None), may_delete=may_delete)
+    counts = late_counts if late == "collect" else None
+    asked = AskedEvents(taken, end, options.token, tuple(options.notes([handle.id])), late=counts)
+    return submit_keyed(handle, action, asked)
+
+
+def _end(
+    handle: CollectionHandle, action: str, options: WriteOptions, seal: int | Moment | Antichain | None, late: Late
+) -> Antichain | None:
+    """Check the arguments of a call that writes events; return the upper to seal to."""
+    handle.engine.writer(action)
+    for what, named in (("time", options.time), ("seal", seal)):
+        handle.check_meant(what, named, allow_future=options.allow_future)
+    if late not in get_args(Late):
+        raise InvalidUsage(f'late={late!r} is no way to treat late events: use "raise" or "collect"')
+    return None if seal is None else handle.frontier("upper", seal)
