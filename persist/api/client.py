@@ -1,7 +1,9 @@
 """A client of one location: a fat client that talks to the object store itself. There is no server."""
 
 import os
+import sys
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -293,8 +295,8 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             query: one that begins with SELECT, FROM or WITH, or a statement; collections are its tables.
             as_of: a time for all collections, or a dict of times by name, where "" stands for all others; the latest
                 sealed one of each if it is left out.
-            files: let the query read files and URLs, too, with your rights. Without it, it reads collections alone, and
-                DuckDB loads no extension.
+            files: let the query read files, URLs and frames, too, with your rights: a table that is no collection is a
+                variable of the caller. Without it, it reads collections alone, and DuckDB loads no extension.
             time: of what a statement changes; that of its commit if it is left out.
 
         Raises:
@@ -304,13 +306,17 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             ReadOnly: a statement would change a collection, and this client only reads.
         """
         self.engine.check_open("sql")
+        caller = sys._getframe(1)
+        variables = ChainMap(caller.f_locals, caller.f_globals) if files else None
         if is_statement(query):
-            if as_of is not None or files:
-                raise InvalidUsage("a statement that changes a collection takes neither as_of= nor files=")
-            return Outcome(execute(self.engine, query, time))
+            if as_of is not None:
+                raise InvalidUsage(
+                    "a statement that changes a collection takes no as_of=: it changes what is there now"
+                )
+            return Outcome(execute(self.engine, query, time, variables=variables))
         if time is not None:
             raise InvalidUsage("time= is of what a statement changes: give as_of= to read as of a time")
-        return QueryResult(self.engine, query, as_of, files=files)
+        return QueryResult(self.engine, query, as_of, variables=variables)
 
     def view(
         self, name: str, *, memory_budget: int | None = None, spill_folder: str | os.PathLike[str] | None = None
