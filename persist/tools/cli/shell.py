@@ -106,8 +106,8 @@ def _change(at: Place, statement: str, time: str | None, *, files: bool) -> None
     from persist.compute.query import execute
 
     with at.writing() as client:
-        when, variables = None if time is None else parse_write_time(time), {} if files else None
-        changed = execute(client.engine, statement, when, variables=variables)
+        when = None if time is None else parse_write_time(time)
+        changed = execute(client.engine, statement, when, variables={} if files else None)
         line = f"changed {counted(changed.rows, 'row')} of {changed.collection}"
         if changed.time is not None:
             line += f" at {make_time_format(client.load(changed.collection))(changed.time)}"

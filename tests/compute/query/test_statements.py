@@ -275,7 +275,7 @@ def test_a_frame_of_the_caller_and_a_file_stand_in_statements_and_queries(
     # A collection comes before a variable of its name, and a named subquery does, too.
     assert client.sql("SELECT count(*) AS n FROM news", files=True).to_pylist() == [{"n": 2}]
     assert client.sql("WITH df AS (SELECT 5 AS id) FROM df", files=True).to_pylist() == [{"id": 5}]
-    assert (len(news), len(lazy.collect())) == (1, 1)
+    assert (len(news), len(df), len(lazy.collect())) == (1, 2, 1)
 
 
 def test_frames_that_sql_takes_for_one_are_refused(client: persist.Client) -> None:
