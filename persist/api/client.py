@@ -1,7 +1,7 @@
 """A client of one location: a fat client that talks to the object store itself. There is no server."""
 
+import inspect
 import os
-import sys
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -306,8 +306,9 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             ReadOnly: a statement would change a collection, and this client only reads.
         """
         self.engine.check_open("sql")
-        caller = sys._getframe(1)
-        variables = ChainMap(caller.f_locals, caller.f_globals) if files else None
+        here = inspect.currentframe() if files else None
+        caller = None if here is None else here.f_back
+        variables = None if caller is None else ChainMap(caller.f_locals, caller.f_globals)
         if is_statement(query):
             if as_of is not None:
                 raise InvalidUsage(
