@@ -121,3 +121,9 @@ def test_a_short_patience_holds_for_a_store_that_throttles(settings: Settings, l
     with pytest.raises(Throttled):
         open_storage(Throttling(), settings=settings, clock=clock).blob.get("log/1")
     assert longest_s / 2 < clock.monotonic_s() < longest_s + 6
+
+
+def test_a_value_of_the_policy_is_refused_with_the_call_that_changes_it() -> None:
+    says = r"lease_s=3 is not a setting of one client: change it by client\.set_policy\(lease_s=3\)"
+    with pytest.raises(persist.InvalidUsage, match=says):
+        Settings(lease_s=3)  # type: ignore[call-arg]
