@@ -1,7 +1,7 @@
-"""Collections by their names: found, created, written, and listed with what there is to say of each.
+"""Collections by their names: found, created, written and listed.
 
-The names are in the directory that every client has. What a collection holds is in objects of its own, so it is read
-only for the table, and only for the collections that are listed.
+Every client has the directory of the names. The state of a collection is in objects of its own. So only the table of
+a list reads states, and only of the listed collections.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,12 +57,12 @@ class CreatingCalls:
             name: as SQL writes it, in any case; no function of DuckDB.
             function: takes a `pa.Array` for each argument, all of one length and with their NULLs, and returns one of
                 that length. Each value depends on the arguments of its row alone: views compute only what has changed.
-            arguments: the type of each argument, as those of a collection's columns.
+            arguments: the type of each argument, as `create_or_load` takes types of columns.
             returns: the type of the values.
-            version: a text or a whole number. Queries that are made later call the version that was given last.
+            version: a text or a whole number. Later queries call the newest version.
 
         Raises:
-            InvalidUsage: what is given is no name, no function, or no type; or SQL has a function of that name.
+            InvalidUsage: the name, the function or a type is not one; or SQL has a function of that name.
         """
         add_function(name, function, arguments, returns, version)
 
@@ -83,9 +83,9 @@ class CreatingCalls:
             name: 1 to 255 characters, no '/', '..' or control characters, and no dot at the beginning.
             key, value: a dict of names to Arrow types, a `pa.Schema`, a `Codec`, or None for no columns at all.
             like: in place of value, what has the columns and their types: a frame, a table, a schema, a dict of
-                columns, or a list of dicts. Then key is the list of those that are the key, [] for none.
-            timeline: what times are: "s", "ms", "us" or "ns" since 1970-01-01T00:00Z, so that a moment may be given
-                wherever the collection is read as of a time; None if they are numbers of another meaning.
+                columns, or a list of dicts. Then key is the list of the key columns, [] for none.
+            timeline: the unit of times: "s", "ms", "us" or "ns" since 1970-01-01T00:00Z. Then moments can be used as
+                times. None if times are numbers of another meaning.
             retention: as for `Collection.retain`, for a collection that is made. One that is there keeps its own, which
                 must not be another.
             keyed: makes it a keyed collection, which takes events by key (`Collection.upsert`) and no plain updates;
@@ -129,7 +129,7 @@ class CreatingCalls:
     ) -> CommitFuture:
         """Write rows to the collection of that name; create it, with the columns of the rows, if there is none.
 
-        With a key, rows replace those of their keys, so a call that is repeated changes nothing. One commit creates the
+        With a key, rows replace the rows of their keys, so a repeated call changes nothing. One commit creates the
         collection and writes the rows, which this call waits for: if that fails, nothing is created. If two clients
         create it at once, one does, and the rows of the other are written to what that one created.
 
@@ -138,21 +138,21 @@ class CreatingCalls:
             rows: as for `Collection.write`. To create a collection, they must have names and types: a frame, a table,
                 dicts. A column that holds nothing but NULL becomes one of strings. No row deletes: None in a tuple is
                 NULL, and a column `_deleted` is refused, unless the collection has one.
-            key: the list of the key columns, [] for none. Needed to create it; otherwise it must agree, if it is given.
+            key: the list of the key columns, [] for none. Creating needs it; otherwise it must agree, if it is set.
             mode: "upsert" replaces the rows of the keys that come (`Collection.upsert`), and needs them in memory;
                 "append" adds rows (`Collection.write`); "overwrite" replaces all rows (`Collection.overwrite`); "error"
                 refuses to write to a collection that exists, unless the token did so. None means "upsert" if key names
                 columns, and otherwise "append". Rows with diffs are always appended.
-            timeline: of one that is created. If it is left out, "ms", so that times are moments; or None, if the rows
-                have times that are plain integers. See `create_or_load`.
+            timeline: of a new collection. The default is "ms", so that times are moments; or None, if the rows have
+                times that are plain integers. See `create_or_load`.
             time, diff, token, seal, allow_future, message, metadata: as for `Collection.write`. Without a time, the
-                commit gives one, and seals. An upsert and an overwrite seal the times that they write at.
+                commit chooses one, and seals it. An upsert and an overwrite seal the times that they write at.
 
         Returns: a future, as `Collection.write`.
 
         Raises:
-            InvalidUsage: there is no such collection, and key is left out; or what is there has another timeline.
-            SchemaMismatch: what is there has another key, or columns that the rows do not fit; see `evolve`.
+            InvalidUsage: the collection is missing, and key is left out; or it has another timeline.
+            SchemaMismatch: the collection has another key, or columns that the rows do not fit; see `evolve`.
             DuplicateKeys: the mode is "upsert" or "overwrite", and rows repeat a key.
             CollectionExists: the mode is "error"; or another client created it at once, and rows can be read only once.
             ReadOnly, ClientClosed: this client cannot write.
@@ -173,7 +173,7 @@ class CreatingCalls:
             raise CollectionExists(name)
         is_empty = getattr(columns, "shape", (1,))[0] == 0 and time is None and seal is None
         if is_empty and (handle.create is not None or handle.contents().upper == Antichain(0)):
-            # There is no row that a commit could seal: but what was created can be read from then on, as others can.
+            # Without a row, the commit seals a time all the same, so that a new collection can be read.
             steps = [handle.dating(allow_future=allow_future).at_commit()]
             future = handle.submit("write", [*with_token(token, [handle.id], steps), *options.notes([handle.id])])
         else:
@@ -184,8 +184,8 @@ class CreatingCalls:
             except CollectionExists:  # Another client has created it meanwhile.
                 if not is_repeatable(rows):
                     raise
-                given = options.to_arguments()
-                return self.write(name, rows, key=key, mode=mode, timeline=timeline, diff=diff, seal=seal, **given)
+                arguments = options.to_arguments()
+                return self.write(name, rows, key=key, mode=mode, timeline=timeline, diff=diff, seal=seal, **arguments)
         return future
 
 
@@ -218,7 +218,7 @@ COLUMNS = pa.schema(
 
 
 class Collections(list[str]):
-    """Names, sorted: a list like any other, which can also tell more of the collections it names.
+    """Sorted names of collections: a list, with a method for a table of them.
 
     Example: `client.collections("sales.").to_arrow()`.
     """
@@ -230,9 +230,9 @@ class Collections(list[str]):
     def to_arrow(self) -> pa.Table:
         """Return a row for each collection that still exists.
 
-        `rows` is what the diffs of all updates sum to, sealed or not: the number of records, while none is retracted
-        more often than it was there; NULL where only reading tells, because of tombstones or events that are not
-        resolved. `bytes` is what its parts take, history, keyframes and pending events. `since` and `upper` are
+        `rows` is the sum of the diffs of all updates, sealed or not: the number of records, if no record is retracted
+        too often. It is NULL for collections with tombstones or unresolved events, where only a read could count.
+        `bytes` is what its parts take, history, keyframes and pending events. `since` and `upper` are
         NULL where the frontier is empty.
 
         Cost: a GET for each collection that this client has not used yet.

@@ -181,7 +181,7 @@ class ReadingCalls(CollectionBase):
             return len(snapshot)
 
     def __bool__(self) -> bool:
-        """Return True: whether there is a row is not asked of a store by an `if`."""
+        """Return True: an `if` reads nothing."""
         return True
 
     def changes(
@@ -369,7 +369,7 @@ class ReadingCalls(CollectionBase):
 
 
 class KeepingCalls(CollectionBase):
-    """The part of `Collection` that says which times stay readable."""
+    """The part of `Collection` that keeps times readable."""
 
     def hold(self, time: int | Moment | Antichain | None = None, *, name: str | None = None) -> Hold:
         """Keep since at or before a time, durably. Cost: a commit, or nothing if something holds it already.

@@ -52,19 +52,19 @@ class KeyedCalls(CollectionBase):
     ) -> CommitFuture:
         """Give keys of a keyed collection new values, or delete them, from a time on; and perhaps seal.
 
-        Events may come in any order until their times are sealed. Then each becomes what it changes: the value that
-        its key had is retracted, its own inserted. What that is does not depend on who seals, nor when.
+        Events may come in any order until their times are sealed. Then each becomes an update: the old value of its key
+        is retracted, the new one inserted. The result does not depend on the client that seals, nor on the moment.
 
         Args:
             events: `(key, value)` or `(key, value, time)` tuples, where None as the value deletes the key; dicts, or
-                anything Arrow with the key and value columns, perhaps `_time`, and perhaps `_deleted`, which is true
-                where the key is deleted. Events without a time get that of the commit, which seals them.
-            time: that of all events, or the name of the column with the time of each; as for `write`.
+                anything Arrow with the key and value columns. It may have `_time`, and `_deleted`, which is true where
+                the key is deleted. Events without a time get the time of the commit, which seals them.
+            time: one time for all events, or the name of the column with the time of each; as for `write`.
             seal: the upper to seal to, where the times are named. With nothing pending before it, that is one commit.
             token, message, metadata: as for `write`.
             allow_future: as for `write`.
-            late: what to do with events at sealed times and below the late bound: "raise" refuses all, "collect" leaves
-                them out and gives them back, with `_reason`, as `late` of the future.
+            late: the treatment of events at sealed times and below the late bound. "raise" refuses all events;
+                "collect" leaves the late ones out, and returns them, with `_reason`, as `late` of the future.
 
         Returns:
             a future that resolves when all is durable, or to what `write` and `seal` raise, or `LateEvents`.
@@ -89,7 +89,7 @@ class KeyedCalls(CollectionBase):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Give events to the machine of a keyed collection, which says what they change; otherwise as `upsert`.
+        """Pass events to the machine of a keyed collection, which computes their changes; otherwise as `upsert`.
 
         Args:
             events: as for `upsert`, with what the machine calls an event (`Machine.event_fields`) in place of values.
@@ -106,7 +106,7 @@ class KeyedCalls(CollectionBase):
     def late_bound(self) -> Any:
         """The watermark below which events of a keyed collection are late, None if none are. Cost: one GET.
 
-        It is None, too, if it is below all that the type of watermarks, or Python, can tell.
+        It is also None if it is below the range of the type of watermarks, or of Python's type.
         """
         form, bound = keyed_form(self.handle), self.handle.contents().late_bound
         if bound is None:
@@ -151,33 +151,33 @@ class WritingCalls(KeyedCalls):
     ) -> CommitFuture:
         """Append plain rows, or updates with times of their own, as one commit: all of it or nothing.
 
-        Plain rows without a time get that of the commit: beyond upper, and now on a timeline. It seals them, so they
-        can be read, and is never late: however many processes write so, none of them is refused.
+        Plain rows without a time get the time of the commit: beyond upper, and now on a timeline. It seals them, so
+        they can be read. It is never late: any number of processes can write so.
 
         Args:
             updates: plain rows, which are `(key, value)` tuples, or anything Arrow (`pa.Table`, `pa.RecordBatch`, an
                 object with `__arrow_c_stream__`), a frame or dicts with the key and value columns. Or updates:
-                `((key, value), time, diff)` tuples, or tables with `_time` and `_diff`, too. Updates with diff 0 are
-                dropped. If the collection has a timeline, times may be moments, which must be exact.
-            time: that of all rows, which are not sealed then unless seal says so: a number, a moment, or a word such as
-                "now" or "-1d". Other text is the name of the column with the time of each row; the column is kept if
-                the collection has it, and dropped otherwise.
+                `((key, value), time, diff)` tuples, or tables that also have `_time` and `_diff`. Updates with diff 0
+                are dropped. If the collection has a timeline, times may be moments, which must be exact.
+            time: one time for all rows: a number, a moment, or a word such as "now" or "-1d". Only seal seals them
+                then. Other text is the name of the column with the time of each row; the column is kept if the
+                collection has it, and dropped otherwise.
             diff: of all plain rows; 1 if it is left out and they have no `_diff`.
             token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
                 Used again for other updates, it is refused (`TokenReused`); in what order or batches they come does not
                 matter, and neither do seal and expected_upper. A collection remembers its newest four million tokens.
                 Once it has forgotten some, a token that it does not know is refused (`TokenForgotten`).
             expected_upper: the upper that the collection must have (compare-and-append).
-            allow_future: on a timeline, take times that are more than a day ahead of the clock, which are mostly a
-                mistake: once one is sealed, nothing can be written before it.
+            allow_future: on a timeline, accept times that are more than a day ahead of the clock. They are mostly a
+                mistake: once one is sealed, no write can come before it.
             seal: the upper to seal to, where the times are named; see `seal`.
             message, metadata: a text, and texts by name, that the log keeps with the commit; see `history`.
 
         Returns:
-            a future that resolves when all is durable, whose `time` is the one that the commit gave to rows without
-            one; or to `UpdateNotBeyondUpper` if an update is at a sealed time,
-            `UpperMismatch` if upper is not the expected one, `FrontierRegression` if seal is behind upper, `Locked` or
-            `WriterFenced` if another client has the location exclusively, `TokenReused`.
+            a future that resolves when all is durable; its `time` is the time of the commit. Or it resolves to
+            `UpdateNotBeyondUpper` if an update is at a sealed time, `UpperMismatch` if upper is not the expected one,
+            `FrontierRegression` if seal is behind upper, `Locked` or `WriterFenced` if another client has the location
+            exclusively, `TokenReused`.
 
         Raises:
             SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection; nothing was written.
@@ -210,7 +210,7 @@ class WritingCalls(KeyedCalls):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Replace everything that is there by rows, from a time on; `upsert` replaces only the keys that it is given.
+        """Replace the contents by rows, from a time on; `upsert` replaces only the rows of its keys.
 
         The difference to what is there is written and sealed: records that are there already are not touched. If the
         collection is keyed, events that wait at times up to that one are resolved first, and the rows are what is there
@@ -218,8 +218,8 @@ class WritingCalls(KeyedCalls):
 
         Args:
             rows: plain rows, as for `write`.
-            time: of the difference, and upper is just after it then; that of the commit if it is left out. Then the
-                difference is made anew as long as others come first.
+            time: of the difference; upper is just after it then. None means the time of the commit. Then the difference
+                is computed again as long as others come first.
             where: replace only the records for which this condition is true, as it must be for all rows: text, such as
                 "status = 'new'", or a `pyarrow.compute` expression.
             multiset: let keys have several rows, if the collection is not keyed.
@@ -228,12 +228,12 @@ class WritingCalls(KeyedCalls):
             message, metadata: as for `write`.
 
         Returns:
-            a future that resolves when all is durable; or to `UpperMismatch` or `UpdatesBeyondUpper` if time is given
-            and somebody else has sealed or written meanwhile. Then nothing was written: read again, and decide anew.
+            a future that resolves when all is durable; or to `UpperMismatch` or `UpdatesBeyondUpper` if time is set and
+            another client has sealed or written meanwhile. Then nothing was written: read again, and decide anew.
 
         Raises (if the collection is keyed, the future does):
             DuplicateKeys: rows repeat a key.
-            UpdatesBeyondUpper: somebody has written what is not sealed yet, so what is there is not known.
+            UpdatesBeyondUpper: there are unsealed updates, so the contents are not known.
             UpdateNotBeyondUpper: the time is sealed already.
             Conflict: other clients came first a hundred times; nothing was written.
             SchemaMismatch, InvalidUpdate, InvalidUsage: rows or filter do not fit.
@@ -256,7 +256,7 @@ class WritingCalls(KeyedCalls):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Retract what is there, at a time, which is sealed with it; what is not there is no error.
+        """Retract records at a time, which is sealed with it; a missing key is not an error.
 
         If the collection is keyed, keys are deleted by events, as `upsert` does, and a time that is named is not sealed
         with them. A condition is about what is there when all events up to that time are resolved, and seals it.
@@ -286,22 +286,22 @@ class WritingCalls(KeyedCalls):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Make the contents what they were as of a time, as one change at a later time, which is sealed with it.
+        """Restore the contents as of a time, as one change at a later time, which is sealed with it.
 
-        History stays: what was there in between can be read as before. Columns are those of today. If the collection is
-        keyed, events that wait at times up to that one are resolved first. Cost: reading what has changed since, twice;
-        of a keyed collection, reading what was there and what is.
+        History stays: the times in between can be read as before. The schema stays, too. If the collection is keyed,
+        events that wait at times up to that one are resolved first. Cost: reading the changes since then, twice; of a
+        keyed collection, reading the old and the present contents.
 
         Args:
             as_of: a sealed time, a moment, or a tag, that is not compacted away.
-            time: of the change; that of the commit if it is left out. Then it is made anew while others come first.
+            time: of the change; None means the time of the commit. Then it is computed again while others come first.
             token, allow_future, message, metadata: as for `overwrite`.
 
         Returns: a future, as `overwrite`.
 
         Raises (if the collection is keyed, the future may):
             AsOfCompacted, AsOfNotSealed: it cannot be read as of that time.
-            InvalidUsage: it is a view, which holds what its query gives.
+            InvalidUsage: it is a view, whose query determines its contents.
             UpdatesBeyondUpper, UpdateNotBeyondUpper, ReadOnly, ClientClosed: as for `overwrite`.
         """
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
