@@ -17,6 +17,7 @@ from persist.api.view import View
 from persist.blob.threads import Clock, SystemClock
 from persist.compute.index import keep_indexes_current
 from persist.compute.query import QUERY_LIMITS, AsOf, Outcome, Queries, QueryLimits, QueryResult, execute, is_statement
+from persist.core.antichain import END
 from persist.core.closing import close_after
 from persist.core.errors import InvalidUsage
 from persist.core.log import kinds
@@ -537,8 +538,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
                 continue
             timeline = None if contents.timeline is None else Timeline(contents.timeline)
             since, upper = (
-                "for ever" if end.time is None else time_text(end.time, timeline)
-                for end in (contents.since, contents.upper)
+                "for ever" if end == END else time_text(end, timeline) for end in (contents.since, contents.upper)
             )
             rows.append((name, since, upper))
         return rows

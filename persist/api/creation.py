@@ -14,7 +14,7 @@ from persist.api.collection import Collection, write_rows
 from persist.codecs.types.schema import DIFF, CollectionSchema
 from persist.codecs.updates.inputs import DELETED, columns_like, is_repeatable, sides_like, with_first
 from persist.codecs.updates.tuples import as_dict, is_named, is_record
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, PersistError
 from persist.core.expression.python_functions import add_function
 from persist.core.keyed.form import Keyed, form_of
@@ -172,7 +172,7 @@ class CreatingCalls:
         if mode == "error" and handle.create is None and not handle.remembers(handle.contents(), token):
             raise CollectionExists(name)
         is_empty = getattr(columns, "shape", (1,))[0] == 0 and time is None and seal is None
-        if is_empty and (handle.create is not None or handle.contents().upper == Antichain(0)):
+        if is_empty and (handle.create is not None or handle.contents().upper == 0):
             # Without a row, the commit seals a time all the same, so that a new collection can be read.
             steps = [handle.dating(allow_future=allow_future).at_commit()]
             future = handle.submit("write", [*with_token(token, [handle.id], steps), *options.notes([handle.id])])
@@ -247,7 +247,7 @@ class Collections(list[str]):
                 except CollectionNotFound:
                     continue  # It was destroyed just now.
                 count, size = record_count(contents), sum(part.bytes for part in contents.stored_parts)
-                cells = (name, count, size, contents.since.time, contents.upper.time)
+                cells = (name, count, size, to_time(contents.since), to_time(contents.upper))
                 rows.append(dict(zip(COLUMNS.names, cells, strict=True)))
         return pa.Table.from_pylist(rows, schema=COLUMNS)
 
@@ -282,6 +282,6 @@ class Collections(list[str]):
 
 
 def _cells_of(contents: CollectionState) -> tuple[str, str, str]:
-    rows, upper = record_count(contents), contents.upper.time
-    sealed = "for ever" if upper is None else "-" if upper == 0 else time_text(upper, timeline_of(contents.schema))
+    rows, upper = record_count(contents), contents.upper
+    sealed = "for ever" if upper == END else "-" if upper == 0 else time_text(upper, timeline_of(contents.schema))
     return "?" if rows is None else f"{rows:,}", sealed, contents.about.comment

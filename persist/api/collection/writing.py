@@ -433,7 +433,7 @@ def _take(
 
 def _end(
     handle: CollectionHandle, action: str, options: WriteOptions, seal: int | Moment | Antichain | None, late: Late
-) -> Antichain | None:
+) -> int | None:
     """Check the arguments of a call that writes events; return the upper to seal to."""
     handle.engine.writer(action)
     for what, named in (("time", options.time), ("seal", seal)):

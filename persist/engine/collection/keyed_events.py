@@ -16,7 +16,6 @@ from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.types.schema import TIME
 from persist.codecs.updates.inputs import as_table, opened
 from persist.codecs.updates.updates import Stamp, stamped, to_updates, with_time
-from persist.core.antichain import Antichain
 from persist.core.errors import (
     InvalidUsage,
     NotKeyed,
@@ -115,7 +114,7 @@ class AskedEvents:
     """
 
     events: EventTable | None
-    end: Antichain | None = None
+    end: int | None = None
     token: str | None = None
     also: tuple[Step, ...] = ()
     late: Counter[str] | None = None
@@ -138,7 +137,7 @@ class AskedEvents:
         """Return the same with events, or the change, at a time, which is sealed."""
         events = None if self.events is None else self.events.at(time)
         change = None if self.change is None else replace(self.change, time=time)
-        return replace(self, events=events, change=change, end=Antichain(time + 1))
+        return replace(self, events=events, change=change, end=time + 1)
 
     def against(self, contents: CollectionState) -> "AskedEvents":
         """Return the request against contents as they are."""

@@ -218,7 +218,7 @@ class PartEraser:
             schema = events_of(contents)
             for number, part, outcome in self._touched(contents.pending, schema, inline_bytes):
                 # Rows at times that are resolved do not count, and no part is pending for their sake.
-                is_waiting = [contents.resolved.has_beyond(made.time_max) for made in outcome.made or ()]
+                is_waiting = [made.time_max >= contents.resolved for made in outcome.made or ()]
                 waiting = tuple(made for made, waits in zip(outcome.made or (), is_waiting, strict=True) if waits)
                 take(number, part, _Outcome(outcome.rows, waiting))
                 updates += outcome.rows

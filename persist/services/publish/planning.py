@@ -171,10 +171,10 @@ class Planner:
         self, known: Publication, contents: CollectionState, newest: CollectionState, scan: Scan, reader: PartReader
     ) -> Plan | None:
         """Return the version that follows another one by the changes since; None if all is to be planned anew."""
-        schema, since, numbers = scan.schema, contents.since.time, _numbers(newest)
+        schema, numbers = scan.schema, _numbers(newest)
         if not (schema.key_names and self._share and known.schema == schema.version and known.as_of < scan.as_of):
             return None
-        if since is None or since > known.as_of:
+        if contents.since > known.as_of:
             return None
         changes = changes_scan(contents, schema, known.as_of + 1, scan.as_of + 1, None, raw=True)
         parts = {number: newest.part(number) for number in known.files}

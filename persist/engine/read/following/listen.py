@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, Antichain, to_antichain
 from persist.core.closing import Closes
 from persist.core.rendering import Completed, ShownByRepr
 from persist.core.state_rules.contents import CollectionState, check_changes_readable
@@ -139,11 +139,11 @@ class Piece:
     """
 
     read: Callable[[ClaimedRead], pa.Table]
-    upper: Antichain
+    upper: int
     size: int
 
 
-PlanChanges = Callable[[ClaimedRead, CollectionState, int, Antichain], Sequence[Piece]]
+PlanChanges = Callable[[ClaimedRead, CollectionState, int, int], Sequence[Piece]]
 
 
 class Listen(ShownByRepr, Completed, Steps[Progress]):
@@ -212,7 +212,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
             return None
         self._left.popleft()
         self.move_to(piece.upper)
-        return Progress(updates, piece.upper)
+        return Progress(updates, to_antichain(piece.upper))
 
     def check_unclosed(self) -> None:
         if self._closed:
@@ -245,7 +245,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
     def has_advanced(self, contents: CollectionState) -> bool:
         """Return whether more is sealed in that state of the collection than has been yielded."""
         assert self._lower is not None
-        return contents.upper > Antichain(self._lower)
+        return contents.upper > self._lower
 
     @property
     def reached(self) -> int:
@@ -265,9 +265,9 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
             until: return what is before this time only, which is beyond the one that was `reached`.
         """
         pieces = self.planned(contents, until)
-        progress = Progress(self.read(pieces), pieces[-1].upper)
-        self.move_to(progress.upper)
-        return progress
+        updates = self.read(pieces)
+        self.move_to(pieces[-1].upper)
+        return Progress(updates, to_antichain(pieces[-1].upper))
 
     def planned(self, contents: CollectionState, until: int | None = None) -> Sequence[Piece]:
         """Return the pieces of what `advance` gives, but stay here until `move_to` is called with the last upper."""
@@ -276,7 +276,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         assert not self._left
         self._reading()  # Whose lease has ended should hear that, and not what came of it.
         check_changes_readable(contents, lower)
-        upper = contents.upper if until is None else contents.upper.meet(until)
+        upper = contents.upper if until is None else min(contents.upper, until)
         return self._plan(self._reading, contents, lower, upper)
 
     def read(self, pieces: Sequence[Piece]) -> pa.Table:
@@ -284,14 +284,14 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         with self._reading.explained():
             return pa.concat_tables([piece.read(self._reading) for piece in pieces])
 
-    def move_to(self, upper: Antichain) -> None:
+    def move_to(self, upper: int) -> None:
         """Go on behind what was given out up to a frontier."""
-        if upper.time is None:
+        if upper == END:
             self._lower = None
             self._reading.close()
-        elif upper.time > self.reached:
-            self._lower = upper.time
-            self._reading.move(upper.time - 1, has_planned=bool(self._left))
+        elif upper > self.reached:
+            self._lower = upper
+            self._reading.move(upper - 1, has_planned=bool(self._left))
 
 
 K = TypeVar("K")
@@ -330,8 +330,8 @@ class JointProgress(Generic[K]):
 class _Advance:
     """How one collection advances in the state that is being given out; schema is that of its updates, once known."""
 
-    before: Antichain
-    after: Antichain
+    before: int
+    after: int
     schema: pa.Schema | None = None
 
 
@@ -351,7 +351,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         for key, listen in self._listens.items():
             first = listen.take_first()
             if first:  # The contents, as updates of one time.
-                self._give_out(key, Antichain(listen.reached - 1), first)
+                self._give_out(key, listen.reached - 1, first)
 
     @property
     def is_finished(self) -> bool:
@@ -377,7 +377,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
                 if not self._listens[key].is_finished
             }
             for key, pieces in planned.items():
-                self._give_out(key, Antichain(self._listens[key].reached), pieces)
+                self._give_out(key, self._listens[key].reached, pieces)
         return self._given_out() if self._left else None
 
     def close(self) -> None:
@@ -388,7 +388,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
     def __repr__(self) -> str:
         return f"<JointListen to {', '.join(repr(listen.name) for listen in self._listens.values())}>"
 
-    def _give_out(self, key: K, before: Antichain, pieces: Sequence[Piece]) -> None:
+    def _give_out(self, key: K, before: int, pieces: Sequence[Piece]) -> None:
         self._advances[key] = _Advance(before, pieces[-1].upper)
         self._left.extend((key, piece) for piece in pieces)
 
@@ -413,14 +413,14 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         for _ in range(count):
             self._left.popleft()
         if self._left:
-            parts = {key: Progress(table, self._advances[key].before) for key, table in updates.items()}
+            parts = {key: Progress(table, to_antichain(self._advances[key].before)) for key, table in updates.items()}
             return JointProgress(self._seqno, parts, is_last=False)
         advances, self._advances = self._advances, {}
         progress = {}
         for key, advance in advances.items():
             assert advance.schema is not None
             given = updates[key] if key in updates else advance.schema.empty_table()
-            progress[key] = Progress(given, advance.after)
+            progress[key] = Progress(given, to_antichain(advance.after))
             self._listens[key].move_to(advance.after)
         return JointProgress(self._seqno, progress)
 

@@ -196,8 +196,7 @@ def _wrong(
 ) -> Iterator[tuple[tuple[Any, ...], int]]:
     schema, first = contents.schema, contents.keyframes[0] if contents.history_from else None
     base = contents.parts_of(first.parts) if first is not None else ()
-    upper = contents.resolved.time
-    whole = Scan(schema, contents.history_parts, 0, 2**63 - 1 if upper is None else upper, tuple(names), base=base)
+    whole = Scan(schema, contents.history_parts, 0, contents.resolved, tuple(names), base=base)
     before = -1 if first is None else first.as_of
     for scan_slice in whole.pruned().slices_within(SLICE_BYTES):
         yield from _wrong_within(scan_slice, schema, reader, before, list(names), most)

@@ -29,8 +29,8 @@ from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.arrow_types import scalar_from_json
-from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.core.antichain import Antichain
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.antichain import END
 from persist.core.errors import SchemaMismatch
 from persist.core.keyed.events import Prepared, dead_filter, event_fields, events_schema, prepared, resolved
 from persist.core.keyed.form import described
@@ -58,7 +58,7 @@ def resolved_updates(
     contents: CollectionState,
     schema: CollectionSchema,
     machine: Machine,
-    end: Antichain,
+    end: int,
     reader: PartReader,
     own: pa.Table | None = None,
     on_keys: Callable[[pa.Table], object] = lambda keys: None,
@@ -79,17 +79,17 @@ def resolved_updates(
     schema = among_versions(schema, contents)
     form = form_in(contents, schema)
     assert form is not None
-    lower, upper = contents.resolved.time, TIME_MAX + 1 if end.time is None else end.time
-    if lower is None or lower >= upper:
+    lower = contents.resolved
+    if lower >= end:
         return
     events = events_schema(schema, event_fields(schema, form))
-    parts = [contents.pending[number] for number in due(contents, end.elements)]
+    parts = [contents.pending[number] for number in due(contents, end)]
     bytes_max = reader.memory_budget // SLICE_SHARE
     waiting_bytes = sum(part.memory for part in parts)
     if own is not None and len(own) and (waiting_bytes > bytes_max or OWN_SHARE * own.nbytes > reader.memory_budget):
         parts += _as_parts(own, events, reader.memory_budget // OWN_PART_SHARE)
         own = None
-    scan = Scan(events, tuple(parts), lower, upper, events.names).pruned()
+    scan = Scan(events, tuple(parts), lower, end, events.names).pruned()
     scan_before = snapshot_scan(contents, schema, lower - 1, None, raw=True) if lower else None
     lookup = None if scan_before is None else Lookup(scan_before)
     slices = scan.slices_within(bytes_max) if scan.parts else [scan]
@@ -132,34 +132,34 @@ class Folds:
             end: only times before it are read; None for all. A machine that fails on later events fails nobody then.
         """
         parts: tuple[Part, ...] | None = ()
-        if due(contents, contents.upper_times):
+        if due(contents, contents.upper):
             parts = self._kept.get(_unresolved(contents))
         if parts is None:
             try:
                 parts = _folded(contents, machine(), contents.upper, reader())
                 self._kept.put(_unresolved(contents), parts)
             except Exception:  # Whatever the function of a user raises.
-                if end is None or contents.upper <= Antichain(end):
+                if end is None or contents.upper <= end:
                     raise
-                parts = _folded(contents, machine(), Antichain(end), reader())
-        waiting = pending_after(contents, contents.upper_times)
+                parts = _folded(contents, machine(), end, reader())
+        waiting = pending_after(contents, contents.upper)
         after = appended(contents, parts)
         return msgspec.structs.replace(after, resolved_times=contents.upper_times, pending=waiting)
 
 
-def _folded(contents: CollectionState, machine: Machine, end: Antichain, reader: PartReader) -> tuple[Part, ...]:
+def _folded(contents: CollectionState, machine: Machine, end: int, reader: PartReader) -> tuple[Part, ...]:
     """Return the updates before end that are not resolved yet, as parts that hold their own bytes."""
     tables = resolved_updates(contents, contents.schema, machine, end, reader)
     encoded = (data_and_part for table in tables for data_and_part in encode_parts(table, contents.schema))
     return tuple(msgspec.structs.replace(part, inline=data) for data, part in encoded)
 
 
-_Unresolved = tuple[str, int, Antichain, Antichain, tuple[int, ...]]
+_Unresolved = tuple[str, int, int, int, tuple[int, ...]]
 
 
 def _unresolved(contents: CollectionState) -> _Unresolved:
     """Return what decides which updates sealed events make: what is sealed and resolved stays as it is."""
-    waiting = due(contents, contents.upper_times)
+    waiting = due(contents, contents.upper)
     return contents.id, len(contents.earlier), contents.resolved, contents.upper, waiting
 
 
@@ -258,17 +258,17 @@ class Purging:
             self._known.setdefault(collection, _Known()).resolved += rows
 
     def purged(
-        self, contents: CollectionState, schema: CollectionSchema, end: Antichain, reader: PartReader
+        self, contents: CollectionState, schema: CollectionSchema, end: int, reader: PartReader
     ) -> Purged | None:
         """Return the tombstones to retract with a resolution up to end, if it is time to look for them.
 
         Memory: a slice of the snapshot, and a sixteenth of the budget for what is found; more is left for later.
         """
         schema = among_versions(schema, contents)
-        form, lower = form_in(contents, schema), contents.resolved.time
+        form, lower = form_in(contents, schema), contents.resolved
         if form is None or form.tombstone is None or form.machine.name != NAME or contents.late_bound is None:
             return None
-        if not lower:
+        if lower in (0, END):
             return None
         floor = self._floor(contents, end)
         if floor is None or not self._is_due(contents):
@@ -288,12 +288,12 @@ class Purging:
                 left -= table.nbytes
             if left <= 0:
                 break
-        return Purged(pa.concat_tables(tables), TIME_MAX if end.time is None else end.time - 1)
+        return Purged(pa.concat_tables(tables), end - 1)
 
-    def _floor(self, contents: CollectionState, end: Antichain) -> int | None:
+    def _floor(self, contents: CollectionState, end: int) -> int | None:
         """Return a watermark below which no event is that is not resolved by end; None if none is known."""
         assert contents.late_bound is not None
-        waiting = pending_after(contents, end.elements)
+        waiting = pending_after(contents, end)
         with self._lock:
             seen = self._known.setdefault(contents.id, _Known()).seen
             if not seen or seen[-1] != (contents.next_number, contents.late_bound):

@@ -235,7 +235,7 @@ def record_count(contents: CollectionState) -> int | None:
     base = contents.parts_of(contents.keyframes[0].parts) if contents.history_from else ()
     parts = (*base, *contents.history_parts)
     form = contents.keyed
-    if form is not None and due(contents, contents.upper_times):
+    if form is not None and due(contents, contents.upper):
         return None
     if form is not None and form.tombstone is not None:
         schema = contents.schema
