@@ -416,10 +416,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         commits: bool = False,
         store: bool = False,
         write_token: str | None = None,
-        sql: bool = False,
-        sql_memory_bytes: int = QUERY_LIMITS.memory_bytes,
-        sql_timeout_s: float = QUERY_LIMITS.timeout_s,
-        sql_rows_max: int = QUERY_LIMITS.rows_max,
+        sql: bool | QueryLimits = False,
         slow_s: float = 60.0,
     ) -> "Server":
         """Announce new records and serve reads over Arrow Flight, until the server or this client is closed.
@@ -437,10 +434,8 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
                 with the token if it is the only one, may then write and drop everything. For mode "shared".
             store: let clients that have no rights on the store open the location as `grpc://host:port`, to read it.
             write_token: clients with it may write; clients with the token may then only read.
-            sql: also speak Flight SQL: any tool with a driver for it runs queries, as `sql` does. See
-                `docs/use/sql.md`.
-            sql_memory_bytes, sql_timeout_s, sql_rows_max: what one query may take: memory of DuckDB, seconds, and rows
-                of its answer. Eight run at a time.
+            sql: also speak Flight SQL: any tool with a driver for it runs queries, as `sql` does (`docs/use/sql.md`).
+                `persist.sql.QueryLimits` bounds the memory, the seconds and the rows of one query. Eight run at a time.
             slow_s: a stream that its client does not read for so long is dropped.
 
         Raises:
@@ -449,9 +444,11 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             ReadOnly: commits is set, and this client only reads.
         """
         self.engine.check_open("serve")
-        for option, given in (("commits", commits), ("insecure", insecure), ("sql", sql), ("store", store)):
-            if not isinstance(given, bool):
-                raise InvalidUsage(f"serve({option}={given!r}) is not True or False")
+        for option, value in (("commits", commits), ("insecure", insecure), ("store", store)):
+            if not isinstance(value, bool):
+                raise InvalidUsage(f"serve({option}={value!r}) is not True or False")
+        if not isinstance(sql, bool | QueryLimits):
+            raise InvalidUsage(f"serve(sql={sql!r}) is not True, False or QueryLimits")
         committer = self.engine.writer("serve with commits").committer if commits else None
         if commits and self.mode != "shared":
             raise InvalidUsage(f'serve(commits=True) is for mode="shared", and this is mode={self.mode!r}')
@@ -466,9 +463,6 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             raise InvalidUsage("write_token= is the same as token=, so that all who may read could write: give another")
         check_token(write_token)
 
-        limits = QueryLimits(sql_memory_bytes, sql_timeout_s, sql_rows_max)
-        if not sql and limits != QUERY_LIMITS:
-            raise InvalidUsage("limits of queries go with sql=True")
         if isinstance(slow_s, bool) or not isinstance(slow_s, (int, float)) or not 0 < slow_s < float("inf"):
             raise InvalidUsage(f"slow_s={slow_s!r} is not a number of seconds above 0")
         server = Server(
@@ -481,7 +475,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             insecure=insecure,
             slow_s=slow_s,
             committer=committer,
-            queries=Queries(self.engine, limits) if sql else None,
+            queries=Queries(self.engine, QUERY_LIMITS if sql is True else sql) if sql else None,
             store=BlobCalls(self.engine.storage.blob) if store else None,
         )
         self._ends.append(server.close)

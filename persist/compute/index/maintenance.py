@@ -96,7 +96,7 @@ def made(handle: CollectionHandle, wanted: Sequence[int], old: Index | None = No
         _make(handle, index, [*gone, create], None, first_time(contents), wanted, erasure_number(contents))
         return index
     with snapshot(handle.newest(), form="diff") as held:
-        index, create = draft(handle, held.scan.given, wanted)
+        index, create = draft(handle, held.scan.result_schema, wanted)
         _make(handle, index, [*gone, create], held, held.as_of, wanted, erasure_number(contents))
     return index_at(handle.engine, index.handle.id) or index
 
@@ -116,7 +116,7 @@ def _make(
         commit.add(handle, [ExpectErasures(handle.id, erasures)])
         commit.add(index.handle, [step for step in steps if step not in late])
         if held is not None:
-            commit.add(index.handle, _written(index, _contents(held, as_of), index.names_in(held.scan.given)))
+            commit.add(index.handle, _written(index, _contents(held, as_of), index.names_in(held.scan.result_schema)))
             commit.add(index.handle, _sealed(index, as_of))
         hold = kinds.SetHold(handle.id, index_hold(index.handle.id), as_of, columns=tuple(wanted))
         commit.add(handle, [hold, *late])

@@ -84,9 +84,7 @@ class BatchEnds:
     """Finds where micro-batches end. Memory: `COUNTS_BYTES_MAX`, and 16 bytes for each time of a few parts."""
 
     def __init__(self) -> None:
-        self._kept: ByteBoundedLru[str, TimeCounts] = ByteBoundedLru(
-            2 * COUNTS_BYTES_MAX, lambda counts: counts.nbytes, value_bytes_max=COUNTS_BYTES_MAX
-        )
+        self._kept: ByteBoundedLru[str, TimeCounts] = ByteBoundedLru(COUNTS_BYTES_MAX, lambda counts: counts.nbytes)
 
     def end(self, scan: Scan, reader: PartReader, limits: BatchLimits) -> int:
         """Return the greatest end of what scan may be cut to, so that it is within limits or of one time only.

@@ -83,7 +83,7 @@ class Shares:
         if runs:
             table = consolidate(pa.concat_tables(runs), self._scan.columns)
             del runs
-            yield from self._scan.given_out(table).to_batches()
+            yield from self._scan.cast_to_result(table).to_batches()
 
     def close(self) -> None:
         """Give the file up."""
@@ -145,7 +145,7 @@ def _as_sent(table: pa.Table, scan: Scan) -> pa.Table:
             if table.schema.types[at] != target_field.type:
                 table = table.set_column(at, target_field, table.column(at).cast(target_field.type, safe=False))
     except pa.ArrowException:
-        return scan.given_out(table)
+        return scan.cast_to_result(table)
     return table
 
 

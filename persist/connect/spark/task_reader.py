@@ -23,7 +23,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.settings import Storage
 from persist.core.timeline import timeline_of
 from persist.engine.read.following.changes import Transitions, UpsertEvents, read_changes, with_moments
-from persist.engine.read.merging import Form, read_snapshot, read_touched, repeated
+from persist.engine.read.merging import Form, read_snapshot, repeated
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.results.result import BATCH_ROWS_MAX
@@ -100,7 +100,7 @@ class TaskReader:
             updates = read_changes(scan, reader)
             return iter([updates]) if self.form == "diff" else repeated(_insertions(updates), scan)
         if self.what == "touched":
-            return read_touched(scan, self.form, reader)
+            return read_snapshot(scan, self.form, reader, elsewhere=lambda part: True)
         contents = read_snapshot(scan, self.form, reader)
         if self.as_of is None or self.form == "rows":
             return contents

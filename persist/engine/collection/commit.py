@@ -52,7 +52,7 @@ from persist.engine.collection.planned_commits import submit_all
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.read.lookups.requested_keys import wanted_keys
+from persist.engine.read.lookups.requested_keys import distinct_keys
 from persist.engine.write.commit_future import CommitFuture, Committed
 from persist.engine.write.operations import Asked, Step, Write
 from persist.engine.write.write_options import WriteOptions, with_token
@@ -246,7 +246,7 @@ class Commit:
                 self._draft(handle).change = keyed_deletion(handle, where, time, self.options.token)
             return
         self.check_unwritten(handle)
-        wanted = None if keys is None else wanted_keys(keys, handle.schema)
+        wanted = None if keys is None else distinct_keys(keys, handle.schema)
         self._add_difference(handle, time, partial(delete_steps, handle, wanted, where, time, self.options.token))
 
     def restore(self, handle: CollectionHandle, as_of: int | Moment, *, time: int | Moment | None = None) -> None:

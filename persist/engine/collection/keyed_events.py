@@ -28,7 +28,7 @@ from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import KeyReplacement
-from persist.engine.read.lookups.requested_keys import wanted_keys
+from persist.engine.read.lookups.requested_keys import distinct_keys
 from persist.engine.read.merging import NewRows, differences, read_snapshot
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
@@ -175,7 +175,7 @@ def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) ->
     form = keyed_form(handle)
     rows = as_table(opened(what), handle.schema)
     if rows is None or {*rows.column_names} <= {*handle.schema.key_names}:
-        rows = wanted_keys(what, handle.schema)
+        rows = distinct_keys(what, handle.schema)
     rows = rows.append_column(DELETED, pa.array(np.ones(len(rows), np.bool_)))
     events = to_events(rows, handle.schema, form, stamp, handle.clocked_timeline, handle.machine)
     check_event_times(handle, events)

@@ -133,7 +133,7 @@ def changes(
     moments = handle.moments(times)
 
     def make(scan: Scan, reading: ClaimedRead) -> Changes:
-        columns_of = Transitions.of_columns(scan.given, columns) if form != "updates" else None
+        columns_of = Transitions.of_columns(scan.result_schema, columns) if form != "updates" else None
         return Changes(scan, reading, moments, columns_of)
 
     return _changes(handle, start, until, make, columns, where, schema, timeout_s, raw=raw)
@@ -220,8 +220,8 @@ def upserts(
     """Return the changes of a keyed collection as events; arguments and errors are those of `Collection.upserts`."""
     keyed_form(handle)
     updates = changes(handle, start, until, schema=schema, timeout_s=timeout_s, raw=True)
-    form = form_in(handle.known(), updates.scan.given, resolves=False)
-    return Upserts(updates, UpsertEvents(updates.scan.given, form))
+    form = form_in(handle.known(), updates.scan.result_schema, resolves=False)
+    return Upserts(updates, UpsertEvents(updates.scan.result_schema, form))
 
 
 def listen_from(
@@ -286,7 +286,7 @@ def contents_as_of(
     slices = [scan] if whole_times else scan.slices_within(reading().changes_slice_bytes)
 
     def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
-        empty = scan.given_out(scan.empty([*scan.columns, "_diff"]))
+        empty = scan.cast_to_result(scan.empty([*scan.columns, "_diff"]))
         rows = pa.concat_tables([empty, *snapshot_tables(scan, "diff", reading)])
         column = pa.repeat(pa.scalar(time, pa.int64()), len(rows))
         updates = rows.add_column(len(handle.schema.names), handle.schema.arrow.field("_time"), column)

@@ -51,8 +51,7 @@ class ErasedRecords:
     """What is to be erased: the records of some keys, or those for which a condition is true.
 
     Attributes:
-        keys: the key columns, sorted, each key once, as `persist.engine.read.lookups.requested_keys.wanted_keys` gives
-        them; or None.
+        keys: the key columns, as `persist.engine.read.lookups.requested_keys.distinct_keys` returns them; or None.
         where: instead of these.
         ids: of the columns that where names, by name: those of relatives must be the same.
     """

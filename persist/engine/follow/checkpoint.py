@@ -36,7 +36,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import as_time
 from persist.core.log import kinds
 from persist.core.log.fields import CollectionMutation, Seqno
-from persist.core.log.framing import FORMAT_MIN, BlobRef, Framed, decode_framed, encode_framed, pointer_to
+from persist.core.log.framing import FORMAT_MIN, BlobRef, Framed, decode_framed, encode_framed, make_pointer
 from persist.core.log.keys import (
     LOG,
     check_parts,
@@ -344,7 +344,7 @@ def stored_checkpoint(blob: Blob, key: str) -> StoredCheckpoint | None:
         _check(checkpoint)
     except ValueError as error:
         raise CorruptBlob(key, f"it is not one that a writer would make: {error}") from error
-    return StoredCheckpoint(checkpoint, pointer_to(key, data))
+    return StoredCheckpoint(checkpoint, make_pointer(key, data))
 
 
 def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:

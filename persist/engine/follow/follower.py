@@ -26,7 +26,7 @@ from persist.blob.threads import Clock, Pool
 from persist.core.errors import ClientClosed, CollectionNotFound, LogInterrupted, LogReplaced, PersistError
 from persist.core.log.fields import Policy
 from persist.core.log.keys import CHECKPOINTS, record_key
-from persist.core.log.records import LogPage, Record, RecordReader, begins_as, read_commit_id, read_record
+from persist.core.log.records import LogPage, Record, RecordReader, matches_commit, read_commit_id, read_record
 from persist.core.state_rules.annotations import Remembered
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import PENDING_MAX, CollectionEntry, DoesNotFollow, State, apply
@@ -211,7 +211,7 @@ class Follower(AwaitedLog):
     def _read_on(self, last: float = math.inf) -> None:
         before = self._state
         try:
-            for record in self._records.after(lambda: self._state.seqno, last):
+            for record in self._records.read_after(lambda: self._state.seqno, last):
                 if self._state is before:
                     self._past.went_on_from(before)
                 self.advance(record)
@@ -377,7 +377,7 @@ class Follower(AwaitedLog):
             raise CorruptBlob(CHECKPOINTS, f"it belongs to location {newest.location}, not {self._state.location}")
         if newest.seqno > self._state.seqno:
             self._verify_newest()  # It is skipped, so nothing else would notice.
-            if newest.commit is None or not begins_as(self._blob, newest.seqno, newest.commit):
+            if newest.commit is None or not matches_commit(self._blob, newest.seqno, newest.commit):
                 check_not_beyond(self._blob, newest)
         while newest.seqno < self._state.seqno:
             record = self._recent.get(newest.seqno + 1) or read_record(self._blob, newest.seqno + 1)

@@ -25,7 +25,7 @@ from persist.blob.errors import CorruptBlob, MissingBlob
 from persist.blob.protocol import Blob
 from persist.core.errors import LogInterrupted, LogReplaced
 from persist.core.log.keys import checkpoint_key, listed_records, record_key
-from persist.core.log.records import Record, begins_as, read_commit_id, read_record
+from persist.core.log.records import Record, matches_commit, read_commit_id, read_record
 from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import beyond_the_log, read_newest_control
 
@@ -125,7 +125,7 @@ def fate_of(blob: Blob, mark: Mark) -> Fate:
     Cost: a GET of a few bytes, if it is there. Needs no lock.
     """
     seqno, commit = mark
-    if begins_as(blob, seqno, commit):
+    if matches_commit(blob, seqno, commit):
         return "there"
     present = read_commit_id(blob, seqno)
     if present == commit:

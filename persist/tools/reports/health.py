@@ -32,7 +32,7 @@ from persist.core.state_rules.keyed_rules import due as events_due
 from persist.core.state_rules.location import Dropped, LocationState, is_waited_for
 from persist.engine.collection.failures import failures_of
 from persist.engine.compact import must_destroy, next_work
-from persist.engine.upkeep import Ages, checkpoint_marks, named_in, sharers
+from persist.engine.upkeep import Ages, checkpoint_marks, find_sharers, list_named
 from persist.tools.reports.surveys import THREADS, Facts, KnownFacts, Made, hold_for_people, names_by_id
 
 LISTED_MAX = 64
@@ -381,12 +381,12 @@ def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
     Cost: a LIST for each folder of a collection, `LISTED_MAX` at most, and the states of the clones with parts there.
     """
     engine, state = client.engine, client.engine.follower.state
-    dropped, names, shares = state.control.dropped, names_by_id(client), sharers(state)
+    dropped, names, shares = state.control.dropped, names_by_id(client), find_sharers(state)
     folders = [_folders(entry) for entry in dropped]
     ids = [*dict.fromkeys(folder for of_entry in folders for folder in of_entry)][:LISTED_MAX]
 
     def list_sizes(id_: str) -> dict[str, int]:
-        named = named_in(engine.blob, state, id_, shares) if id_ in shares else set()
+        named = list_named(engine.blob, state, id_, shares) if id_ in shares else set()
         return {entry.key: entry.bytes for entry in engine.blob.list(table_root(id_)) if entry.key not in named}
 
     with ThreadPoolExecutor(THREADS, "persist-survey") as threads:
