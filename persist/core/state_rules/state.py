@@ -190,7 +190,7 @@ def apply(state: State, record: Record) -> State:
 def format_after(state: State, mutations: Iterable[Mutation]) -> int:
     """Return the least number that a record with these mutations may have after state; it never goes back."""
     least = FORMAT_MIN if state.seqno < 0 else state.format
-    return max([least, *(mutation.format_needed for mutation in mutations)])
+    return max([least, *[mutation.format_needed for mutation in mutations]])
 
 
 class Changing:

@@ -43,6 +43,7 @@ from persist.engine.follow.log_identity import (
     check_not_beyond,
     contradiction,
     fate_of,
+    is_past,
     record_of,
 )
 from persist.engine.follow.log_queries import Submissions
@@ -354,7 +355,7 @@ class Follower(AwaitedLog):
 
     def is_long_ago(self, then: tuple[float, float]) -> bool:
         """Return whether a record created at that moment may have been truncated since."""
-        return any(now - before > STALE_AFTER_S for now, before in zip(self.now(), then, strict=True))
+        return is_past(then, self.now(), STALE_AFTER_S)
 
     def _is_stale(self) -> bool:
         return self.is_long_ago(self._seen_end)
@@ -484,7 +485,7 @@ class Follower(AwaitedLog):
         return self._past.stop(seqno, commit, present)
 
     def load(self, id_: str) -> CollectionState | None:
-        """Return the contents of a collection in the newest known state, or None if it does not exist (any more)."""
+        """Return the contents of a collection in the newest known state; None if it does not exist."""
         with self._lock:
             try:
                 return self._load(id_)
@@ -590,10 +591,7 @@ class Follower(AwaitedLog):
             return self._state.seqno, [self.known(id_, name) for id_, name in wanted]
 
     def _read_hinted(self) -> None:
-        """Read up to the record that a hint spoke of, and do not ask for the one after it as `refresh` does.
-
-        Who waits has refreshed before, so nothing is missed: where there is more, the next refresh finds it.
-        """
+        """Read up to the record of a hint; the next refresh finds the records after it."""
         with self._lock:
             self._past.check_stopped()
             if not self._is_stale():

@@ -134,7 +134,7 @@ class GroupCommit:
 
     def commit(self, group: list[Operation]) -> None:
         """Resolve the future of every operation of the group."""
-        operations = self._relayed_first(self._with_failed_uploads_rejected(group))
+        operations = self._relayed_first([operation for operation in group if self._is_uploaded(operation)])
         try:
             self._commit_here(operations)
         except BaseException as error:
@@ -170,8 +170,8 @@ class GroupCommit:
         return left
 
     def _commit_here(self, operations: list[Operation]) -> None:
-        submissions = [operation.submission for operation in operations if is_in_doubt(operation)]
-        doubtful = [submission.after for submission in submissions if submission is not None]
+        submissions = [operation.submission for operation in operations if operation.submission is not None]
+        doubtful = [submission.after for submission in submissions if submission.is_own]
         if doubtful:
             self._follower.catch_up(min(doubtful))
             if not self._look_back.now(self._follower.state):
@@ -408,33 +408,29 @@ class GroupCommit:
             )
         return was_truncated
 
-    def _with_failed_uploads_rejected(self, group: list[Operation]) -> list[Operation]:
-        uploaded = []
-        for operation in group:
-            failed = (step.upload_error() for step in operation.steps if isinstance(step, Write))
-            error = next((error for error in failed if error is not None), None)
-            if error is None:
-                uploaded.append(operation)
-            else:
+    def _is_uploaded(self, operation: Operation) -> bool:
+        """Return whether all uploads of an operation succeeded; reject it otherwise."""
+        for step in operation.steps:
+            if isinstance(step, Write) and (error := step.upload_error()) is not None:
                 self._reject(operation, error)
-        return uploaded
+                return False
+        return True
 
     def _state_for(self, operations: list[Operation]) -> tuple[State, dict[str, PersistError]]:
         """Return a state with the contents of all collections concerned, and why some could not be read."""
         unreadable: dict[str, PersistError] = {}
-        wanted = {id_ for operation in operations for step in operation.steps for id_ in _concerned(step)}
-        while wanted:
-            for id_ in wanted:
+        ids = {id_ for operation in operations for step in operation.steps for id_ in _concerned(step)}
+        while True:
+            for id_ in ids:
                 try:
                     self._follower.load(id_)
                 except Corruption as error:
                     unreadable[id_] = error
             state = self._follower.state
             # To load one, or to refresh in another thread, may go back to a checkpoint: without any contents.
-            loaded = (state.entries.get(id_) for id_ in wanted - unreadable.keys())
-            if all(entry is None or entry.contents is not None for entry in loaded):
+            entries = [state.entries.get(id_) for id_ in ids - unreadable.keys()]
+            if not [entry for entry in entries if entry is not None and entry.contents is None]:
                 return state, unreadable
-        return self._follower.state, unreadable
 
     def _mutations(
         self,
@@ -456,18 +452,11 @@ class GroupCommit:
             encoded = appends[change.id][1]
             if change.id in times:
                 encoded = [_stamped(mutation, times[change.id]) for mutation in encoded]
-            if state.location is not None:
-                # For every attempt: garbage collection deletes lists whose names are below the log's floor.
-                move = partial(_moved_out, self._blob, state)
-                encoded, change.replaces = move(encoded), move(change.replaces)
-                change.resolves = move(change.resolves)
-                change.publishes = move(change.publishes)
-                alone = (move([step]) if isinstance(step, kinds.Erase) else [step] for step in change.alone)
-                change.alone = [step for moved in alone for step in moved]
-                if isinstance(change.create, kinds.Clone):
-                    (change.create,) = move([change.create])
-            named = change.mutations(contents, encoded)
-            mutations += (with_archiving(self._blob, self._follower, state, contents, step) for step in named)
+            for mutation in change.mutations(contents, encoded):
+                if isinstance(mutation, BringsParts) and state.location is not None:
+                    # For every attempt: garbage collection deletes lists whose names are below the log's floor.
+                    mutation = move_out(self._blob, state.location, mutation, state.seqno + 1, format=state.format)
+                mutations.append(with_archiving(self._blob, self._follower, state, contents, mutation))
         return (*mutations, *last)
 
     def _reject(self, operation: Operation, error: BaseException) -> None:
@@ -506,14 +495,16 @@ class GroupCommit:
         done: list[Operation] = []
         rejected: list[tuple[Operation, PersistError]] = []
         for operation in operations:
-            broken = [unreadable[id_] for step in operation.steps for id_ in _concerned(step) if id_ in unreadable]
-            if broken:
-                rejected.append((operation, broken[0]))
-                continue
+            if unreadable:
+                ids = [id_ for step in operation.steps for id_ in _concerned(step) if id_ in unreadable]
+                if ids:
+                    rejected.append((operation, unreadable[ids[0]]))
+                    continue
             try:
                 if operation.renew is not None:
                     operation = replace(operation, steps=tuple(operation.renew(state)))
-                self._check_clock(state, operation, times)
+                if operation.at_commit:
+                    self._check_clock(state, operation, times)
                 if is_alone and operation.is_in_order:
                     is_new = draft.check(operation.plan(times))
                 else:
@@ -572,11 +563,6 @@ def _stamped(mutation: kinds.Append | kinds.Pend, time: int) -> kinds.Append | k
     """Return a mutation with the time of the commit in its stamped parts."""
     parts = tuple(part.with_time(time) if part.stamped else part for part in mutation.parts)
     return msgspec.structs.replace(mutation, parts=parts)
-
-
-def _moved_out(blob: Blob, state: State, mutations: Sequence[B]) -> list[B]:
-    assert state.location is not None
-    return [move_out(blob, state.location, mutation, state.seqno + 1, format=state.format) for mutation in mutations]
 
 
 logger = logging.getLogger(__name__)
