@@ -5,18 +5,19 @@ import os
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from persist.api.collection import Collection, Described, keep_erasures_finished
 from persist.api.creation import Collections, CreatingCalls
 from persist.api.joint_reads import ReadingTogether
 from persist.api.lineage import is_wanted, told_of
 from persist.api.multi_write import MultiWrite
+from persist.api.serving import ServeOptions, Servers, serve
 from persist.api.upkeep import UpkeepCalls
 from persist.api.view import View
 from persist.blob.threads import Clock, SystemClock
 from persist.compute.index import keep_indexes_current
-from persist.compute.query import QUERY_LIMITS, AsOf, Outcome, Queries, QueryLimits, QueryResult, execute, is_statement
+from persist.compute.query import AsOf, Outcome, QueryLimits, QueryResult, execute, is_statement
 from persist.core.antichain import END
 from persist.core.closing import close_after
 from persist.core.errors import InvalidUsage
@@ -34,10 +35,7 @@ from persist.engine.location.writer import Mode, OpenOptions
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.write_options import WriteOptions
 from persist.services.publish import Published, keep_tables_current, publish_together
-from persist.services.serve.messages import Notify, check_token
-
-if TYPE_CHECKING:
-    from persist.services.serve.server import Server
+from persist.services.serve.messages import Notify
 
 NAMES_SHOWN = 20
 
@@ -408,79 +406,55 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
 
     def serve(
         self,
-        url: str,
+        flight: str | None = None,
         *,
+        postgres: str | None = None,
+        iceberg: str | None = None,
         token: str | None = None,
+        write_token: str | None = None,
         certificate: tuple[str | bytes, str | bytes] | None = None,
         insecure: bool = False,
+        write: bool = False,
         commits: bool = False,
         store: bool = False,
-        write_token: str | None = None,
         sql: bool | QueryLimits = False,
+        iceberg_properties: Mapping[str, str] | None = None,
         slow_s: float = 60.0,
-    ) -> "Server":
-        """Announce new records and serve reads over Arrow Flight, until the server or this client is closed.
+    ) -> Servers:
+        """Serve the location to Arrow clients, Postgres clients and readers of Iceberg, until this client is closed.
 
-        Clients that were opened with `notify=` learn of a record within milliseconds. Any Flight client can read
-        snapshots, changes and subscriptions; see `docs/run/servers.md`. Nothing depends on the server: it may end at
-        any time.
+        Clients that were opened with `notify=` learn of a record from the Flight server within milliseconds. Any Flight
+        client can read snapshots, changes and subscriptions; see `docs/run/servers.md`. Nothing depends on a server: it
+        may end at any time.
 
         Args:
-            url: `grpc://host:port`, or `grpc+tls://host:port`; port 0 takes a free one, see `Server.url`.
-            token: clients must send it; without one, every client that reaches the port may read everything.
-            certificate: the chain and the key of the server as PEM, for `grpc+tls://`.
+            flight: `grpc://host:port`, or `grpc+tls://host:port`. Port 0, here and below, takes a free one.
+            postgres: `host:port`. psql, drivers and tools for reports query the location there; see `docs/use/sql.md`.
+            iceberg: `host:port` of an Iceberg REST catalog; see `docs/use/publish.md`. This client must write.
+            token: clients send it; without one, everybody who reaches a port may read everything.
+            write_token: lets its holders write; those of the token only read then.
+            certificate: the chain and the key as PEM, for `grpc+tls://` and for Postgres.
             insecure: allow an address that other machines reach without a token.
-            commits: also commit for clients that were opened with `commit_through=`. Clients with the write token, or
-                with the token if it is the only one, may then write and drop everything. For mode "shared".
+            write: let Postgres clients change collections. This client must write.
+            commits: commit for clients that were opened with `commit_through=`, in mode "shared". Holders of the write
+                token, or of the token if there is no other, may then write and drop collections.
             store: let clients that have no rights on the store open the location as `grpc://host:port`, to read it.
-            write_token: clients with it may write; clients with the token may then only read.
-            sql: also speak Flight SQL: any tool with a driver for it runs queries, as `sql` does (`docs/use/sql.md`).
-                `persist.sql.QueryLimits` bounds the memory, the seconds and the rows of one query. Eight run at a time.
-            slow_s: a stream that its client does not read for so long is dropped.
+            sql: speak Flight SQL, too: any tool with a driver for it asks queries, as `sql` does (`docs/use/sql.md`).
+                `persist.sql.QueryLimits` bounds the memory, the seconds and the rows of one query, also for Postgres
+                clients. Eight run at a time.
+            iceberg_properties: sent to readers of Iceberg with each table, such as credentials of S3.
+            slow_s: a client that does not read its answer for so long is disconnected.
 
         Raises:
-            InvalidUsage: the address, token or certificate does not fit, the port is taken, or commits is set in mode
-                "exclusive".
-            ReadOnly: commits is set, and this client only reads.
+            InvalidUsage: an address, token or certificate does not fit, or a port is taken; or commits is asked for in
+                mode "exclusive", whose commits nobody else could make.
+            ReadOnly: this client only reads, and one of the servers writes.
         """
-        self.engine.check_open("serve")
-        for option, value in (("commits", commits), ("insecure", insecure), ("store", store)):
-            if not isinstance(value, bool):
-                raise InvalidUsage(f"serve({option}={value!r}) is not True or False")
-        if not isinstance(sql, bool | QueryLimits):
-            raise InvalidUsage(f"serve(sql={sql!r}) is not True, False or QueryLimits")
-        committer = self.engine.writer("serve with commits").committer if commits else None
-        if commits and self.mode != "shared":
-            raise InvalidUsage(f'serve(commits=True) is for mode="shared", and this is mode={self.mode!r}')
-        from persist.services.serve.flight_calls import BlobCalls
-        from persist.services.serve.server import Server  # As above.
-
-        if write_token is not None and (not (store or commits) or token is None):
-            raise InvalidUsage(
-                "write_token= goes with store=True or commits=True, and a token= for those who only read"
-            )
-        if write_token is not None and write_token == token:
-            raise InvalidUsage("write_token= is the same as token=, so that all who may read could write: give another")
-        check_token(write_token)
-
-        if isinstance(slow_s, bool) or not isinstance(slow_s, (int, float)) or not 0 < slow_s < float("inf"):
-            raise InvalidUsage(f"slow_s={slow_s!r} is not a number of seconds above 0")
-        server = Server(
-            self,
-            self.engine.follower,
-            url,
-            token=token,
-            write_token=write_token,
-            certificate=certificate,
-            insecure=insecure,
-            slow_s=slow_s,
-            committer=committer,
-            queries=Queries(self.engine, QUERY_LIMITS if sql is True else sql) if sql else None,
-            store=BlobCalls(self.engine.storage.blob) if store else None,
-        )
-        self._ends.append(server.close)
-        self.engine.count_also("server", server.counts)
-        return server
+        flags = {"commits": commits, "insecure": insecure, "store": store, "write": write}
+        options = ServeOptions(token, write_token, certificate, insecure, sql, slow_s)
+        servers = serve(self, flight, postgres, iceberg, options, iceberg_properties, flags)
+        self._ends.append(servers.close)
+        return servers
 
     def __getitem__(self, name: str) -> Collection:
         """Do what `load` does."""

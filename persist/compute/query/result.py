@@ -105,6 +105,8 @@ class QueryResult(ArrowResult):
         limits: QueryLimits | None = None,
         parameters: Sequence[Any] = (),
         times: Mapping[Path, int] | None = None,
+        pins: Mapping[str, int] | None = None,
+        changes: Mapping[str, pa.Table] | None = None,
     ) -> None:
         """Bind a query to snapshots of all collections that it reads.
 
@@ -116,6 +118,8 @@ class QueryResult(ArrowResult):
             limits: what it may take; None for no limits.
             parameters: what stands for `?` or `$1` in it.
             times: the `times` of another result, to read the same.
+            pins: by the names of collections, the times of those that the query says no time of.
+            changes: by the names of collections, what is read in the place of their latest contents.
 
         Raises:
             InvalidUsage: DuckDB is not installed, or refuses the query; or a time is given for what it does not read.
@@ -147,7 +151,13 @@ class QueryResult(ArrowResult):
             self.names = tuple(sorted({table.name for table in read.values() if table.as_of is None}))
             for path in timed.keys() - {path for path, table in collections.items() if table is not None}:
                 raise timed[path].refused(self._collections)
-            bound = _bound(engine, read, as_of, times or {})
+            for path, table in [*read.items()]:
+                if table.as_of is None and changes is not None and table.name in changes:
+                    register(self._connection, path, changes[table.name])
+                    del read[path]
+            known = {path: pins[table.name] for path, table in read.items() if pins and table.name in pins}
+            known = {path: time for path, time in known.items() if read[path].as_of is None}
+            bound = _bound(engine, read, as_of, {**known, **(times or {})})
             for path, result in zip(bound, snapshots_together([*bound.values()]), strict=True):
                 opening.enter_context(indexed(bound[path][0], result))
                 self.times[path] = result.as_of
@@ -341,10 +351,16 @@ class Queries:
         self._engine = engine
         self._limits = limits
 
-    def ask(self, sql: str, parameters: Sequence[Any] = (), times: Mapping[Path, int] | None = None) -> QueryResult:
+    def ask(
+        self,
+        sql: str,
+        parameters: Sequence[Any] = (),
+        times: Mapping[Path, int] | None = None,
+        as_of: int | Moment | None = None,
+    ) -> QueryResult:
         """Return the answer of a query, which is read when it is asked for its batches; see `QueryResult`."""
         _check_reads(sql)
-        return QueryResult(self._engine, sql, None, limits=self._limits, parameters=parameters, times=times)
+        return QueryResult(self._engine, sql, as_of, limits=self._limits, parameters=parameters, times=times)
 
     def parameters(self, sql: str) -> int:
         """Return how many parameters a query has.

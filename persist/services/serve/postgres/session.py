@@ -1,0 +1,783 @@
+"""One connection of a Postgres client: its settings, its block, its prepared statements, and what it runs.
+
+A statement becomes an `Answer`: columns and batches of rows, or a tag alone. Both protocols run it: the simple one,
+with a text of several statements, and the extended one, with parameters, portals and pieces of an answer. After an
+error, the extended one skips to `Sync`, and a block waits for its end.
+
+| state | a statement |
+|---|---|
+| outside of a block | reads the newest sealed contents, or those at `persist.as_of`; a change is a commit of its own |
+| in a block | reads what was sealed at its first statement, with the changes of the block; COMMIT is one commit |
+| in a block that failed | is refused, until ROLLBACK |
+
+A text of several statements without BEGIN is a block, as Postgres has it.
+"""
+
+import contextlib
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from persist.core.errors import PersistError
+from persist.services.serve.postgres import wire
+from persist.services.serve.postgres.backend import Answered, Backend, Block, Channel
+from persist.services.serve.postgres.catalog import Session, asks_catalog
+from persist.services.serve.postgres.failures import failure_of, position_of
+from persist.services.serve.postgres.parameters import literal
+from persist.services.serve.postgres.settings import AS_OF, Settings, parse_options, parse_set
+from persist.services.serve.postgres.statements import (
+    READS,
+    WRITES,
+    Copy,
+    Subscribe,
+    count_parameters,
+    is_empty,
+    parameter_types,
+    parse_copy,
+    parse_subscribe,
+    split,
+    with_parameters,
+    words,
+)
+from persist.services.serve.postgres.values import (
+    column_of,
+    copy_rows,
+    copy_text_rows,
+    data_rows,
+)
+from persist.services.serve.postgres.wire import Column, Failure, ProtocolViolation, Reader
+
+logger = logging.getLogger(__name__)
+
+PREPARED_MAX = 1_000
+CURSORS_MAX = 100
+SQL_BYTES_MAX = 4 << 20
+_COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+@dataclass
+class Answer:
+    """The answer of a statement.
+
+    Attributes:
+        tag: returns the text of CommandComplete, from the number of rows.
+        columns: None if it has no rows.
+        copy: how its rows are copied, for COPY.
+        is_live: rows come as they happen, so each batch is sent at once.
+    """
+
+    tag: Callable[[int], str]
+    columns: list[Column] | None = None
+    batches: Iterator[pa.RecordBatch] = field(default_factory=lambda: iter(()))
+    close: Callable[[], object] = _nothing
+    copy: Copy | None = None
+    is_live: bool = False
+
+
+@dataclass
+class _Prepared:
+    """A prepared statement. `described` are the columns that the client has seen."""
+
+    sql: str
+    oids: list[int]
+    described: list[Column] | None = None
+
+
+@dataclass
+class _Portal:
+    """An answer that is read in pieces: the remainder of a batch, and how many rows were sent."""
+
+    answer: Answer
+    formats: list[int]
+    remainder: pa.RecordBatch | None = None
+    sent: int = 0
+    is_done: bool = False
+
+
+def _rows_answer(table: pa.Table, tag: str = "SELECT") -> Answer:
+    return Answer(lambda rows: f"{tag} {rows}", [*map(column_of, table.schema)], iter(table.to_batches()))
+
+
+class SessionOfClient:
+    """Runs the messages of one client.
+
+    Args:
+        may_write: whether statements may change collections.
+    """
+
+    def __init__(self, backend: Backend, channel: Channel, session: Session, *, may_write: bool) -> None:
+        self._backend = backend
+        self._channel = channel
+        self._session = session
+        self._may_write = may_write
+        is_time = session.database not in ("latest", "persist", "postgres", session.user)
+        self._settings = Settings(session.settings, session.user, session.database if is_time else "")
+        self._block: Block | None = None
+        self._is_in_block = self._has_failed = self._skips = False
+        self._savepoints: list[tuple[str, int]] = []
+        self._changes = 0
+        self._prepared: dict[str, _Prepared] = {}
+        self._portals: dict[str, _Portal] = {}
+        self._cursors: dict[str, _Portal] = {}
+        self._running: Answered | None = None
+        self._text = ""  # The newest statement, for the positions of errors.
+        self._is_cancelled = False
+        self._lock = threading.Lock()
+
+    # The beginning and the end.
+
+    def start(self, options: Mapping[str, str]) -> None:
+        """Tell the client the settings, which it may have changed by its first message.
+
+        Raises:
+            Failure: a setting is not possible.
+        """
+        chosen = [(name, value) for name, value in options.items() if name not in _NO_SETTINGS]
+        for name, value in [*chosen, *parse_options(options.get("options", ""))]:
+            self._settings.set(name, value)
+        for name, value in self._settings.begin():
+            self._channel.send(wire.parameter_status(name, value))
+
+    def close(self) -> None:
+        """Let go of everything; idempotent."""
+        self.cancel()
+        self._end_block()
+        for portal in [*self._portals.values(), *self._cursors.values()]:
+            portal.answer.close()
+        self._portals.clear()
+        self._cursors.clear()
+
+    def cancel(self) -> None:
+        """End the statement that runs, from any thread."""
+        with self._lock:
+            self._is_cancelled = True
+            if self._running is not None:
+                self._running.interrupt("canceled")
+
+    # Messages.
+
+    @property
+    def is_in_block(self) -> bool:
+        """Whether a block is open."""
+        return self._is_in_block
+
+    def handle(self, kind: bytes, body: bytes) -> None:
+        """Process a message, and answer it.
+
+        Raises:
+            ProtocolViolation: it does not follow the protocol.
+        """
+        reader = Reader(body)
+        if kind == b"S":
+            self._skips = False
+            self._sync()
+            return
+        if self._skips:
+            return
+        with self._lock:
+            self._is_cancelled = False
+        try:
+            if kind == b"Q":
+                self._query(reader.text())
+            elif kind in _EXTENDED:
+                _EXTENDED[kind](self, reader)
+            elif kind == b"H":
+                self._channel.flush()
+            elif kind == b"F":
+                raise Failure("0A000", "function calls are not served: call functions in SQL")
+            elif kind not in (b"d", b"c", b"f"):  # Data of a COPY that was refused come after the refusal.
+                raise ProtocolViolation(f"there is no message of the kind {kind!r}")
+        except (ProtocolViolation, OSError):
+            raise
+        except Exception as error:
+            if not isinstance(error, (Failure, PersistError, pa.ArrowException)):
+                logger.exception("A statement of a Postgres client failed.")
+            self._fail(error)
+            self._skips = kind != b"Q"
+        if kind == b"Q":
+            self._sync()
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            is_cancelled, self._running = self._is_cancelled, None
+        failure = Failure("57014", "canceling statement due to user request") if is_cancelled else failure_of(error)
+        if failure.position is None:
+            failure.position = position_of(error, self._text)
+        self._has_failed = self._is_in_block
+        self._channel.send(wire.error(failure))
+
+    def _sync(self) -> None:
+        if not self._is_in_block:
+            self._drop_portals()
+        status = b"E" if self._has_failed else b"T" if self._is_in_block else b"I"
+        self._channel.send(wire.ready(status))
+        self._channel.flush()
+
+    def _query(self, sql: str) -> None:
+        _check_length(sql)
+        self._text = sql
+        statements = split(sql)
+        if not statements:
+            self._channel.send(wire.message(b"I"))
+        is_block = len(statements) > 1 and not self._is_in_block
+        if is_block:
+            self._begin()
+        try:
+            for statement in statements:
+                if is_block and words(statement)[:1] in (["BEGIN"], ["START"]):
+                    is_block = False  # From here on, it is the client's.
+                    self._channel.send(wire.command_complete("BEGIN"))
+                    continue
+                self._send(self._run(with_parameters(statement, [])), None)
+                is_block = is_block and self._is_in_block
+            if is_block:
+                self._commit()
+        finally:
+            if is_block:
+                self._end_block()
+
+    def _send(self, answer: Answer, formats: list[int] | None) -> None:
+        """Send a whole answer of the simple protocol."""
+        portal = _Portal(answer, formats or [0] * len(answer.columns or ()))
+        try:
+            if answer.columns is not None and answer.copy is None:
+                self._channel.send(wire.row_description(answer.columns, portal.formats))
+            self._send_rows(portal, 0)
+        finally:
+            answer.close()
+
+    def _send_rows(self, portal: _Portal, limit: int) -> None:
+        """Send rows of a portal: all, or at most so many; and that it is done, or not."""
+        answer = portal.answer
+        if portal.is_done:
+            self._channel.send(wire.command_complete(answer.tag(0)))
+            return
+        if answer.copy is not None:
+            self._send_copy(answer, answer.copy)
+            portal.is_done = True
+            return
+        sent = 0
+        while answer.columns is not None:
+            batch = portal.remainder if portal.remainder is not None else self._next(answer)
+            portal.remainder = None
+            if batch is None:
+                break
+            if limit and batch.num_rows > limit - sent:
+                batch, portal.remainder = batch.slice(0, limit - sent), batch.slice(limit - sent)
+            for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                self._channel.send(data_rows(batch.slice(start, _ROWS_AT_ONCE), portal.formats))
+            if answer.is_live:
+                self._channel.flush()
+            sent += batch.num_rows
+            if limit and sent == limit:
+                portal.sent += sent
+                self._channel.send(wire.message(b"s"))
+                return
+        portal.is_done = True
+        portal.sent += sent
+        self._channel.send(wire.command_complete(answer.tag(sent)))
+
+    def _next(self, answer: Answer) -> pa.RecordBatch | None:
+        if self._is_cancelled:
+            raise Failure("57014", "canceling statement due to user request")
+        with contextlib.nullcontext() if answer.is_live else self._backend.turn():
+            return next(answer.batches, None)
+
+    def _send_copy(self, answer: Answer, copy: Copy) -> None:
+        columns = answer.columns or []
+        self._channel.send(wire.copy_out(len(columns), copy.form == "binary"))
+        if copy.header:
+            names = pa.record_batch(
+                [pa.array([column.name]) for column in columns], [column.name for column in columns]
+            )
+            self._channel.send(copy_text_rows(names, copy.separator, "\0", csv=copy.form == "csv"))
+        rows, head = 0, _COPY_HEADER
+        while (batch := self._next(answer)) is not None:
+            for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                piece = batch.slice(start, _ROWS_AT_ONCE)
+                if copy.form == "binary":
+                    data = copy_rows(piece)
+                    if head:  # Clients take the header and the first row as one message.
+                        length = int.from_bytes(data[1:5], "big") + 1
+                        self._channel.send(wire.message(b"d", head + bytes(data[5:length])))
+                        data, head = data[length:], b""
+                    self._channel.send(data)
+                else:
+                    self._channel.send(copy_text_rows(piece, copy.separator, copy.null, csv=copy.form == "csv"))
+            rows += batch.num_rows
+            if answer.is_live:
+                self._channel.flush()
+        if copy.form == "binary":
+            self._channel.send(wire.message(b"d", head + b"\xff\xff"))
+        self._channel.send(wire.message(b"c"), wire.command_complete(f"COPY {rows}"))
+
+    # The extended protocol.
+
+    def _parse(self, reader: Reader) -> None:
+        name, sql, oids = reader.text(), reader.text(), reader.int32s()
+        self._text = sql
+        _check_length(sql)
+        if len(split(sql)) > 1:
+            raise Failure("42601", "a prepared statement is one statement")
+        if name and name in self._prepared:
+            raise Failure("42P05", f'the prepared statement "{name}" exists already')
+        if len(self._prepared) >= PREPARED_MAX:
+            raise Failure("53000", f"a session has at most {PREPARED_MAX:,} prepared statements: close some")
+        count_parameters(sql)
+        self._prepared[name] = _Prepared(sql.rstrip().rstrip(";"), oids)
+        self._channel.send(wire.message(b"1"))
+
+    def _find(self, name: str) -> _Prepared:
+        if name not in self._prepared:
+            raise Failure("26000", f'there is no prepared statement "{name}"')
+        return self._prepared[name]
+
+    def _bind(self, reader: Reader) -> None:
+        portal, prepared = reader.text(), self._find(reader.text())
+        self._text = prepared.sql
+        forms, values = reader.int16s(), [reader.value() for _ in range(reader.count())]
+        formats = reader.int16s()
+        count = count_parameters(prepared.sql)
+        if len(values) < count or len(forms) not in (0, 1, len(values)):
+            raise ProtocolViolation(f"{len(values)} parameters were sent, and {count} are needed")
+        forms = forms * len(values) if len(forms) == 1 else forms or [0] * len(values)
+        oids = [*prepared.oids, *[0] * (len(values) - len(prepared.oids))]
+        constants = [*map(literal, values, oids, forms)]
+        if portal in self._portals:
+            if portal:
+                raise Failure("42P03", f'the portal "{portal}" exists already')
+            self._portals.pop(portal).answer.close()
+        answer = self._run(with_parameters(prepared.sql, constants))
+        columns = answer.columns or []
+        if prepared.described is not None and [c.oid for c in prepared.described] != [c.oid for c in columns]:
+            answer.close()
+            raise Failure("0A000", "the types of the columns depend on the parameters: cast them, as in $1::bigint")
+        if len(formats) not in (0, 1, len(columns)) or not {*formats} <= {0, 1}:
+            answer.close()
+            raise ProtocolViolation(f"{len(formats)} formats were sent for {len(columns)} columns")
+        formats = formats * len(columns) if len(formats) == 1 else formats or [0] * len(columns)
+        self._portals[portal] = _Portal(answer, formats)
+        self._channel.send(wire.message(b"2"))
+
+    def _describe(self, reader: Reader) -> None:
+        kind, name = reader.take(1), reader.text()
+        if kind == b"P":
+            portal = self._find_portal(name)
+            self._send_columns(None if portal.answer.copy else portal.answer.columns, portal.formats)
+            return
+        prepared = self._find(name)
+        if 0 in prepared.oids or count_parameters(prepared.sql) > len(prepared.oids):
+            prepared.oids = parameter_types(prepared.sql, prepared.oids, self._backend.columns(prepared.sql))
+        self._channel.send(wire.parameter_description(prepared.oids))
+        columns = self._columns(prepared)
+        prepared.described = columns
+        self._send_columns(columns, [0] * len(columns or ()))
+
+    def _columns(self, prepared: _Prepared) -> list[Column] | None:
+        """Return the columns of a statement whose parameters are not there yet; None if it has none."""
+        if words(prepared.sql)[:1] and words(prepared.sql)[0] not in {*READS, "SUBSCRIBE", "FETCH", "EXPLAIN"}:
+            return None
+        if words(prepared.sql)[:1] == ["FETCH"]:
+            portal = self._find_cursor(words(prepared.sql)[-1])
+            return portal.answer.columns
+        answer = self._run(with_parameters(prepared.sql, [literal(None, oid, 0) for oid in prepared.oids]))
+        answer.close()
+        return answer.columns
+
+    def _send_columns(self, columns: list[Column] | None, formats: list[int]) -> None:
+        self._channel.send(wire.message(b"n") if columns is None else wire.row_description(columns, formats))
+
+    def _find_portal(self, name: str) -> _Portal:
+        return self._portals[name] if name in self._portals else self._find_cursor(name)
+
+    def _execute(self, reader: Reader) -> None:
+        portal, limit = self._find_portal(reader.text()), reader.int32()
+        if portal.answer.columns is None and not portal.answer.tag(0):
+            self._channel.send(wire.message(b"I"))
+            return
+        self._send_rows(portal, max(limit, 0))
+
+    def _close(self, reader: Reader) -> None:
+        kind, name = reader.take(1), reader.text()
+        if kind == b"S":
+            self._prepared.pop(name, None)
+        elif name in self._portals:
+            self._portals.pop(name).answer.close()
+        self._channel.send(wire.message(b"3"))
+
+    def _drop_portals(self) -> None:
+        for portal in [*self._portals.values(), *self._cursors.values()]:
+            portal.answer.close()
+        self._portals.clear()
+        self._cursors.clear()
+
+    # Statements.
+
+    def _run(self, sql: str) -> Answer:
+        """Begin a statement. Raises the errors of what it does."""
+        first = words(sql)[:1]
+        verb = first[0] if first else ""
+        if self._has_failed and verb not in ("ROLLBACK", "ABORT", "COMMIT", "END"):
+            raise Failure("25P02", "the block has failed, and runs nothing more: end it with ROLLBACK")
+        if not verb and not is_empty(sql) and sql.lstrip()[:1] == "(":
+            verb = "SELECT"
+        if verb in _COMMANDS:
+            return _COMMANDS[verb](self, sql)
+        if not verb and is_empty(sql):
+            return Answer(lambda rows: "")
+        if verb in WRITES:
+            return self._change(sql, verb)
+        if verb == "SUBSCRIBE":
+            return self._subscribe(parse_subscribe(sql))
+        return self._read(sql)
+
+    def _read(self, sql: str) -> Answer:
+        if asks_catalog(sql) and (table := self._backend.catalog(sql, self._session)) is not None:
+            return _rows_answer(table)
+        with self._backend.turn():
+            result = self._ask(sql)
+        try:
+            columns = [*map(column_of, result.schema)]
+        except BaseException:
+            result.close()
+            raise
+        with self._lock:
+            self._running = result
+
+        def close() -> None:
+            with self._lock:
+                if self._running is result:
+                    self._running = None
+            result.close()
+
+        return Answer(lambda rows: f"SELECT {rows}", columns, result.to_batches(), close)
+
+    def _ask(self, sql: str) -> Answered:
+        if not self._is_in_block:
+            return self._backend.ask(sql, self._settings.as_of)
+        return self._in_block().ask(sql)
+
+    def _in_block(self) -> Block:
+        """Return the block of statements, which begins with the first of them."""
+        if self._block is None:
+            self._block = self._backend.begin(self._settings.as_of)
+        return self._block
+
+    def _change(self, sql: str, verb: str) -> Answer:
+        if not self._may_write:
+            raise Failure(
+                "25006",
+                f"cannot execute {verb} in a read-only session",
+                "Start the server with --write, and connect with its write token if it has one.",
+            )
+        if self._settings.as_of is not None:
+            raise Failure("25006", f"{AS_OF} is set: a statement changes what is there now. Say RESET {AS_OF} first")
+        if self._session.settings["transaction_read_only"] == "on":
+            raise Failure("25006", f"cannot execute {verb} in a read-only transaction")
+        with self._backend.turn():
+            if self._is_in_block:
+                count = self._in_block().execute(sql)
+                self._changes += 1
+            else:
+                count = self._backend.execute(sql)
+        tag = f"INSERT 0 {count}" if verb == "INSERT" else f"{verb} {count}"
+        return Answer(lambda rows: tag)
+
+    def _explain(self, sql: str) -> Answer:
+        query = re.sub(r"^\s*EXPLAIN\s*(?:\([^)]*\)|(?:ANALYZE|VERBOSE)\b\s*)*", "", sql, flags=re.IGNORECASE)
+        with self._backend.turn(), contextlib.closing(self._ask(query)) as result:
+            lines = result.explain().splitlines()
+        return _rows_answer(pa.table({"QUERY PLAN": pa.array(lines, pa.string())}), "EXPLAIN")
+
+    def _copy(self, sql: str) -> Answer:
+        copy = parse_copy(sql)
+        is_subscription = words(copy.query)[:1] == ["SUBSCRIBE"]
+        answer = self._subscribe(parse_subscribe(copy.query)) if is_subscription else self._read(copy.query)
+        answer.copy = copy
+        return answer
+
+    def _subscribe(self, subscribe: Subscribe) -> Answer:
+        listen, end, schema = self._backend.listen(subscribe)
+        times = [pa.field("_time", pa.int64())] + [pa.field("_progressed", pa.bool_())] * subscribe.progress
+        row_schema = pa.schema([*times, pa.field("_diff", pa.int64()), *schema])
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            while not self._is_cancelled and not self._channel.is_gone:
+                progress = listen.step(_LOOK_S)
+                if progress is None:
+                    if listen.is_finished:
+                        return
+                    continue
+                updates, upper = progress.updates, progress.upper
+                if end is not None:
+                    updates = updates.filter(pa.compute.less(updates["_time"], end))
+                for batch in updates.to_batches():
+                    columns = [batch[name] for name in schema.names]
+                    progressed = [pa.repeat(False, batch.num_rows)] * subscribe.progress
+                    yield pa.RecordBatch.from_arrays(
+                        [batch["_time"], *progressed, batch["_diff"], *columns], schema=row_schema
+                    )
+                if subscribe.progress and not upper.is_empty:
+                    nulls = [pa.nulls(1, field.type) for field in schema]
+                    row = [pa.array([*upper.elements]), pa.array([True]), pa.nulls(1, pa.int64()), *nulls]
+                    yield pa.RecordBatch.from_arrays(row, schema=row_schema)
+                if end is not None and (upper.is_empty or upper.elements[0] >= end):
+                    return
+            if self._is_cancelled:
+                raise Failure("57014", "canceling statement due to user request")
+
+        columns = [*map(column_of, row_schema)]
+        return Answer(lambda rows: f"SUBSCRIBE {rows}", columns, batches(), listen.close, is_live=True)
+
+    # Blocks.
+
+    def _begin(self) -> None:
+        self._is_in_block, self._has_failed = True, False
+
+    def _begin_command(self, sql: str) -> Answer:
+        if not self._is_in_block:
+            self._begin()
+            self._settings.begin_block(sql)
+        else:
+            self._channel.send(wire.notice("25001", "there is already a transaction in progress"))
+        return Answer(lambda rows: "BEGIN")
+
+    def _commit_command(self, sql: str) -> Answer:
+        if not self._is_in_block:
+            self._channel.send(wire.notice("25P01", "there is no transaction in progress"))
+            return Answer(lambda rows: "COMMIT")
+        if self._has_failed:
+            self._end_block()
+            return Answer(lambda rows: "ROLLBACK")
+        self._commit()
+        return Answer(lambda rows: "COMMIT")
+
+    def _commit(self) -> None:
+        block, self._block = self._block, None
+        try:
+            if block is not None and block.has_changed:
+                with self._backend.turn():
+                    level = self._session.settings["transaction_isolation"]
+                    block.commit(is_serializable=level == "serializable")
+        finally:
+            if block is not None:
+                block.close()
+            self._end_block()
+
+    def _rollback_command(self, sql: str) -> Answer:
+        match = re.search(r"\bTO\s+(?:SAVEPOINT\s+)?(\"[^\"]+\"|\w+)", sql, re.IGNORECASE)
+        if match is not None:
+            self._restore_savepoint(match[1])
+            return Answer(lambda rows: "ROLLBACK")
+        if not self._is_in_block:
+            self._channel.send(wire.notice("25P01", "there is no transaction in progress"))
+        self._end_block()
+        return Answer(lambda rows: "ROLLBACK")
+
+    def _restore_savepoint(self, name: str) -> None:
+        while self._savepoints and self._savepoints[-1][0] != name:
+            self._savepoints.pop()
+        if not self._savepoints:
+            raise Failure("3B001", f"there is no savepoint {name}")
+        if self._savepoints[-1][1] != self._changes:
+            raise Failure("0A000", "changes after a savepoint cannot be taken back alone: end the block with ROLLBACK")
+        self._has_failed = False
+
+    def _savepoint(self, sql: str) -> Answer:
+        if not self._is_in_block:
+            raise Failure("25P01", "SAVEPOINT is for a block: say BEGIN first")
+        name = sql.split()[-1]
+        if words(sql)[0] == "SAVEPOINT":
+            self._savepoints.append((name, self._changes))
+            return Answer(lambda rows: "SAVEPOINT")
+        while self._savepoints and self._savepoints.pop()[0] != name:
+            pass
+        return Answer(lambda rows: "RELEASE")
+
+    def _end_block(self) -> None:
+        block, self._block = self._block, None
+        self._is_in_block = self._has_failed = False
+        self._savepoints.clear()
+        self._changes = 0
+        if block is not None:
+            block.close()
+        self._drop_portals()
+        self._settings.begin_block("")
+
+    # Settings.
+
+    def _set_command(self, sql: str) -> Answer:
+        for name, value in parse_set(sql):
+            self._set(name, value)
+        return Answer(lambda rows: "SET")
+
+    def _set(self, name: str, value: str | None) -> None:
+        """Change a setting, and send it to the client; None is its value at the start."""
+        if name.lower() == AS_OF and self._block is not None:
+            raise Failure("25001", f"{AS_OF} is set before the first statement of a block")
+        if status := self._settings.set(name, value):
+            self._channel.send(wire.parameter_status(*status))
+
+    def _reset(self, sql: str) -> Answer:
+        name = sql.split()[-1]
+        if name.upper() == "ALL":
+            self._settings.reset()
+        else:
+            self._set(name, None)
+        return Answer(lambda rows: "RESET")
+
+    def _show(self, sql: str) -> Answer:
+        setting = self._settings.find(re.sub(r"^\s*SHOW\s+", "", sql, flags=re.IGNORECASE))
+        if setting is None:
+            return self._read(sql)
+        return _rows_answer(pa.table({setting[0]: pa.array([setting[1]], pa.string())}), "SHOW")
+
+    def _discard(self, sql: str) -> Answer:
+        if self._is_in_block:
+            raise Failure("25001", "DISCARD cannot run inside a transaction block")
+        self._prepared.clear()
+        self._drop_portals()
+        self._settings.reset()
+        return Answer(lambda rows: "DISCARD ALL")
+
+    def _deallocate(self, sql: str) -> Answer:
+        name = sql.split()[-1].strip('"')
+        if name.upper() == "ALL":
+            self._prepared.clear()
+            return Answer(lambda rows: "DEALLOCATE ALL")
+        if self._prepared.pop(name, None) is None:
+            raise Failure("26000", f'there is no prepared statement "{name}"')
+        return Answer(lambda rows: "DEALLOCATE")
+
+    # Cursors.
+
+    def _declare(self, sql: str) -> Answer:
+        match = _DECLARE.fullmatch(sql.strip())
+        if match is None:
+            raise Failure("42601", "a cursor is made by DECLARE name CURSOR FOR query")
+        if not self._is_in_block:
+            raise Failure("25P01", "DECLARE CURSOR can only be used in transaction blocks")
+        name = match["name"].strip('"')
+        if name in self._cursors:
+            raise Failure("42P03", f'the cursor "{name}" exists already')
+        if len(self._cursors) >= CURSORS_MAX:
+            raise Failure("53000", f"a session has at most {CURSORS_MAX} cursors: close some")
+        answer = self._run(match["query"])
+        self._cursors[name] = _Portal(answer, [int(bool(match["binary"]))] * len(answer.columns or ()))
+        return Answer(lambda rows: "DECLARE CURSOR")
+
+    def _find_cursor(self, name: str) -> _Portal:
+        for cursor, portal in self._cursors.items():
+            if cursor.lower() == name.strip('"').lower():
+                return portal
+        raise Failure("34000", f'there is no cursor "{name}"')
+
+    def _fetch(self, sql: str) -> Answer:
+        match = _FETCH.fullmatch(sql.strip())
+        if match is None:
+            raise Failure("0A000", "cursors are read forward: FETCH [FORWARD] count FROM name, or FETCH ALL FROM name")
+        verb = match["verb"].upper()
+        portal = self._find_cursor(match["name"])
+        count = match["count"] or "1"
+        limit = 0 if count.upper() == "ALL" else int(count)
+        batches = self._pieces(portal, limit, is_none=limit == 0 and count.upper() != "ALL")
+        if verb == "MOVE":
+            moved = sum(batch.num_rows for batch in batches)
+            return Answer(lambda rows: f"MOVE {moved}")
+        return Answer(lambda rows: f"FETCH {rows}", portal.answer.columns, batches, is_live=portal.answer.is_live)
+
+    def _pieces(self, portal: _Portal, limit: int, *, is_none: bool) -> Iterator[pa.RecordBatch]:
+        sent = 0
+        while not is_none and not (limit and sent == limit):
+            batch = portal.remainder if portal.remainder is not None else next(portal.answer.batches, None)
+            portal.remainder = None
+            if batch is None:
+                return
+            if limit and batch.num_rows > limit - sent:
+                batch, portal.remainder = batch.slice(0, limit - sent), batch.slice(limit - sent)
+            sent += batch.num_rows
+            yield batch
+
+    def _close_command(self, sql: str) -> Answer:
+        name = sql.split()[-1]
+        if name.upper() == "ALL":
+            names = [*self._cursors]
+        else:
+            self._find_cursor(name)
+            names = [cursor for cursor in self._cursors if cursor.lower() == name.strip('"').lower()]
+        for cursor in names:
+            self._cursors.pop(cursor).answer.close()
+        return Answer(lambda rows: "CLOSE CURSOR")
+
+    def _refuse(self, sql: str) -> Answer:
+        verb = words(sql)[0]
+        text, hint = _REFUSED[verb]
+        raise Failure("0A000", text, hint)
+
+    def _accept(self, sql: str) -> Answer:
+        tag = words(sql)[0]
+        return Answer(lambda rows: tag)
+
+
+_ROWS_AT_ONCE = 10_000
+_NO_SETTINGS = ("user", "database", "replication", "options")
+_LOOK_S = 0.2
+_DECLARE = re.compile(
+    r"DECLARE\s+(?P<name>\"[^\"]+\"|\w+)\s+(?P<binary>BINARY\s+)?(?:(?:IN)?SENSITIVE\s+|ASENSITIVE\s+)?(?:NO\s+SCROLL\s+)?"
+    r"CURSOR\s+(?:WITHOUT\s+HOLD\s+)?FOR\s+(?P<query>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_FETCH = re.compile(
+    r"(?P<verb>FETCH|MOVE)\s+(?:NEXT\s+|FORWARD\s+)?(?:(?P<count>ALL|\d+)\s+)?(?:FROM\s+|IN\s+)?(?P<name>\"[^\"]+\"|\w+)",
+    re.IGNORECASE,
+)
+_REFUSED = {
+    "LISTEN": ("there are no notifications here", "SUBSCRIBE TO a collection streams its changes."),
+    "NOTIFY": ("there are no notifications here", "Write to a collection, and SUBSCRIBE TO it."),
+    "PREPARE": ("PREPARE is not served", "Drivers prepare statements by the protocol."),
+    "EXECUTE": ("EXECUTE is not served", "Drivers prepare statements by the protocol."),
+    "LOCK": ("there are no locks here", "A block that meets another's change fails with 40001: run it again."),
+}
+_COMMANDS: dict[str, Callable[[SessionOfClient, str], Answer]] = {
+    "BEGIN": SessionOfClient._begin_command,
+    "START": SessionOfClient._begin_command,
+    "COMMIT": SessionOfClient._commit_command,
+    "END": SessionOfClient._commit_command,
+    "ROLLBACK": SessionOfClient._rollback_command,
+    "ABORT": SessionOfClient._rollback_command,
+    "SAVEPOINT": SessionOfClient._savepoint,
+    "RELEASE": SessionOfClient._savepoint,
+    "SET": SessionOfClient._set_command,
+    "RESET": SessionOfClient._reset,
+    "SHOW": SessionOfClient._show,
+    "DISCARD": SessionOfClient._discard,
+    "DEALLOCATE": SessionOfClient._deallocate,
+    "DECLARE": SessionOfClient._declare,
+    "FETCH": SessionOfClient._fetch,
+    "MOVE": SessionOfClient._fetch,
+    "CLOSE": SessionOfClient._close_command,
+    "COPY": SessionOfClient._copy,
+    "EXPLAIN": SessionOfClient._explain,
+    "UNLISTEN": SessionOfClient._accept,
+    **dict.fromkeys(_REFUSED, SessionOfClient._refuse),
+}
+_EXTENDED: dict[bytes, Callable[[SessionOfClient, Reader], None]] = {
+    b"P": SessionOfClient._parse,
+    b"B": SessionOfClient._bind,
+    b"D": SessionOfClient._describe,
+    b"E": SessionOfClient._execute,
+    b"C": SessionOfClient._close,
+}
+
+
+def _check_length(sql: str) -> None:
+    if len(sql) > SQL_BYTES_MAX:
+        raise Failure("54000", f"the statement has {len(sql):,} characters, and at most {SQL_BYTES_MAX:,} are read")
