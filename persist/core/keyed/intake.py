@@ -83,7 +83,8 @@ def to_events(
         InvalidUpdate: a value does not fit, a key is NULL, or an event deletes and cannot say so; names the event.
     """
     fields = event_fields(schema, form)
-    side = _with_null(schema.value, fields) if form.fields is None else Side(fields)
+    # The columns of a deletion are NULL.
+    side = replace(schema.value, fields=fields) if form.fields is None else Side(fields)
     taken = CollectionSchema(schema.key, side, schema.timeline)
     needed = _Needed.of(schema, form, machine, may_delete=may_delete)
     data = opened(data)
@@ -173,11 +174,6 @@ class _Needed:
                     "null by the collection's schema (nullable=False): what deletes is kept as the row of its key, so "
                     "give it a value there, in a row with the tombstone"
                 )
-
-
-def _with_null(side: Side, fields: tuple[pa.Field, ...]) -> Side:
-    """Return a side whose columns may all be NULL, as those of a deletion are."""
-    return side if side.fields == fields else replace(side, fields=fields)
 
 
 def _listed(data: Any, stamp: Stamp | None) -> Sequence[Any]:

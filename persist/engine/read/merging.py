@@ -25,7 +25,7 @@ import pyarrow as pa
 from persist.codecs.order.arrays import int64_array, int64_values
 from persist.codecs.order.ordering import combined, sort_indices
 from persist.codecs.order.search import SortedKeys
-from persist.codecs.order.sums import consolidate, without_pairs
+from persist.codecs.order.sums import consolidate
 from persist.codecs.part.describing import describe_held
 from persist.codecs.part.part import Part
 from persist.codecs.types.objects import to_dicts
@@ -343,9 +343,7 @@ def differences(
         if replaced is not None:
             yield replaced(rows, present_rows)
         else:
-            yield consolidate(
-                pa.concat_tables(without_pairs(rows, negated(present_rows), schema.key_names)), schema.names
-            )
+            yield consolidate(pa.concat_tables([rows, negated(present_rows)]), schema.names)
     if passed != row_count:
         raise InvalidUsage(
             f"where={present.filter} is not true for {row_count - passed:,} of the {row_count:,} rows, so they would "
