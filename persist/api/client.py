@@ -1,7 +1,9 @@
-"""A client of one location: a fat client that talks to the object store itself. There is no server."""
+"""A client of one location: a fat client that talks to the object store itself, without a server."""
 
+import inspect
 import os
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -58,27 +60,25 @@ def open(
         mode: "shared" (any number of clients write), "exclusive" (this one and no other writes, until it is closed) or
             "read" (this client writes nothing at all).
         storage_options: for the store, such as `endpoint_url`, `region`, `profile`, `server_side_encryption`.
-        reentrance_id: in mode "exclusive", names the one writer across its restarts: a client that gives the same one
-            takes over at once. None means that nobody can, except by force.
-        force: in mode "exclusive", take over from whoever has the location. That client is fenced off.
+        reentrance_id: in mode "exclusive", names the one writer across its restarts: a client with the same id takes
+            over at once. None means that only force takes over.
+        force: in mode "exclusive", take over from the client that has the location. That client is fenced off.
         seqno: in mode "read", see the location as it was after this record of the log, and nothing later, so that
             reads of several collections belong together. As far back as the log is kept.
         settings: times and sizes; see `Settings`.
         clock: replaces the machine's clocks, for tests; see `docs/use/python.md`, "Moments".
-        notify: a server (`Client.serve`) that tells of new records, as its URL or with what it asks for, so that who
-            follows or waits need not poll for them. Only ever a hint: without it, behind it, or when it lies, the
-            same is read, only later.
+        notify: a server (`Client.serve`) that announces new records, as its URL or a `Notify`, so that followers need
+            not poll. It is only a hint: without it, reads return the same, only later.
         commit_through: in mode "shared", a server (`Client.serve(commits=True)`) that commits for this client together
-            with others, so that hundreds of writers of one location do not race for it. Each call gets the answer that
-            it would have got alone; where the server gives none, this client finds out in the log what became of it,
-            and commits by itself.
+            with others, so that hundreds of writers of one location do not race for it. Results are the same as without
+            it. If the server does not answer, this client finds the outcome in the log, and commits by itself.
 
     Cost: one page of LIST and a few GETs; nothing is created before the first write, except in mode "exclusive".
 
     Raises:
-        InvalidUsage: the URL, an option or the mode is not known; or the bucket or credentials are missing; or the
-            server of commit_through answers, and is of another location, or does not commit for this client.
-        Locked: another client has the location exclusively, and this one wants it, too.
+        InvalidUsage: the URL, an option or the mode is not known; the bucket or credentials are missing; or the server
+            of commit_through has another location, or refuses to commit for this client.
+        Locked: another client has the location exclusively.
         Corruption: the newest checkpoint or a record after it cannot be believed.
     """
     settings, clock = Settings() if settings is None else settings, clock or SystemClock()
@@ -111,7 +111,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     """Reads and writes the collections of one location; make it with `persist.open`. Safe to use from many threads.
 
     Attributes:
-        engine: what it is made of, for the rest of the package.
+        engine: the operations on the location, for the rest of the package.
     """
 
     _INTERNAL = frozenset({"engine"})
@@ -123,7 +123,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             keep_indexes_current(engine)
             keep_erasures_finished(engine)
         self._pid = os.getpid()
-        self._ends: list[Callable[[], object]] = []  # What else must be closed.
+        self._ends: list[Callable[[], object]] = []  # Close these with the client.
         if notify is not None:
             from persist.services.serve.remote_location import Listener  # Here: gRPC loads slowly, and few need it.
 
@@ -135,7 +135,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
 
     @property
     def url(self) -> str:
-        """Where the location is."""
+        """The URL of the location."""
         return self.engine.url
 
     @property
@@ -151,11 +151,11 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     def collections(self, prefix: str = "") -> Collections:
         """Return the names of all collections that begin with a prefix, sorted. Cost: one GET.
 
-        Names that begin with a dot are of what the library keeps for itself, such as the state of a dataflow: they are
-        listed only if the prefix begins with one, too.
+        Names that begin with a dot are internal, such as the state of a dataflow. They are listed only if the prefix
+        begins with a dot.
 
-        Names with dots are namespaces to whoever takes them for that: `collections("sales.")` lists one. The list's
-        `to_arrow()` has rows, bytes, since and upper of each.
+        Dots in names make namespaces: `collections("sales.")` lists one. The list's `to_arrow()` has rows, bytes, since
+        and upper of each.
         """
         self.engine.check_open("collections")
         if not isinstance(prefix, str):
@@ -198,7 +198,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             as_of: a sealed time, a moment or a tag; None for the latest.
 
         Raises:
-            CollectionNotFound, CollectionExists: there is no source, or there is a target.
+            CollectionNotFound, CollectionExists: the source is missing, or the target exists.
             AsOfCompacted, AsOfNotSealed: the time cannot be read.
             Conflict: the source was compacted again and again meanwhile; nothing was made.
             ReadOnly: this client only reads.
@@ -208,7 +208,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
 
     @property
     def about(self) -> About:
-        """What the location says of itself. Cost: one GET."""
+        """The comment and properties of the location. Cost: one GET."""
         self.engine.check_open("about")
         return about_location(self.engine.follower.refresh().control.about)
 
@@ -219,7 +219,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         properties: Mapping[str, str | None] | None = None,
         expected: About | None = None,
     ) -> CommitFuture:
-        """Say what the location is; what is not given stays as it is. See `Collection.describe`."""
+        """Set the comment and properties of the location; others stay. See `Collection.describe`."""
         self.engine.writer("describe")
         step = kinds.DescribeLocation(words(comment, properties), version_of(expected))
         return self.engine.submit("describe", [step], {})
@@ -237,10 +237,10 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     ) -> View:
         """Return the collection that holds the answer of a query, and keeps it up to date: a `persist.View`.
 
-        It is created if there is none, with the query's plan as its definition, and is empty and unsealed until its
+        It is created if there is none, with the query's plan as its definition. It is empty and unsealed until its
         first `refresh()`, which computes the answer at each time of the inputs since the view begins. Idempotent. The
         query is DuckDB's SQL over the collections of this location, views included; it is parsed by the package duckdb
-        (extra `sql`). `docs/use/views-sql.md` says what is supported.
+        (extra `sql`). `docs/use/views-sql.md` lists the supported SQL.
 
         Args:
             name: as of `create_or_load`.
@@ -259,8 +259,8 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             persist.sql.InputBehind: it sees nothing of an input as long as another one is not sealed further.
 
         Raises:
-            InvalidUsage: the query is not one, names what is not there, or needs what is not supported; an input
-                cannot be read at its start; or there is a collection of that name that is no view, or another view.
+            InvalidUsage: the text is not a supported query; a table is missing; an input cannot be read at its start;
+                or the name belongs to another view or collection.
             ReadOnly: this client only reads.
         """
         self.engine.writer("create_view")
@@ -282,34 +282,40 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
 
         Read it with `to_arrow()`, `to_pandas()`, `to_polars()` or `to_batches()`. Needs the package duckdb (extra
         `sql`). Filters of the query skip parts before they are fetched, and only columns that it names are decoded;
-        `explain()` says what is read, and by which indexes.
+        `explain()` shows the reads and their indexes.
 
-        A statement that changes a collection is one commit: UPDATE, DELETE FROM, INSERT INTO or MERGE INTO. It is done
-        when this returns, and its answer is one row: the `collection`, the `rows` that it touched, the `seqno` of the
-        commit, and the `time` that the commit gave to the changes; NULL if you gave it, or if nothing changed.
+        A statement that changes a collection is one commit: UPDATE, DELETE FROM, INSERT INTO, MERGE INTO or TRUNCATE.
+        It is done when this returns. Its answer is one row: the `collection`, the number of touched `rows`, the `seqno`
+        of the commit, and the `time` of the changes, which is NULL if you set it, or if nothing changed.
 
         Args:
-            query: one that begins with SELECT, FROM or WITH, or a statement; collections are its tables.
-            as_of: a time for all collections, or a dict of times by name, where "" stands for all others; the latest
-                sealed one of each if it is left out.
-            files: let the query read files and URLs, too, with your rights. Without it, it reads collections alone, and
-                DuckDB loads no extension.
-            time: of what a statement changes; that of its commit if it is left out.
+            query: SQL that begins with SELECT, FROM or WITH, or a statement; collections are its tables.
+            as_of: a time for all collections, or a dict of times by name, where "" stands for all others. None means
+                the latest sealed time of each.
+            files: let the query read files, URLs and frames, too, with your rights: a table that is no collection is a
+                variable of the caller. Without it, it reads collections alone, and DuckDB loads no extension.
+            time: of the changes of a statement; None means the time of its commit.
 
         Raises:
-            InvalidUsage: DuckDB is not installed, or refuses the query; or what is given belongs to the other kind.
+            InvalidUsage: DuckDB is not installed, or refuses the query; or as_of is set for a statement, or time for a
+                query.
             AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
             DuplicateKeys: a statement would give a key of a keyed collection several rows.
             ReadOnly: a statement would change a collection, and this client only reads.
         """
         self.engine.check_open("sql")
+        here = inspect.currentframe() if files else None
+        caller = None if here is None else here.f_back
+        variables = None if caller is None else ChainMap(caller.f_locals, caller.f_globals)
         if is_statement(query):
-            if as_of is not None or files:
-                raise InvalidUsage("a statement that changes a collection takes neither as_of= nor files=")
-            return Outcome(execute(self.engine, query, time))
+            if as_of is not None:
+                raise InvalidUsage(
+                    "a statement that changes a collection takes no as_of=: it changes what is there now"
+                )
+            return Outcome(execute(self.engine, query, time, variables=variables))
         if time is not None:
             raise InvalidUsage("time= is of what a statement changes: give as_of= to read as of a time")
-        return QueryResult(self.engine, query, as_of, files=files)
+        return QueryResult(self.engine, query, as_of, variables=variables)
 
     def view(
         self, name: str, *, memory_budget: int | None = None, spill_folder: str | os.PathLike[str] | None = None
@@ -322,8 +328,8 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             spill_folder: where these files are made; None for the system's folder for temporary files.
 
         Raises:
-            CollectionNotFound: there is no collection of that name.
-            InvalidUsage: it is no view, or an argument cannot have this value.
+            CollectionNotFound: a collection of that name is missing.
+            InvalidUsage: it is not a view, or a value is not allowed.
         """
         self.engine.check_open("view")
         from persist.compute.sql import given_options, live_view  # As above.
@@ -339,22 +345,21 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         as_of: int | Moment | None = None,
         digest: bool = False,
     ) -> list[Published]:
-        """Publish several collections as Iceberg tables, as of one time, and tell a catalog of them; return versions.
+        """Publish several collections as Iceberg tables, as of one time, in a catalog; return versions.
 
         A REST catalog that has `transactions/commit` takes all of them at once, so readers never see tables of
-        different times. Other catalogs are told table by table, in the order given: until the last one, readers may see
-        tables of two times, and each table says its own in `persist.as_of`. Tables that the catalog does not know yet
-        are registered one by one.
+        different times. Other catalogs take table after table, in order: meanwhile, readers may see tables of two
+        times. Each table has its time in its property `persist.as_of`. New tables are registered one by one.
 
         Args:
-            tables: what each collection is called in the catalog, by its name: `{"orders": "shop.orders"}`.
-            catalog: of pyiceberg, or the name of one that pyiceberg is configured with.
+            tables: the identifier in the catalog for each collection, by its name: `{"orders": "shop.orders"}`.
+            catalog: a catalog of pyiceberg, or its name in the configuration of pyiceberg.
             as_of: None means the latest time that all of them have sealed.
             digest: as for `Collection.publish`.
 
         Raises:
             Unavailable: the catalog did not take the versions, which are published: publish again.
-            What `Collection.publish` raises. Versions of collections before the one that fails are published.
+            Other errors: as `Collection.publish`. Collections before the failed one are published.
         """
         handles = {identifier: self[name].handle for name, identifier in tables.items()}
         if not handles or len(handles) < len(tables):
@@ -382,12 +387,12 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     def metrics(self) -> Metrics:
         """Return what this client did so far: requests, bytes and latencies, retries, cache, commits and leases.
 
-        Printed, it is a table. Where the package opentelemetry-api is installed it is also exported.
+        Printed, it is a table. If the package opentelemetry-api is installed, it is also exported.
         """
         return self.engine.metrics()
 
     def close(self) -> None:
-        """Finish what was asked for, free threads and sockets, and raise errors that nobody looked at; idempotent.
+        """Finish all writes, free threads and sockets, and raise errors that were never read; idempotent.
 
         In a process that was forked off, it does nothing: all of that is the other process's.
         """
@@ -395,7 +400,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             while self._ends:
                 self._ends.pop()()
             if self._lineage is not None:
-                self.engine.settle()  # So that all that was asked for is told, too.
+                self.engine.settle()  # Events of all commits are sent before it closes.
                 self._lineage.close()
         self.engine.close()
 

@@ -26,10 +26,13 @@ from persist.compute.query.parsing import every_node, parsed_query
 from persist.compute.query.statement_text import is_statement
 from persist.compute.query.tables import (
     DUCKDB,
+    FILES_REMEDY,
     SEALED_OFF,
+    WITH_FILES,
     Path,
     TableAt,
     add_functions,
+    frames_read,
     path_of,
     register,
     table_at,
@@ -52,8 +55,6 @@ from persist.engine.read.results.snapshot import Snapshot
 BATCH_ROWS = 100_000
 MEMORY_BYTES_MIN = 16 << 20
 INTERRUPT_AGAIN_S = 0.05
-
-_WITH_FILES = {"python_enable_replacements": "false"}
 
 AsOf = int | Moment | Mapping[str, int | Moment] | None
 
@@ -100,7 +101,7 @@ class QueryResult(ArrowResult):
         sql: str,
         as_of: AsOf,
         *,
-        files: bool = False,
+        variables: Mapping[str, Any] | None = None,
         limits: QueryLimits | None = None,
         parameters: Sequence[Any] = (),
         times: Mapping[Path, int] | None = None,
@@ -112,7 +113,8 @@ class QueryResult(ArrowResult):
         Args:
             as_of: a time for all collections, or times by their names; "" is the name of all others. The latest sealed
                 time if nothing is said.
-            files: let it read files and URLs, too, and load what DuckDB needs for that.
+            variables: of the caller, of which frames are tables. Files and URLs can be read then, too, and DuckDB loads
+                what it needs for that. None allows neither.
             limits: what it may take; None for no limits.
             parameters: what stands for `?` or `$1` in it.
             times: the `times` of another result, to read the same.
@@ -135,7 +137,7 @@ class QueryResult(ArrowResult):
         self._failed: list[PersistError] = []
         self._reads: list[str] | None = None  # What `explain` tells, while it reads.
         self._stack = ExitStack()
-        config: dict[str, str] = {**(_WITH_FILES if files else SEALED_OFF)}
+        config: dict[str, str] = {**(SEALED_OFF if variables is None else WITH_FILES)}
         if limits is not None:
             config |= {"memory_limit": f"{limits.memory_bytes // 1024}KiB", "temp_directory": ""}
         with ExitStack() as opening:
@@ -160,6 +162,9 @@ class QueryResult(ArrowResult):
                 opening.enter_context(indexed(bound[path][0], result))
                 self.times[path] = result.as_of
                 register(self._connection, path, self._dataset(path, result))
+            others = [path for path, table in collections.items() if table is None]
+            for name, frame in frames_read(others, variables or {}).items():
+                register(self._connection, (name,), frame)
             if asks_what_there_is(parsed):
                 declare(self._connection, tables_there(engine), {table.name for table in read.values()})
             try:
@@ -283,14 +288,13 @@ class QueryResult(ArrowResult):
             raise InvalidUsage(
                 f"the query needs more than {self._limits.memory_bytes:,} bytes of memory: narrow it"
             ) from error
+        way = "" if self._limits else FILES_REMEDY
         if type(error).__name__ == "PermissionException":
-            way = "" if self._limits else "{files:option:True} lets it read files and URLs with your rights."
             raise InvalidUsage(f"the query reads something that is no collection: {error}").with_remedy(way) from error
         # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
         why = re.sub(r'\s*Did you mean "[^"]*"\?', "", why_refused(error)).rstrip(" .!\n")
-        raise InvalidUsage(
-            f"DuckDB refuses the query: {why}. The collections are {some_of(self._collections)}"
-        ) from error
+        refused = InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {some_of(self._collections)}.")
+        raise (refused.with_remedy(way) if type(error).__name__ == "CatalogException" else refused) from error
 
     def __repr__(self) -> str:
         return f"<Answer of {self.sql:.100}>"

@@ -10,7 +10,8 @@ A statement that would change one row for several rows of its source is refused,
 several rows of one key.
 """
 
-from collections.abc import Generator, Iterator
+import re
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +24,15 @@ from persist.codecs.types.sql_names import check_sql_names, sql_name
 from persist.compute.query.statement_text import StatementText, statement_text
 from persist.compute.query.tables import (
     DUCKDB,
+    FILES_REMEDY,
     MAIN,
     SEALED_OFF,
+    WITH_FILES,
     Path,
     TableAt,
     add_functions,
     collection_of,
+    frames_read,
     make_schema,
     path_of,
     paths_in,
@@ -99,11 +103,14 @@ class Outcome(ArrowResult):
         yield self._table
 
 
-def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Changed:
+def execute(
+    engine: Engine, sql: str, time: int | Moment | None = None, *, variables: Mapping[str, Any] | None = None
+) -> Changed:
     """Carry a statement out, durably.
 
     Args:
         time: of its changes, which is sealed with them; that of the commit if it is left out.
+        variables: as for `QueryResult`.
 
     Raises:
         InvalidUsage: it is none, names what is not there, or DuckDB refuses it; or its collection is a view, or has a
@@ -115,16 +122,19 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
     names = engine.names("")
     sql, statement, handle = statement_of(engine, sql, names)
     others = other_tables(sql, statement.table, handle.name, names)
-    count = 0
+    frames = frames_read([path for path in paths_in(sql) if collection_of(path, names) is None], variables or {})
+    config, count = SEALED_OFF if variables is None else WITH_FILES, 0
 
     def rewritten(contents: Iterator[pa.Table]) -> pa.Table | None:
         nonlocal count
         failed: list[PersistError] = []
-        with ExitStack() as stack, duckdb.connect(config=SEALED_OFF) as connection:
+        with ExitStack() as stack, duckdb.connect(config=config) as connection:
             try:
                 fill_table(connection, statement, handle, contents, failed)
                 for path, table in others.items():
                     add_table(connection, path, table, statement.table, handle, stack)
+                for name, frame in frames.items():
+                    register(connection, (name,), frame)
                 add_functions(connection, sql)
                 connection.extract_statements(sql)  # Which is SQL, before its parts are looked at.
                 check_each_row_once(connection, statement, handle)
@@ -134,9 +144,10 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
             except duckdb.Error as error:
                 if failed:
                     raise failed[0] from error
-                raise InvalidUsage(
-                    f"DuckDB refuses the statement: {why_refused(error)}. The collections are {some_of(names)}"
-                ) from error
+                why = re.sub(r'!?\s*Did you mean "[^"]*"\?', "", why_refused(error))
+                refused = InvalidUsage(f"DuckDB refuses the statement: {why}. The collections are {some_of(names)}.")
+                is_missing = type(error).__name__ in ("CatalogException", "PermissionException")
+                raise (refused.with_remedy(FILES_REMEDY) if is_missing else refused) from error
 
     committed = rewrite(handle, rewritten, time).committed()
     return Changed(handle.name, count, committed.seqno, committed.times.get(handle.id))

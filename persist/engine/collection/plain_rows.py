@@ -43,7 +43,7 @@ from persist.core.errors import (
 )
 from persist.core.keyed.events import prepared, replaced
 from persist.core.keyed.form import Keyed, form_of
-from persist.core.keyed.intake import EventTable, to_events
+from persist.core.keyed.intake import EventTable, check_keys, to_events
 from persist.core.keyed.machine import DELETED, SEQ, Replacing
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
@@ -64,7 +64,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key, repeated_keys
 from persist.engine.read.lookups.lookup import Lookup, Wanted
 from persist.engine.read.lookups.requested_keys import distinct_keys
-from persist.engine.read.merging import NewRows, differences
+from persist.engine.read.merging import NewRows, Replaced, differences
 from persist.engine.read.planning.scan import Scan, negated
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.operations import Asked, Step, Write
@@ -140,14 +140,28 @@ class NewContents:
     """The new rows of an overwrite, which are read once, for as many differences as it takes."""
 
     def __init__(
-        self, handle: CollectionHandle, rows: Any, time: int | Moment | None, token: str | None, *, multiset: bool
+        self,
+        handle: CollectionHandle,
+        rows: Any,
+        time: int | Moment | None,
+        token: str | None,
+        *,
+        multiset: bool = False,
+        by_key: bool = False,
     ) -> None:
+        """Begin with rows that are not read yet.
+
+        Args:
+            multiset: whether keys may have several rows.
+            by_key: the rows are an upsert into an empty collection: a row may repeat, and no key is NULL.
+        """
         if handle.keyed is not None and multiset:
             raise InvalidUsage(f"multiset=True: the keyed collection {handle.name!r} holds one value for each key")
         check_upserts(handle, "overwrite")
         self._handle = handle
         self._given = rows
         self._multiset = multiset
+        self._by_key = by_key
         self._at = None if time is None else handle.exact_time("time", time)
         self._token = token
         self._writer = handle.engine.writer("overwrite").part_writer()
@@ -172,7 +186,8 @@ class NewContents:
             new, rows_digest = self._new()
             asked = Asked(handle.id, overwrite_digest(rows_digest, self._at, text))
             check = (lambda rows: None) if isinstance(new, pa.Table) else self._check
-            writes = _upload(handle, present, new, self._at or 0, self._writer, check)
+            replaced = self._without_repetitions if self._by_key else None
+            writes = _upload(handle, present, new, self._at or 0, self._writer, check, replaced)
             return [asked, *_alone(handle, contents, self._at, writes)]
 
     def read(self) -> None:
@@ -189,9 +204,18 @@ class NewContents:
         return KeyedChange(new, self._at, where, digest)
 
     def _check(self, rows: pa.Table) -> None:
-        if not self._multiset:
-            action = "overwrite" if self._handle.keyed is None else "keyed"
-            check_one_row_per_key(rows, self._handle.schema, self._handle.name, action)
+        if self._multiset:
+            return
+        action = "overwrite" if self._handle.keyed is None else "keyed"
+        if self._by_key:
+            check_keys(rows, self._handle.schema)
+            action, rows = "upsert", self._without_repetitions(rows)
+        check_one_row_per_key(rows, self._handle.schema, self._handle.name, action)
+
+    def _without_repetitions(self, rows: pa.Table, present: pa.Table | None = None) -> pa.Table:
+        once = consolidate(rows, [*self._handle.schema.names])
+        at = once.schema.get_field_index("_diff")
+        return once.set_column(at, once.schema.field(at), int64_array(np.ones(len(once), np.int64)))
 
     def _new(self) -> tuple[NewRows, int]:
         if self._held is None:
@@ -249,8 +273,11 @@ def keyed_deletion(
     return KeyedChange((), at, where, delete_digest(0, at, filter_text(where, token)))
 
 
-def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> EventTable:
+def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may_delete: bool = True) -> EventTable:
     """Return rows for keys of a plain collection, checked, in any form that `Collection.upsert` takes.
+
+    Args:
+        may_delete: see `to_events`.
 
     Raises:
         DuplicateKeys: a key has several rows at one time.
@@ -260,12 +287,16 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> Ev
     schema = handle.schema
     data = opened(data)
     first = data[0] if isinstance(data, (list, tuple)) and data else data
-    if not schema.value_names and isinstance(first, (list, tuple, Iterator)) and not is_named(first):
+    if may_delete and not schema.value_names and isinstance(first, (list, tuple, Iterator)) and not is_named(first):
         raise InvalidUsage(
             f"the collection {handle.name!r} has no value columns, so None in a tuple may mean a key that comes or one "
             "that goes: give keys as a table or as dicts, and use delete() for those that go"
         )
-    events = to_events(data, schema, _upsert_form(schema), stamp, handle.clocked_timeline)
+    if not schema.key_names:
+        raise InvalidUsage(f"the collection {handle.name!r} has no key, by which rows could be replaced.").with_remedy(
+            "Add rows with {write:call}, or replace all of them with {overwrite:call}."
+        )
+    events = to_events(data, schema, _upsert_form(schema), stamp, handle.clocked_timeline, may_delete=may_delete)
     check_event_times(handle, events)
     _, starts = row_sorter(events.table, [*schema.key_names, TIME]).sort()
     if starts.all():
@@ -299,7 +330,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
         return [asked, *([handle.at_commit()] if events.at_commit else [])]
     _check_beginning(handle, contents, first)
     if not len(events.table):
-        return [asked]
+        return [*_creating(handle), asked]
     with ExitStack() as stack:
         present = _present(handle, contents, None, stack)
         ready = prepared(schema, _upsert_form(schema), events.table)
@@ -320,8 +351,6 @@ def check_either(keys: Any, where: pc.Expression | None) -> None:
 
 def _settled(handle: CollectionHandle) -> CollectionState:
     """Return the newest state, after all that was asked of this client before: the difference is to that."""
-    if handle.create is not None:  # The commit creates it.
-        return CollectionState(handle.id, handle.name, handle.create.schema)
     handle.engine.settle()
     return handle.contents()
 
@@ -361,10 +390,15 @@ def expect_unchanged(contents: CollectionState) -> tuple[Condition, ...]:
 
 def _alone(handle: CollectionHandle, contents: CollectionState, at: int | None, writes: Sequence[Write]) -> list[Step]:
     return [
+        *_creating(handle),
         *expect_unchanged(contents),
         *(replace(write, at_commit=True) if at is None else write for write in writes),
         *(_stamping(handle, at) or [kinds.Seal(contents.id, to_stored((at or 0) + 1))]),
     ]
+
+
+def _creating(handle: CollectionHandle) -> list[Step]:
+    return [] if handle.create is None else [handle.create]
 
 
 def _stamping(handle: CollectionHandle, at: int | None) -> list[Step]:
@@ -411,13 +445,14 @@ def _upload(
     at: int,
     writer: PartWriter,
     check: Callable[[pa.Table], object] = lambda rows: None,
+    replaced: Replaced | None = None,
 ) -> list[Write]:
     """Store the updates that turn what is present into the new rows; return what adds them to a commit."""
     reader = handle.engine.reader()
     stream = PartStream(handle.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, handle.schema))
     stored: list[Part] = []
     try:
-        for rows in differences(present, new, reader, check):
+        for rows in differences(present, new, reader, check, replaced):
             stored += (
                 writer.put(handle.id, data, part) for data, part in stream.add(with_time(rows, at, handle.schema))
             )

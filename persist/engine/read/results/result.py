@@ -179,12 +179,27 @@ class ArrowResult(Closes, ShownByRepr, Completed):
 
     def __array__(self, *args: object, **options: object) -> Any:
         """Raise InvalidUsage: NumPy, and so `pandas.DataFrame(result)`, would make an array of batches."""
-        raise InvalidUsage(f"{type(self).__name__} is no array of NumPy: use to_pandas(), or to_arrow() for columns")
+        raise no_array(self)
+
+    def __contains__(self, key: object) -> bool:
+        """Raise InvalidUsage: `in` would read all batches."""
+        raise no_membership(self, key)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Export the result as an Arrow stream, for `pl.DataFrame(result)`, DuckDB and others."""
         reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
         return reader.__arrow_c_stream__(requested_schema)
+
+
+def no_array(result: object) -> InvalidUsage:
+    """Return the error of a result from which NumPy is to make an array."""
+    return InvalidUsage(f"{type(result).__name__} is no array of NumPy: use to_pandas(), or to_arrow() for columns")
+
+
+def no_membership(result: object, key: object) -> InvalidUsage:
+    """Return the error of `key in result`."""
+    instead = f"get([{key!r:.100}])" if hasattr(result, "get") else "to_pylist()"
+    return InvalidUsage(f"{type(result).__name__} has no `in`: use {instead}, which returns the rows")
 
 
 def python_dicts(table: pa.Table) -> list[dict[str, Any]]:
