@@ -112,10 +112,6 @@ class SessionOfClient:
         """Let go of everything; idempotent."""
         self.cancel()
         self._end_block()
-        for portal in [*self._portals.values(), *self._cursors.values()]:
-            portal.answer.close()
-        self._portals.clear()
-        self._cursors.clear()
 
     def cancel(self) -> None:
         """End the statement that runs, from any thread."""
@@ -198,7 +194,7 @@ class SessionOfClient:
                     is_block = False  # From here on, it is the client's.
                     self._channel.send(wire.command_complete("BEGIN"))
                     continue
-                self._send(self._run(with_parameters(statement, [])), None)
+                self._send(self._run(with_parameters(statement, [])))
                 is_block = is_block and self._is_in_block
             if is_block:
                 self._commit()
@@ -206,9 +202,9 @@ class SessionOfClient:
             if is_block:
                 self._end_block()
 
-    def _send(self, answer: Answer, formats: list[int] | None) -> None:
+    def _send(self, answer: Answer) -> None:
         """Send a whole answer of the simple protocol."""
-        portal = Portal(answer, formats or [0] * len(answer.columns or ()))
+        portal = Portal(answer, [0] * len(answer.columns or ()))
         try:
             if answer.columns is not None and answer.copy is None:
                 self._channel.send(wire.row_description(answer.columns, portal.formats))
@@ -280,11 +276,11 @@ class SessionOfClient:
 
     def _columns(self, prepared: _Prepared) -> list[Column] | None:
         """Return the columns of a statement whose parameters are not there yet; None if it has none."""
-        if words(prepared.sql)[:1] and words(prepared.sql)[0] not in {*READS, "SUBSCRIBE", "FETCH", "EXPLAIN"}:
+        first_words = words(prepared.sql)
+        if first_words and first_words[0] not in {*READS, "SUBSCRIBE", "FETCH", "EXPLAIN"}:
             return None
-        if words(prepared.sql)[:1] == ["FETCH"]:
-            portal = self._find_cursor(words(prepared.sql)[-1])
-            return portal.answer.columns
+        if first_words[:1] == ["FETCH"]:
+            return self._find_cursor(first_words[-1]).answer.columns
         answer = self._run(with_parameters(prepared.sql, [literal(None, oid, 0) for oid in prepared.oids]))
         answer.close()
         return answer.columns
@@ -353,14 +349,7 @@ class SessionOfClient:
             raise
         with self._lock:
             self._running = result
-
-        def close() -> None:
-            with self._lock:
-                if self._running is result:
-                    self._running = None
-            result.close()
-
-        return Answer(lambda rows: f"SELECT {rows}", columns, result.to_batches(), close)
+        return Answer(lambda rows: f"SELECT {rows}", columns, result.to_batches(), result.close)
 
     def _ask(self, sql: str) -> Answered:
         if not self._is_in_block:
@@ -506,10 +495,7 @@ class SessionOfClient:
 
     def _reset(self, sql: str) -> Answer:
         name = sql.split()[-1]
-        if name.upper() == "ALL":
-            self._settings.reset()
-        else:
-            self._set(name, None)
+        self._settings.reset() if name.upper() == "ALL" else self._set(name, None)
         return Answer(lambda rows: "RESET")
 
     def _show(self, sql: str) -> Answer:
@@ -566,21 +552,14 @@ class SessionOfClient:
 
     def _close_command(self, sql: str) -> Answer:
         name = sql.split()[-1]
-        if name.upper() == "ALL":
-            names = [*self._cursors]
-        else:
-            self._find_cursor(name)
-            names = [cursor for cursor in self._cursors if cursor.lower() == name.strip('"').lower()]
-        for cursor in names:
-            self._cursors.pop(cursor).answer.close()
+        closed = [*self._cursors.values()] if name.upper() == "ALL" else [self._find_cursor(name)]
+        for portal in closed:
+            portal.answer.close()
+        self._cursors = {cursor: portal for cursor, portal in self._cursors.items() if portal not in closed}
         return Answer(lambda rows: "CLOSE CURSOR")
 
     def _refuse(self, sql: str) -> Answer:
         raise Failure("0A000", *REFUSED[words(sql)[0]])
-
-    def _accept(self, sql: str) -> Answer:
-        tag = words(sql)[0]
-        return Answer(lambda rows: tag)
 
 
 _NO_SETTINGS = ("user", "database", "replication", "options")
@@ -604,7 +583,7 @@ _COMMANDS: dict[str, Callable[[SessionOfClient, str], Answer]] = {
     "CLOSE": SessionOfClient._close_command,
     "COPY": SessionOfClient._copy,
     "EXPLAIN": SessionOfClient._explain,
-    "UNLISTEN": SessionOfClient._accept,
+    "UNLISTEN": lambda session, sql: Answer(lambda rows: "UNLISTEN"),
     **dict.fromkeys(REFUSED, SessionOfClient._refuse),
 }
 _EXTENDED: dict[bytes, Callable[[SessionOfClient, Reader], None]] = {

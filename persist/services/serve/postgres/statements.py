@@ -288,7 +288,7 @@ REFUSED = {
 
 
 def parse_declare(sql: str) -> tuple[str, str, bool]:
-    """Return the name and the query of a DECLARE, and whether its rows are binary. Raises Failure if it is malformed."""
+    """Return the name and the query of a DECLARE, and whether its rows are binary. Raises Failure for other text."""
     match = _DECLARE.fullmatch(_strip(sql))
     if match is None:
         raise Failure("42601", "a cursor is made by DECLARE name CURSOR FOR query")
