@@ -10,7 +10,7 @@ import pyarrow as pa
 from persist.services.serve.postgres import wire
 from persist.services.serve.postgres.backend import Backend, Channel
 from persist.services.serve.postgres.statements import Copy
-from persist.services.serve.postgres.values import column_of, copy_rows, copy_text_rows, data_rows
+from persist.services.serve.postgres.values import copy_rows, copy_text_rows, data_rows, describe_column
 from persist.services.serve.postgres.wire import Column, Failure
 
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -54,7 +54,7 @@ class Portal:
 
 def rows_answer(table: pa.Table, tag: str = "SELECT") -> Answer:
     """Return the answer that has the rows of a table."""
-    return Answer(lambda rows: f"{tag} {rows}", [*map(column_of, table.schema)], iter(table.to_batches()))
+    return Answer(lambda rows: f"{tag} {rows}", [*map(describe_column, table.schema)], iter(table.to_batches()))
 
 
 def _cancelled() -> Failure:

@@ -128,7 +128,9 @@ class Catalog:
         connection.execute("CREATE SCHEMA pg; CREATE SCHEMA info")
         ((version,),) = connection.execute("SELECT version()").fetchall()
         self._version = f"PostgreSQL {SERVER_VERSION} (persist, on DuckDB {version})"
-        types = [(oid, name, size, category, shown) for oid, (shown, name, size, category) in values.TYPES.items()]
+        types = [
+            (oid, name, size, category, sql_name) for oid, (sql_name, name, size, category) in values.TYPES.items()
+        ]
         kinds = {"oid": "bigint", "typname": "text", "typlen": "int", "typcategory": "text", "shown": "text"}
         self._load("types", kinds, [*types, *_MORE_TYPES])
         self._load("arrays", {"oid": "bigint", "item": "bigint"}, sorted(values.ARRAYS.items()))
@@ -175,11 +177,11 @@ class Catalog:
             kind = "v" if about.is_view else "r"
             relations.append((oid, about.table, schemas[about.schema], kind, len(about.columns), bool(about.key)))
             numbers = {}
-            for at, shown in enumerate(about.columns, 1):
-                column = values.listed_column(shown)
-                numbers[shown.name] = at
-                is_key = shown.name in about.key
-                attributes.append((oid, shown.name, column.oid, column.size, at, column.modifier, is_key))
+            for at, column_field in enumerate(about.columns, 1):
+                column = values.describe_listed_column(column_field)
+                numbers[column_field.name] = at
+                is_key = column_field.name in about.key
+                attributes.append((oid, column_field.name, column.oid, column.size, at, column.modifier, is_key))
             if about.key and not about.is_view:
                 index = oids.make(f"key {about.name}")
                 name = f"{about.table}_pkey"
@@ -198,7 +200,7 @@ class Catalog:
         arrow = {"bigint": pa.int64(), "int": pa.int32(), "text": pa.string(), "boolean": pa.bool_()}
         fields = [pa.field(column, arrow.get(kind, pa.list_(pa.int32()))) for column, kind in kinds.items()]
         columns = [*zip(*rows, strict=True)] or [()] * len(fields)
-        arrays = [pa.array(column, shown.type) for column, shown in zip(columns, fields, strict=True)]
+        arrays = [pa.array(column, kind.type) for column, kind in zip(columns, fields, strict=True)]
         loaded = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
         self._connection.register("loaded rows", loaded)
         self._connection.execute(f'CREATE OR REPLACE TABLE pg."{name}" AS FROM "loaded rows"')

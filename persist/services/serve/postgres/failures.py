@@ -34,7 +34,7 @@ _DUCKDB_CODES = (
 )
 
 
-def failure_of(error: Exception) -> Failure:
+def to_failure(error: Exception) -> Failure:
     """Return an error as one of Postgres."""
     if isinstance(error, Failure):
         return error
@@ -59,14 +59,14 @@ def failure_of(error: Exception) -> Failure:
 _SHOWN_LINE = re.compile(r"LINE \d+: (.*)\n( *)\^")
 
 
-def position_of(error: BaseException | None, sql: str) -> int | None:
+def find_position(error: BaseException | None, sql: str) -> int | None:
     """Return the character of a statement that DuckDB points to, counted from 1; None if that is not certain."""
     while error is not None:
         if match := _SHOWN_LINE.search(str(error)):
             start = match.start(1) - match.start()
             line, at = match[1], len(match[2]) - start
-            shown = line.removeprefix("...").removesuffix("...")
+            snippet = line.removeprefix("...").removesuffix("...")
             at -= 3 * line.startswith("...")
-            return sql.index(shown) + at + 1 if sql.count(shown) == 1 and at >= 0 else None
+            return sql.index(snippet) + at + 1 if sql.count(snippet) == 1 and at >= 0 else None
         error = error.__cause__
     return None

@@ -63,8 +63,8 @@ def literal(value: bytes | None, oid: int, form: int) -> str:
     try:
         if item is not None:
             items = _array_items(value, item) if form else _array_text(value.decode())
-            shown = [_literal(part, item, form) for part in items]
-            return f"CAST([{', '.join(shown)}] AS {kind})"
+            constants = ", ".join(_literal(part, item, form) for part in items)
+            return f"CAST([{constants}] AS {kind})"
         return _literal(value, oid, form)
     except (ValueError, struct.error, IndexError, OverflowError) as bad:
         raise Failure("22P03", f"a parameter is not of its type {TYPES.get(oid, (str(oid),))[0]}: {bad}") from bad
@@ -77,14 +77,14 @@ def _literal(value: bytes | None, oid: int, form: int) -> str:
     if oid in _TEXTS or not form:
         if oid == 3802 and form:  # Binary values of jsonb begin with a version.
             value = value[1:]
-        shown = value.decode()
-        if "\0" in shown:
+        value_text = value.decode()
+        if "\0" in value_text:
             raise ValueError("it has a zero byte")
         if oid == BYTEA:
-            return _blob(binascii.unhexlify(shown[2:]) if shown.startswith("\\x") else shown.encode())
+            return _blob(binascii.unhexlify(value_text[2:]) if value_text.startswith("\\x") else value_text.encode())
         if oid == NUMERIC:
-            return exact_numeric(shown)
-        return _quote(shown) if oid in _TEXTS else f"CAST({_quote(shown)} AS {kind})"
+            return exact_numeric(value_text)
+        return _quote(value_text) if oid in _TEXTS else f"CAST({_quote(value_text)} AS {kind})"
     if oid in _PACKED:
         (number,) = struct.unpack(_PACKED[oid], value)
         return f"CAST({_quote(repr(number))} AS {kind})"
@@ -118,10 +118,10 @@ def exact_numeric(constant: str) -> str:
         raise Failure("22P02", f'"{text[:100]}" is no number') from error
     if not number.is_finite() or len(number.as_tuple().digits) > 38 or abs(number.adjusted()) > 38:
         raise Failure("22003", f'"{text[:100]}" has more digits than a numeric here: 38 at most')
-    shown = f"{number:f}"
-    if len(shown.strip("-").replace(".", "").lstrip("0")) > 38 or len(shown.partition(".")[2]) > 38:
+    digits = f"{number:f}"
+    if len(digits.strip("-").replace(".", "").lstrip("0")) > 38 or len(digits.partition(".")[2]) > 38:
         raise Failure("22003", f'"{text[:100]}" has more digits than a numeric here: 38 at most')
-    return shown
+    return digits
 
 
 def _quote(text: str) -> str:
@@ -160,8 +160,8 @@ def _numeric_literal(value: bytes) -> str:
     with localcontext() as exact:
         exact.prec = 20_000
         number = sum(Decimal(group).scaleb(4 * (weight - at)) for at, group in enumerate(groups))
-        shown = f"{Decimal(number):.{scale}f}"
-    return exact_numeric(f"{'-' * (sign == 0x4000)}{shown}")
+        digits = f"{Decimal(number):.{scale}f}"
+    return exact_numeric(f"{'-' * (sign == 0x4000)}{digits}")
 
 
 def _array_items(value: bytes, item: int) -> list[bytes | None]:

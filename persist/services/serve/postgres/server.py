@@ -27,11 +27,11 @@ from persist.services.serve.messages import is_loopback, listening
 from persist.services.serve.postgres import wire
 from persist.services.serve.postgres.backend import Answered, Block
 from persist.services.serve.postgres.catalog import Catalog, Session
-from persist.services.serve.postgres.failures import failure_of
+from persist.services.serve.postgres.failures import to_failure
 from persist.services.serve.postgres.scram import MECHANISM, Scram
 from persist.services.serve.postgres.session import SessionOfClient
 from persist.services.serve.postgres.statements import Subscribe
-from persist.services.serve.postgres.values import listed_column
+from persist.services.serve.postgres.values import describe_listed_column
 from persist.services.serve.postgres.wire import Failure, ProtocolViolation
 
 CONNECTIONS_MAX = 100
@@ -126,8 +126,8 @@ class PostgresServer(Closes):
         self._is_closed = False
         self._listener = listening(host, port)
         self._listener.settimeout(1.0)
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"postgresql://{shown}:{self._listener.getsockname()[1]}/latest"
+        url_host = f"[{host}]" if ":" in host else host
+        self.url = f"postgresql://{url_host}:{self._listener.getsockname()[1]}/latest"
         self._thread = threading.Thread(target=self._accept, name="persist-postgres", daemon=True)
         self._thread.start()
 
@@ -212,10 +212,10 @@ class PostgresServer(Closes):
             return
         catalogs = self._queries.catalogs()
         if database not in catalogs:
-            shown = ", ".join(catalogs[:20])
+            examples = ", ".join(catalogs[:20])
             raise Failure(
                 "3D000",
-                f'there is no database "{database}": a database is a time, such as {shown}, or "@2026-11-23T12:00Z"',
+                f'there is no database "{database}": a database is a time, such as {examples}, or "@2026-11-23T12:00Z"',
             )
 
     # The interface of sessions; see `persist.services.serve.postgres.session.Backend`.
@@ -241,7 +241,7 @@ class PostgresServer(Closes):
         """Return the columns of the collections that a statement may name, by their names."""
         text = sql.lower()
         tables = [about for about in self._queries.tables() if about.table.lower() in text]
-        return {about.name: [*map(listed_column, about.columns)] for about in tables}
+        return {about.name: [*map(describe_listed_column, about.columns)] for about in tables}
 
     def listen(self, subscribe: Subscribe) -> tuple[Any, int | None, pa.Schema]:
         """Return a listener of a collection, the requested end, and the columns.
@@ -253,7 +253,7 @@ class PostgresServer(Closes):
         try:
             collection = self._load(name)
         except CollectionNotFound as error:
-            raise failure_of(error) from error
+            raise to_failure(error) from error
         handle = collection.handle
         as_of = None if subscribe.as_of is None else handle.as_time("as_of", _time(subscribe.as_of))
         end = None if subscribe.up_to is None else handle.as_time("until", _time(subscribe.up_to))
@@ -406,7 +406,7 @@ class _Connection:
         except Failure as failure:
             self._farewell(failure)
         except (PersistError, MemoryError, RecursionError) as error:
-            self._farewell(failure_of(error))
+            self._farewell(to_failure(error))
 
     def _farewell(self, failure: Failure) -> None:
         self.send(wire.error(failure, "FATAL"))

@@ -27,7 +27,7 @@ from persist.services.serve.postgres import wire
 from persist.services.serve.postgres.answers import Answer, Portal, RowSender, rows_answer, subscription_batches
 from persist.services.serve.postgres.backend import Answered, Backend, Block, Channel
 from persist.services.serve.postgres.catalog import Session, asks_catalog
-from persist.services.serve.postgres.failures import failure_of, position_of
+from persist.services.serve.postgres.failures import find_position, to_failure
 from persist.services.serve.postgres.parameters import literal
 from persist.services.serve.postgres.settings import AS_OF, Settings, parse_options, parse_set
 from persist.services.serve.postgres.statements import (
@@ -47,7 +47,7 @@ from persist.services.serve.postgres.statements import (
     words,
 )
 from persist.services.serve.postgres.values import (
-    column_of,
+    describe_column,
 )
 from persist.services.serve.postgres.wire import Column, Failure, ProtocolViolation, Reader
 
@@ -166,9 +166,9 @@ class SessionOfClient:
     def _fail(self, error: Exception) -> None:
         with self._lock:
             is_cancelled, self._running = self._is_cancelled, None
-        failure = Failure("57014", "canceling statement due to user request") if is_cancelled else failure_of(error)
+        failure = Failure("57014", "canceling statement due to user request") if is_cancelled else to_failure(error)
         if failure.position is None:
-            failure.position = position_of(error, self._text)
+            failure.position = find_position(error, self._text)
         self._has_failed = self._is_in_block
         self._channel.send(wire.error(failure))
 
@@ -343,7 +343,7 @@ class SessionOfClient:
         with self._backend.turn():
             result = self._ask(sql)
         try:
-            columns = [*map(column_of, result.schema)]
+            columns = [*map(describe_column, result.schema)]
         except BaseException:
             result.close()
             raise
@@ -400,7 +400,7 @@ class SessionOfClient:
         times = [pa.field("_time", pa.int64())] + [pa.field("_progressed", pa.bool_())] * subscribe.progress
         row_schema = pa.schema([*times, pa.field("_diff", pa.int64()), *schema])
 
-        columns = [*map(column_of, row_schema)]
+        columns = [*map(describe_column, row_schema)]
         batches = subscription_batches(listen, end, row_schema, subscribe.progress, lambda: self._ends)
         return Answer(lambda rows: f"SUBSCRIBE {rows}", columns, batches, listen.close, is_live=True)
 

@@ -130,9 +130,9 @@ class Settings:
         """Set all to what they were at the start."""
         self.values.update(self._defaults)
 
-    def find(self, shown: str) -> tuple[str, str] | None:
+    def find(self, words_of_name: str) -> tuple[str, str] | None:
         """Return the name and the value of a setting, None if there is none."""
-        bare = " ".join(shown.strip().strip('"').lower().split())
+        bare = " ".join(words_of_name.strip().strip('"').lower().split())
         name = _canonical_name(
             {"transaction isolation level": "transaction_isolation", "time zone": "TimeZone"}.get(bare, bare)
         )

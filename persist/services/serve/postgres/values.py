@@ -67,19 +67,19 @@ _UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _TEXT_BYTES_MAX = 1 << 30  # Postgres holds no larger value.
 
 
-def column_of(field: pa.Field) -> Column:
+def describe_column(field: pa.Field) -> Column:
     """Return the description of a column for Postgres clients."""
     kind = _plain(field.type)
-    oid, modifier = _oid_of(kind), -1
+    oid, modifier = _find_oid(kind), -1
     if pat.is_decimal(kind) and kind.scale >= 0:
         modifier = (kind.precision << 16 | kind.scale) + 4
     return Column(field.name, oid, TYPES[oid][2], modifier)
 
 
-def listed_column(field: pa.Field) -> Column:
+def describe_listed_column(field: pa.Field) -> Column:
     """Return the description of a column in a list of columns. A column of an unknown type is a text there."""
     try:
-        return column_of(field)
+        return describe_column(field)
     except Failure:
         return Column(field.name, TEXT)
 
@@ -118,7 +118,7 @@ _OIDS: list[tuple[Callable[[pa.DataType], bool], int]] = [
 ]
 
 
-def _oid_of(kind: pa.DataType) -> int:
+def _find_oid(kind: pa.DataType) -> int:
     if isinstance(kind, pa.BaseExtensionType):
         return _extension_oid(kind) or TEXT
     for fits, oid in _OIDS:
@@ -242,7 +242,7 @@ def text_values(array: pa.Array) -> pa.Array:
         Failure: Postgres's type does not have such a value.
     """
     array = _decoded(array)
-    oid = _oid_of(array.type)
+    oid = _find_oid(array.type)
     writer = _TEXT.get(oid)
     return pc.cast(array, pa.string()) if writer is None else writer(array)
 
@@ -330,11 +330,11 @@ def _without_zeros(text: pa.Array) -> pa.Array:
 
 
 def _interval_text(array: pa.Array) -> pa.Array:
-    shown = [None if value is None else _interval_shown(*value) for value in _intervals(array)]
-    return pa.array(shown, pa.string())
+    digit_text = [None if value is None else _interval_words(*value) for value in _intervals(array)]
+    return pa.array(digit_text, pa.string())
 
 
-def _interval_shown(months: int, days: int, us: int) -> str:
+def _interval_words(months: int, days: int, us: int) -> str:
     years, months = int(months / 12), int(months - 12 * int(months / 12))
     parts = [f"{years} years"] * bool(years) + [f"{months} mons"] * bool(months) + [f"{days} days"] * bool(days)
     if us or not parts:
@@ -433,7 +433,7 @@ _TEXT: dict[int, Callable[[pa.Array], pa.Array]] = {
 def binary_values(array: pa.Array) -> pa.Array:
     """Return each value in Postgres's binary form. Raises Failure as `text_values` does."""
     array = _decoded(array)
-    oid = _oid_of(array.type)
+    oid = _find_oid(array.type)
     if oid in (TEXT, JSON):
         return text_values(array)
     if oid == BYTEA:
@@ -564,10 +564,10 @@ def _numeric_binary(array: pa.Array) -> pa.Array:
 def _encode_numeric(value: Decimal) -> bytes:
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
-    shown = "".join(map(str, digits)) + "0" * max(exponent, 0)
+    digit_text = "".join(map(str, digits)) + "0" * max(exponent, 0)
     scale = max(-exponent, 0)
-    shown = shown.rjust(scale, "0")
-    whole, fraction = shown[: len(shown) - scale], shown[len(shown) - scale :]
+    digit_text = digit_text.rjust(scale, "0")
+    whole, fraction = digit_text[: len(digit_text) - scale], digit_text[len(digit_text) - scale :]
     whole, fraction = whole.zfill(-(-len(whole) // 4) * 4), fraction.ljust(-(-scale // 4) * 4, "0")
     groups = [int((whole + fraction)[at : at + 4]) for at in range(0, len(whole + fraction), 4)]
     weight = len(whole) // 4 - 1

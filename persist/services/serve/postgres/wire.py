@@ -95,7 +95,7 @@ def error(failure: Failure, severity: str = "ERROR") -> bytes:
 def notice(code: str, value: str) -> bytes:
     """Return the message of a warning."""
     fields = [(b"S", "WARNING"), (b"V", "WARNING"), (b"C", code), (b"M", value)]
-    return message(b"N", b"".join(name + text(shown) for name, shown in fields) + b"\0")
+    return message(b"N", b"".join(name + text(value) for name, value in fields) + b"\0")
 
 
 def row_description(columns: Sequence[Column], formats: Sequence[int]) -> bytes:
