@@ -138,10 +138,9 @@ class QueryResult(ArrowResult):
         self._reads: list[str] | None = None  # What `explain` tells, while it reads.
         self._stack = ExitStack()
         config: dict[str, str] = {**(SEALED_OFF if variables is None else WITH_FILES)}
-        if limits is not None:
-            config |= {"memory_limit": f"{limits.memory_bytes // 1024}KiB", "temp_directory": ""}
         with ExitStack() as opening:
-            self._connection = opening.enter_context(duckdb.connect(config=config))
+            connection = duckdb.connect(config=config) if limits is None else sealed_connection(limits)
+            self._connection = opening.enter_context(connection)
             add_functions(self._connection, sql)
             self._text, timed = with_catalogs(sql)
             parsed = parsed_query(self._text, self._connection)
@@ -151,6 +150,8 @@ class QueryResult(ArrowResult):
             self.names = tuple(sorted({table.name for table in read.values() if table.as_of is None}))
             for path in timed.keys() - {path for path, table in collections.items() if table is not None}:
                 raise timed[path].refused(self._collections)
+            if pins or changes:  # The latest contents of a transaction are those of its beginning.
+                read = {path: _untimed(table) for path, table in read.items()}
             for path, table in [*read.items()]:
                 if table.as_of is None and changes is not None and table.name in changes:
                     register(self._connection, path, changes[table.name])
@@ -194,7 +195,7 @@ class QueryResult(ArrowResult):
             self._connection.interrupt()
         if self._busy.locked():
             # DuckDB forgets an interruption that comes just before it begins.
-            _later(INTERRUPT_AGAIN_S, self.interrupt, why)
+            later(INTERRUPT_AGAIN_S, self.interrupt, why)
 
     def explain(self) -> str:
         """Read the answer, and return how each collection was read for it, with what DuckDB asked for: `print` it.
@@ -236,7 +237,7 @@ class QueryResult(ArrowResult):
         with ExitStack() as stack:
             if self._limits is not None:
                 timeout_s = self._limits.timeout_s
-                stack.callback(_later(timeout_s, self.interrupt, f"it took longer than {timeout_s:g} s").cancel)
+                stack.callback(later(timeout_s, self.interrupt, f"it took longer than {timeout_s:g} s").cancel)
             rows, reader = 0, None
 
             def read() -> pa.RecordBatch | None:
@@ -300,7 +301,18 @@ class QueryResult(ArrowResult):
         return f"<Answer of {self.sql:.100}>"
 
 
-def _later(after_s: float, do: Callable[[str], object], argument: str) -> threading.Timer:
+def sealed_connection(limits: QueryLimits) -> Any:
+    """Return a connection to an empty DuckDB for others: it reads no files, keeps to limits, and is in UTC."""
+    config = {name: value for name, value in SEALED_OFF.items() if name != "lock_configuration"}
+    config |= {"memory_limit": f"{limits.memory_bytes // 1024}KiB", "temp_directory": ""}
+    connection = required(DUCKDB).connect(config=config)
+    connection.execute("SET GLOBAL TimeZone = 'UTC'")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def later(after_s: float, do: Callable[[str], object], argument: str) -> threading.Timer:
+    """Call a function after so many seconds, unless the timer is cancelled."""
     timer = threading.Timer(after_s, do, [argument])
     timer.daemon = True
     timer.start()
@@ -323,6 +335,10 @@ def _bound(
         time: int | Moment | None = known.get(path, read[path].as_of)
         bound[path] = (handle, times.get(read[path].name, times.get("")) if time is None else time)
     return bound
+
+
+def _untimed(table: TableAt) -> TableAt:
+    return TableAt(table.name) if table.as_of == LATEST else table
 
 
 def _tables_of(parsed: Any) -> list[Path]:

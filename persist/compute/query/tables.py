@@ -185,7 +185,7 @@ def why_refused(error: Exception) -> str:
 
 # What is text, a name or a comment is passed over as a whole: what it says is not SQL.
 _NAME = r'(?:"(?:[^"]|"")+"|`(?:[^`]|``)+`|[^\W\d][\w$-]*)'
-_SKIPPED = r"(?P<skipped>'(?:[^']|'')*'|\$\$.*?\$\$|--[^\n]*|/\*.*?\*/)"
+_SKIPPED = r"(?P<skipped>'(?:[^']|'')*+(?:'|\Z)|\$\$.*?(?:\$\$|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z))"
 _TOKEN = re.compile(
     rf"{_SKIPPED}"
     rf"|(?P<table>{_NAME}(?:\s*\.\s*{_NAME})*)"

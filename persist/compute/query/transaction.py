@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.compute.query.catalog import contents_of
-from persist.compute.query.result import Queries, QueryLimits, QueryResult
+from persist.compute.query.result import Queries, QueryLimits, QueryResult, later, sealed_connection
 from persist.compute.query.statement_text import StatementText
 from persist.compute.query.statements import (
     check_each_row_once,
@@ -28,12 +28,12 @@ from persist.compute.query.statements import (
 )
 from persist.compute.query.tables import (
     DUCKDB,
-    SEALED_OFF,
     Path,
     TableAt,
     add_functions,
     make_schema,
     path_of,
+    quoted,
     register,
     whole_path,
     why_refused,
@@ -50,10 +50,12 @@ from persist.core.errors import (
 from persist.core.rendering import some_of
 from persist.core.state_rules.collection_rules import ExpectUpper
 from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.erasures import erasure_number
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.collection_times import LATEST
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded
 from persist.engine.read.results.result import required
@@ -100,7 +102,13 @@ class Transaction:
         }
         pins = self._pins if self._as_of is None else {}
         result = QueryResult(self._engine, sql, self._as_of, limits=self._limits, pins=pins, changes=changes)
-        self._read |= {*result.names} - {*self._changed}
+        try:
+            for name in result.names:
+                self._check_there(name)
+        except InvalidUsage:
+            result.close()
+            raise
+        self._read |= {*result.names}
         return result
 
     def execute(self, sql: str) -> int:
@@ -108,10 +116,12 @@ class Transaction:
         duckdb = required(DUCKDB)
         names = self._engine.names("")
         sql, statement, handle = statement_of(self._engine, sql, names)
+        self._check_there(handle.name)
         read_tables = other_tables(sql, statement.table, handle.name, names)
         connection = self._database()
         failed: list[PersistError] = []
         with ExitStack() as stack:
+            stack.callback(later(self._limits.timeout_s, self.interrupt, "time").cancel)
             try:
                 changed = self._table(connection, statement, handle, failed)
                 for path, table in read_tables.items():
@@ -144,11 +154,16 @@ class Transaction:
         with Commit(self._engine, action="sql") as commit:
             for name, changed in self._changed.items():
                 commit.rewrite(changed.handle, partial(self._rewritten, changed, self._began[name]))
-            for name in self._read if is_serializable else ():
+            for name in self._read - self._changed.keys() if is_serializable else ():
                 if name in self._began:
                     began = self._began[name]
                     commit.add(loaded(self._engine, name), [ExpectUpper(began.id, began.upper_times)])
         self._changed.clear()
+
+    def interrupt(self, why: str) -> None:
+        """End the statement that runs, from any thread."""
+        if self._connection is not None:
+            self._connection.interrupt()
 
     def close(self) -> None:
         """Release the snapshots, and drop changes that are not committed. Idempotent."""
@@ -157,8 +172,7 @@ class Transaction:
 
     def _database(self) -> Any:
         if self._connection is None:
-            config = {**SEALED_OFF, "memory_limit": f"{self._limits.memory_bytes // 1024}KiB", "temp_directory": ""}
-            self._connection = self._stack.enter_context(required(DUCKDB).connect(config=config))
+            self._connection = self._stack.enter_context(sealed_connection(self._limits))
         return self._connection
 
     def _rewritten(self, changed: _Table, began: CollectionState, contents: Iterator[pa.Table]) -> pa.Table:
@@ -166,10 +180,44 @@ class Transaction:
 
         The commit calls this again after each conflict.
         """
-        upper = changed.handle.contents().upper
-        if upper != began.upper:
-            raise with_timeline(UpperMismatch(to_antichain(began.upper), to_antichain(upper)), began.timeline)
-        return read_table(self._connection, changed.path, changed.handle)
+        now = changed.handle.contents()
+        if (now.upper, now.id, erasure_number(now)) != (began.upper, began.id, erasure_number(began)):
+            raise self._conflict(began, now)
+        if changed.handle.keyed is None:
+            return read_table(self._connection, changed.path, changed.handle)
+        return self._with_events(changed, began, contents)
+
+    def _with_events(self, changed: _Table, began: CollectionState, contents: Iterator[pa.Table]) -> pa.Table:
+        """Return the contents of a keyed collection, with pending events and the changes of the transaction."""
+        connection, schema = self._connection, changed.handle.schema
+        fields = pa.schema([schema.arrow.field(name) for name in schema.names])
+        batches = (
+            batch for table in contents for batch in pa.Table.from_arrays(table.columns, schema=fields).to_batches()
+        )
+        connection.register("the present rows", pa.RecordBatchReader.from_batches(fields, batches))
+        connection.execute(f"CREATE OR REPLACE TABLE {quoted('the present')} AS FROM {quoted('the present rows')}")
+        connection.unregister("the present rows")
+        before, after = quoted(_began_name(changed.path)), path_of(changed.path)
+        removed = f"(FROM {before} EXCEPT ALL FROM {after})"
+        kept = f"(FROM {quoted('the present')} EXCEPT ALL {removed})"
+        result = f"{kept} UNION ALL (FROM {after} EXCEPT ALL FROM {before})"
+        connection.execute(f"CREATE OR REPLACE TABLE {quoted('the result')} AS {result}")
+        keys = ", ".join(map(quoted, schema.key_names))
+        repeated = f"FROM {quoted('the result')} SELECT {keys} GROUP BY {keys} HAVING count(*) > 1"
+        missing = f"{removed} EXCEPT ALL FROM {quoted('the present')}"
+        for query in (repeated, missing):
+            if connection.execute(f"SELECT 1 FROM ({query}) LIMIT 1").fetchone():
+                raise self._conflict(began, changed.handle.contents())
+        return read_table(connection, ("the result",), changed.handle)
+
+    def _conflict(self, began: CollectionState, now: CollectionState) -> UpperMismatch:
+        return with_timeline(UpperMismatch(to_antichain(began.upper), to_antichain(now.upper)), began.timeline)
+
+    def _check_there(self, name: str) -> None:
+        """Raise InvalidUsage if a collection was made after the transaction began."""
+        began, ids = self._began.get(name), self._engine.follower.state.ids
+        if began is None or ids.get(name) != began.id:
+            raise InvalidUsage(f"{name!r} was made after the transaction began: begin again to use it")
 
     def _table(
         self, connection: Any, statement: StatementText, handle: CollectionHandle, failed: list[PersistError]
@@ -193,6 +241,9 @@ class Transaction:
                     rows = stack.enter_context(snapshot(handle, as_of, timeout_s=0.0)).to_batches()
                     contents = (pa.Table.from_batches([batch]) for batch in rows)
                 fill_table(connection, statement, handle, contents, failed)
+                if handle.keyed is not None:
+                    began = quoted(_began_name(path))
+                    connection.execute(f"CREATE OR REPLACE TABLE {began} AS FROM {path_of(path)}")
             table = self._tables[handle.name] = _Table(handle, path)
         elif statement.is_upsert:
             index_key(connection, path, handle)
@@ -200,7 +251,8 @@ class Transaction:
 
     def _add(self, connection: Any, path: Path, at: TableAt, stack: ExitStack) -> None:
         """Let a statement read a collection that it does not change, by this path, until the stack is left."""
-        table = self._tables.get(at.name) if at.as_of is None else None
+        is_present = at.as_of in (None, LATEST)
+        table = self._tables.get(at.name) if is_present else None
         if table is not None:
             if whole_path(table.path) != whole_path(path):
                 make_schema(connection, path)
@@ -209,13 +261,17 @@ class Transaction:
             return
         self._read.add(at.name)
         with suppress(AsOfNotSealed, CollectionNotFound):  # DuckDB refuses it then, if it is a table.
-            as_of = self._pins.get(at.name) if at.as_of is None else at.as_of
+            as_of = self._pins.get(at.name) if is_present else at.as_of
             contents = stack.enter_context(snapshot(loaded(self._engine, at.name), as_of, timeout_s=0.0))
             register(connection, path, contents.dataset())
             name = path_of(path) if len(path) > 1 else path[0]
             stack.callback(connection.unregister, name)
             if len(path) > 1:
                 stack.callback(connection.execute, f"DROP VIEW {path_of(path)}")
+
+
+def _began_name(path: Path) -> str:
+    return f"began: {path_of(whole_path(path))}"
 
 
 class ServedSql(Queries):
@@ -235,4 +291,4 @@ class ServedSql(Queries):
 
     def empty_database(self) -> Any:
         """Return a connection to an empty DuckDB that reads no files; the caller closes it."""
-        return required(DUCKDB).connect(config=SEALED_OFF)
+        return sealed_connection(QueryLimits(memory_bytes=256 << 20))

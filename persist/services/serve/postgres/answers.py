@@ -32,6 +32,7 @@ class Answer:
         columns: None if it has no rows.
         copy: how its rows are copied, for COPY.
         is_live: rows come as they happen, so each batch is sent at once.
+        start: runs the statement, if it is not run yet, and returns its answer.
     """
 
     tag: Callable[[int], str]
@@ -40,6 +41,7 @@ class Answer:
     close: Callable[[], object] = _nothing
     copy: Copy | None = None
     is_live: bool = False
+    start: "Callable[[], Answer] | None" = None
 
 
 @dataclass
@@ -50,6 +52,15 @@ class Portal:
     formats: list[int]
     remainder: pa.RecordBatch | None = None
     is_done: bool = False
+
+
+@dataclass
+class Prepared:
+    """A prepared statement. `described` are the columns that the client has seen."""
+
+    sql: str
+    oids: list[int]
+    described: list[Column] | None = None
 
 
 def rows_answer(table: pa.Table, tag: str = "SELECT") -> Answer:

@@ -1,6 +1,6 @@
 """The interfaces between a session, its server and its client."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -56,6 +56,10 @@ class Block(Protocol):
         """Commit all changes at once."""
         ...
 
+    def interrupt(self, why: str) -> None:
+        """End the statement that runs."""
+        ...
+
     def close(self) -> None:
         """Release the snapshots, and drop changes that are not committed."""
         ...
@@ -76,7 +80,7 @@ class Backend(Protocol):
         """Begin a block of statements."""
         ...
 
-    def catalog(self, sql: str, session: Session) -> pa.Table | None:
+    def catalog(self, sql: str, session: Session, running: Callable[[Callable[[], None]], None]) -> pa.Table | None:
         """Return the answer of a query of Postgres's catalogs; None if it reads something else."""
         ...
 

@@ -11,7 +11,7 @@ Rows of data are not here: a query that reads a collection is answered elsewhere
 import re
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
@@ -24,7 +24,8 @@ from persist.services.serve.postgres.wire import Failure
 SERVER_VERSION = "15.0"
 _PG, _MAIN, _INFO = 11, 2200, 13_000
 _FIRST_OID = 16_384
-_SETTINGS = {"name": "text", "setting": "text"}
+TIMEOUT_S = 30.0
+ROWS_MAX = 1_000_000
 _CALL = re.compile(r'"?(?!CAST\b)(\w+)"?\(.*\)', re.DOTALL)
 
 # Types that no column of an answer has: (oid, name in pg_type, size, category, name in SQL).
@@ -45,7 +46,7 @@ _MORE_TYPES = [
 ]
 
 _NAMES = re.compile(
-    r"""'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/
+    r"""'(?:[^']|'')*+(?:'|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z)
     |(?P<asks>\bpg_\w+|\binformation_schema\b|\bversion\s*\(|\bcurrent_(?:schemas?|database|setting|user|role|catalog)\b
     |\bsession_user\b|\bset_config\b|\bformat_type\b|\bhas_\w+_privilege\b|\bto_reg\w+|::\s*"?reg\w+
     |\b(?:sh)?(?:obj|col)_description\b|\btxid_current\w*)""",
@@ -69,11 +70,11 @@ def asks_catalog(sql: str) -> bool:
 
 
 _REWRITES = re.compile(
-    r"""(?P<kept>E?'(?:[^']|'')*'(?!\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?reg)|--[^\n]*|/\*.*?\*/)
+    r"""(?P<kept>E?'(?:[^']|'')*+(?:'|\Z)(?!\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?reg)|--[^\n]*|/\*.*?(?:\*/|\Z))
     |OPERATOR\s*\(\s*"?pg_catalog"?\s*\.\s*(?P<operator>[^)\s]+)\s*\)
     |(?P<collate>\bCOLLATE\s+(?:"?pg_catalog"?\s*\.\s*)?"?(?:default|C|POSIX|ucs_basic)"?)
     |(?P<named>'(?:[^']|'')*'|\$\d+)\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?(?P<to>regclass|regtype|regnamespace|regproc)\b"?
-    |(?P<column>[\w".]+)\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?(?P<shown>regclass|regtype|regnamespace)\b"?
+    |(?P<column>(?<![\w".])[\w".]++)\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?(?P<shown>regclass|regtype|regnamespace)\b"?
     |(?P<is_there>\btyp(?:receive|send|input|output)\s*(?:!=|<>)\s*0\b)
     |(?P<object>\bjson_build_object\b)
     |\b(?:pg_catalog|"pg_catalog")\s*\.\s*(?="?\w+"?\s*\(|(?:text|bool|int[248]|float[48]|numeric|varchar|bytea|date
@@ -125,7 +126,7 @@ class Catalog:
         self._connection = connection
         self._lock = threading.Lock()
         self._tables: Sequence[Any] | None = None
-        connection.execute("CREATE SCHEMA pg; CREATE SCHEMA info")
+        connection.execute("CREATE SCHEMA pg; CREATE SCHEMA info; CREATE SCHEMA hidden")
         ((version,),) = connection.execute("SELECT version()").fetchall()
         self._version = f"PostgreSQL {SERVER_VERSION} (persist, on DuckDB {version})"
         types = [
@@ -134,34 +135,48 @@ class Catalog:
         kinds = {"oid": "bigint", "typname": "text", "typlen": "int", "typcategory": "text", "shown": "text"}
         self._load("types", kinds, [*types, *_MORE_TYPES])
         self._load("arrays", {"oid": "bigint", "item": "bigint"}, sorted(values.ARRAYS.items()))
-        self._load("settings", _SETTINGS, [])
+        connection.execute("SET VARIABLE pg_settings = MAP {'': ''}")
         self._fill(())
         connection.execute(files(__package__).joinpath("catalog.sql").read_text())
 
-    def answer(self, sql: str, tables: Sequence[Any], session: Session) -> pa.Table | None:
+    def answer(
+        self, sql: str, tables: Sequence[Any], session: Session, running: Callable[[Callable[[], None]], None]
+    ) -> pa.Table | None:
         """Return the answer of a query; None if it reads something else than the catalogs.
 
         Args:
             tables: the collections; see `persist.compute.query.catalog.TableAbout`.
+            running: takes a function that ends the query.
         """
         text = rewrite(sql, session.user)
-        with self._lock, self._connection.cursor() as cursor:
+        with self._lock:
             if self._tables != tables:
                 self._fill(tables)
                 self._tables = tables
-            self._load("settings", _SETTINGS, sorted(session.settings.items()))
+            cursor = self._connection.cursor()
+        with cursor:
+            settings = ", ".join(f"{_quoted(name)}: {_quoted(value)}" for name, value in session.settings.items())
             variables = {"version": self._version, "database": session.database, "user": session.user}
             for name, value in variables.items():
                 cursor.execute(f"SET VARIABLE pg_{name} = {_quoted(value)}")
             cursor.execute(f"SET VARIABLE pg_pid = {session.pid}")
+            cursor.execute(f"SET VARIABLE pg_settings = MAP {{{settings}}}")
             cursor.execute("SET search_path = 'pg,main'")
+            timer = threading.Timer(TIMEOUT_S, cursor.interrupt)
+            timer.daemon = True
+            timer.start()
             try:
-                table = cursor.sql(text).to_arrow_table()
+                # Whoever asks must not change the tables, which all sessions share.
+                if [statement.type.name for statement in cursor.extract_statements(text)] != ["SELECT"]:
+                    return None
+                running(cursor.interrupt)
+                table = cursor.sql(text).limit(ROWS_MAX).to_arrow_table()
             except Exception as error:
-                # Without a result, it was not a query.
-                if isinstance(error, AttributeError) or "Table with name" in str(error):
+                if "Table with name" in str(error):
                     return None
                 raise Failure("42000", f"the catalog cannot answer this: {error}") from error
+            finally:
+                timer.cancel()
         names = [match[1] if (match := _CALL.fullmatch(name)) else name for name in table.column_names]
         return table.rename_columns(names)
 
@@ -203,7 +218,7 @@ class Catalog:
         arrays = [pa.array(column, kind.type) for column, kind in zip(columns, fields, strict=True)]
         loaded = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
         self._connection.register("loaded rows", loaded)
-        self._connection.execute(f'CREATE OR REPLACE TABLE pg."{name}" AS FROM "loaded rows"')
+        self._connection.execute(f'CREATE OR REPLACE TABLE hidden."{name}" AS FROM "loaded rows"')
         self._connection.unregister("loaded rows")
 
 

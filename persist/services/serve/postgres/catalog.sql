@@ -1,5 +1,5 @@
 -- The tables and functions of Postgres's catalogs, for DuckDB. `catalog.py` sets the variables, and fills the tables
--- namespaces, relations, attributes, keys, types, arrays and settings of the schema pg. Tables and columns are those that
+-- namespaces, relations, attributes, keys, types and arrays of the schema hidden. Tables and columns are those that
 -- psql, drivers and tools name. Tables without rows are at the end.
 
 CREATE TYPE pg.oid AS BIGINT;
@@ -27,11 +27,8 @@ CREATE MACRO pg.current_database() AS getvariable('pg_database');
 CREATE MACRO pg.current_catalog() AS getvariable('pg_database');
 CREATE MACRO pg.current_schema() AS 'main';
 CREATE MACRO pg.current_schemas(implicit) AS CASE WHEN implicit THEN ['pg_catalog', 'main'] ELSE ['main'] END;
-CREATE MACRO pg.current_setting(setting_name) AS (
-        SELECT any_value(s.setting) FROM pg.settings s WHERE lower(s.name) = lower(setting_name)),
-    (setting_name, missing_ok) AS (
-        SELECT any_value(s.setting) FROM pg.settings s WHERE lower(s.name) = lower(setting_name));
-CREATE MACRO pg.set_config(setting_name, new_value, is_local) AS new_value;
+CREATE MACRO pg.set_config(setting_name, new_value, is_local) AS
+    CASE WHEN lower(setting_name) LIKE 'persist.%' THEN error('set it by SET') ELSE new_value END;
 CREATE MACRO pg.pg_backend_pid() AS getvariable('pg_pid');
 CREATE MACRO pg.pg_is_in_recovery() AS false;
 CREATE MACRO pg.pg_is_wal_replay_paused() AS false;
@@ -51,14 +48,14 @@ CREATE MACRO pg.format_type(type_oid, modifier) AS (
             THEN 'numeric(' || ((modifier::BIGINT - 4) >> 16) || ',' || ((modifier::BIGINT - 4) & 65535) || ')'
             ELSE t.shown END)
     FROM (
-        SELECT oid, shown FROM pg.types
-        UNION ALL SELECT a.oid, i.shown || '[]' FROM pg.arrays a JOIN pg.types i ON i.oid = a.item) t
+        SELECT oid, shown FROM hidden.types
+        UNION ALL SELECT a.oid, i.shown || '[]' FROM hidden.arrays a JOIN hidden.types i ON i.oid = a.item) t
     WHERE t.oid = type_oid);
 CREATE MACRO pg.obj_description(object) AS NULL::VARCHAR, (object, catalog) AS NULL::VARCHAR;
 CREATE MACRO pg.col_description(object, number) AS NULL::VARCHAR;
 CREATE MACRO pg.shobj_description(object, catalog) AS NULL::VARCHAR;
 CREATE MACRO pg.pg_table_is_visible(relation) AS (
-    SELECT coalesce(any_value(r.relnamespace) = 2200, false) FROM pg.relations r WHERE r.oid = relation);
+    SELECT coalesce(any_value(r.relnamespace) = 2200, false) FROM hidden.relations r WHERE r.oid = relation);
 CREATE MACRO pg.pg_type_is_visible(type_oid) AS true;
 CREATE MACRO pg.pg_function_is_visible(function) AS true;
 CREATE MACRO pg.pg_get_expr(expression, relation) AS NULL::VARCHAR, (expression, relation, pretty) AS NULL::VARCHAR;
@@ -74,18 +71,18 @@ CREATE MACRO pg.pg_get_statisticsobjdef_columns(statistics) AS NULL::VARCHAR;
 CREATE MACRO pg.pg_get_serial_sequence(relation, col) AS NULL::VARCHAR;
 CREATE MACRO pg.pg_sequence_last_value(sequence) AS NULL::BIGINT;
 CREATE MACRO pg.pg_get_constraintdef(key) AS (
-        SELECT any_value('PRIMARY KEY (' || k.columns || ')') FROM pg.keys k WHERE k.oid = key),
+        SELECT any_value('PRIMARY KEY (' || k.columns || ')') FROM hidden.keys k WHERE k.oid = key),
     (key, pretty) AS (
-        SELECT any_value('PRIMARY KEY (' || k.columns || ')') FROM pg.keys k WHERE k.oid = key);
+        SELECT any_value('PRIMARY KEY (' || k.columns || ')') FROM hidden.keys k WHERE k.oid = key);
 CREATE MACRO pg.index_text(name, relation, columns) AS
     'CREATE UNIQUE INDEX ' || name || ' ON ' || relation || ' USING btree (' || columns || ')';
 CREATE MACRO pg.pg_get_indexdef(key) AS (
         SELECT any_value(pg.index_text(k.conname, r.relname, k.columns))
-        FROM pg.keys k JOIN pg.relations r ON r.oid = k.conrelid WHERE k.oid = key),
+        FROM hidden.keys k JOIN hidden.relations r ON r.oid = k.conrelid WHERE k.oid = key),
     (key, number, pretty) AS (
         SELECT any_value(CASE WHEN number = 0 THEN pg.index_text(k.conname, r.relname, k.columns) ELSE a.attname END)
-        FROM pg.keys k JOIN pg.relations r ON r.oid = k.conrelid
-        LEFT JOIN pg.attributes a ON a.attrelid = k.conrelid AND a.attnum = k.conkey[number] WHERE k.oid = key);
+        FROM hidden.keys k JOIN hidden.relations r ON r.oid = k.conrelid
+        LEFT JOIN hidden.attributes a ON a.attrelid = k.conrelid AND a.attnum = k.conkey[number] WHERE k.oid = key);
 CREATE MACRO pg.pg_relation_size(relation) AS 0::BIGINT, (relation, fork) AS 0::BIGINT;
 CREATE MACRO pg.pg_table_size(relation) AS 0::BIGINT;
 CREATE MACRO pg.pg_indexes_size(relation) AS 0::BIGINT;
@@ -113,27 +110,27 @@ CREATE TABLE pg.system_relations AS
         (2609, 'pg_description')) AS s(oid, relname);
 CREATE MACRO pg.regclass_oid(relation) AS coalesce(
     try_cast(relation AS BIGINT),
-    (SELECT any_value(r.oid) FROM pg.relations r JOIN pg.namespaces n ON n.oid = r.relnamespace
+    (SELECT any_value(r.oid) FROM hidden.relations r JOIN hidden.namespaces n ON n.oid = r.relnamespace
         WHERE replace(relation, '"', '') IN (CASE WHEN n.oid = 2200 THEN r.relname END, n.nspname || '.' || r.relname)),
     (SELECT any_value(s.oid) FROM pg.system_relations s WHERE relation IN (s.relname, 'pg_catalog.' || s.relname)));
 CREATE MACRO pg.to_regclass(relation) AS pg.regclass_oid(relation);
 CREATE MACRO pg.regclass_name(relation) AS coalesce(
     (SELECT any_value(CASE WHEN n.oid = 2200 THEN '' ELSE pg.quote_ident(n.nspname) || '.' END || pg.quote_ident(r.relname))
-        FROM pg.relations r JOIN pg.namespaces n ON n.oid = r.relnamespace WHERE r.oid = relation),
+        FROM hidden.relations r JOIN hidden.namespaces n ON n.oid = r.relnamespace WHERE r.oid = relation),
     (SELECT any_value(s.relname) FROM pg.system_relations s WHERE s.oid = relation),
     CASE WHEN relation = 0 THEN '-' ELSE relation::VARCHAR END);
 CREATE MACRO pg.regtype_oid(type_name) AS (
-    SELECT any_value(t.oid) FROM pg.types t WHERE lower(type_name) IN (t.typname, t.shown));
+    SELECT any_value(t.oid) FROM hidden.types t WHERE lower(type_name) IN (t.typname, t.shown));
 CREATE MACRO pg.to_regtype(type_name) AS pg.regtype_oid(type_name);
 CREATE MACRO pg.regtype_name(type_oid) AS coalesce(pg.format_type(type_oid, NULL), '-');
 CREATE MACRO pg.regnamespace_oid(schema_name) AS (
-    SELECT any_value(n.oid) FROM pg.namespaces n WHERE n.nspname = replace(schema_name, '"', ''));
+    SELECT any_value(n.oid) FROM hidden.namespaces n WHERE n.nspname = replace(schema_name, '"', ''));
 CREATE MACRO pg.regnamespace_name(schema_oid) AS (
-    SELECT any_value(n.nspname) FROM pg.namespaces n WHERE n.oid = schema_oid);
+    SELECT any_value(n.nspname) FROM hidden.namespaces n WHERE n.oid = schema_oid);
 CREATE MACRO pg.regproc_oid(function) AS 0::BIGINT;
 
 CREATE VIEW pg.pg_namespace AS
-    SELECT oid, nspname, 10::BIGINT AS nspowner, NULL::VARCHAR[] AS nspacl FROM pg.namespaces;
+    SELECT oid, nspname, 10::BIGINT AS nspowner, NULL::VARCHAR[] AS nspacl FROM hidden.namespaces;
 CREATE VIEW pg.pg_class AS
     SELECT oid, relname, relnamespace, 0::BIGINT AS reltype, 0::BIGINT AS reloftype, 10::BIGINT AS relowner,
         CASE relkind WHEN 'r' THEN 2 WHEN 'i' THEN 403 ELSE 0 END::BIGINT AS relam, oid AS relfilenode,
@@ -143,7 +140,7 @@ CREATE VIEW pg.pg_class AS
         false AS relforcerowsecurity, true AS relispopulated, 'd' AS relreplident, false AS relispartition,
         0::BIGINT AS relrewrite, 0::BIGINT AS relfrozenxid, 0::BIGINT AS relminmxid, false AS relhasoids,
         NULL::VARCHAR[] AS relacl, NULL::VARCHAR[] AS reloptions, NULL::VARCHAR AS relpartbound
-    FROM pg.relations;
+    FROM hidden.relations;
 CREATE VIEW pg.pg_attribute AS
     SELECT attrelid, attname, atttypid, -1 AS attstattarget, attlen, attnum, 0 AS attndims, -1 AS attcacheoff, atttypmod,
         attlen > 0 AS attbyval, 'i' AS attalign, CASE WHEN attlen < 0 THEN 'x' ELSE 'p' END AS attstorage,
@@ -151,17 +148,17 @@ CREATE VIEW pg.pg_attribute AS
         '' AS attgenerated, false AS attisdropped, true AS attislocal, 0 AS attinhcount,
         CASE WHEN atttypid = 25 THEN 100 ELSE 0 END::BIGINT AS attcollation, NULL::VARCHAR[] AS attacl,
         NULL::VARCHAR[] AS attoptions, NULL::VARCHAR[] AS attfdwoptions, NULL::VARCHAR[] AS attmissingval
-    FROM pg.attributes;
+    FROM hidden.attributes;
 CREATE VIEW pg.type_rows AS
     SELECT s.oid, s.typname, s.typlen, CASE WHEN s.typcategory IN ('P', 'X') THEN 'p' ELSE 'b' END AS typtype,
         s.typcategory, 0::BIGINT AS typelem,
-        coalesce((SELECT min(a.oid) FROM pg.arrays a WHERE a.item = s.oid), 0) AS typarray, s.typname AS io,
+        coalesce((SELECT min(a.oid) FROM hidden.arrays a WHERE a.item = s.oid), 0) AS typarray, s.typname AS io,
         CASE WHEN s.typname IN ('date', 'time', 'timestamp', 'timestamptz', 'interval', 'numeric', 'uuid', 'json', 'jsonb')
             THEN '_' ELSE '' END AS separator
-    FROM pg.types s
+    FROM hidden.types s
     UNION ALL
     SELECT a.oid, '_' || i.typname, -1, 'b', 'A', a.item, 0, 'array', '_'
-    FROM pg.arrays a JOIN pg.types i ON i.oid = a.item;
+    FROM hidden.arrays a JOIN hidden.types i ON i.oid = a.item;
 CREATE VIEW pg.pg_type AS
     SELECT oid, typname, 11::BIGINT AS typnamespace, 10::BIGINT AS typowner, typlen, typlen > 0 AS typbyval, typtype,
         typcategory, false AS typispreferred, true AS typisdefined, ',' AS typdelim, 0::BIGINT AS typrelid, typelem,
@@ -179,14 +176,14 @@ CREATE VIEW pg.pg_index AS
         true AS indislive, false AS indisreplident, conkey AS indkey,
         list_transform(conkey, lambda x: 0::BIGINT) AS indcollation, list_transform(conkey, lambda x: 0::BIGINT) AS indclass,
         list_transform(conkey, lambda x: 0) AS indoption, NULL::VARCHAR AS indexprs, NULL::VARCHAR AS indpred
-    FROM pg.keys;
+    FROM hidden.keys;
 CREATE VIEW pg.pg_constraint AS
     SELECT oid, conname, connamespace, 'p' AS contype, false AS condeferrable, false AS condeferred, true AS convalidated,
         conrelid, 0::BIGINT AS contypid, oid AS conindid, 0::BIGINT AS conparentid, 0::BIGINT AS confrelid,
         ' ' AS confupdtype, ' ' AS confdeltype, ' ' AS confmatchtype, true AS conislocal, 0 AS coninhcount,
         true AS connoinherit, conkey, NULL::INTEGER[] AS confkey, NULL::BIGINT[] AS conpfeqop,
         NULL::BIGINT[] AS conexclop, NULL::INTEGER[] AS confdelsetcols, NULL::VARCHAR AS conbin
-    FROM pg.keys;
+    FROM hidden.keys;
 CREATE VIEW pg.pg_database AS
     SELECT 5::BIGINT AS oid, getvariable('pg_database') AS datname, 10::BIGINT AS datdba, 6 AS encoding, 'c' AS datlocprovider,
         false AS datistemplate, true AS datallowconn, -1 AS datconnlimit, 1663::BIGINT AS dattablespace,
@@ -213,31 +210,37 @@ CREATE VIEW pg.pg_settings AS
     SELECT name, setting, NULL::VARCHAR AS unit, 'persist' AS category, '' AS short_desc, '' AS extra_desc,
         'user' AS context, 'string' AS vartype, 'default' AS source, NULL::VARCHAR AS min_val, NULL::VARCHAR AS max_val,
         NULL::VARCHAR[] AS enumvals, setting AS boot_val, setting AS reset_val
-    FROM pg.settings;
+    FROM (
+        SELECT unnest(map_keys(getvariable('pg_settings'))) AS name,
+            unnest(map_values(getvariable('pg_settings'))) AS setting);
+CREATE MACRO pg.current_setting(setting_name) AS (
+        SELECT any_value(s.setting) FROM pg.pg_settings s WHERE lower(s.name) = lower(setting_name)),
+    (setting_name, missing_ok) AS (
+        SELECT any_value(s.setting) FROM pg.pg_settings s WHERE lower(s.name) = lower(setting_name));
 CREATE VIEW pg.pg_tables AS
     SELECT n.nspname AS schemaname, r.relname AS tablename, getvariable('pg_user') AS tableowner, NULL::VARCHAR AS tablespace,
         r.relhasindex AS hasindexes, false AS hasrules, false AS hastriggers, false AS rowsecurity
-    FROM pg.relations r JOIN pg.namespaces n ON n.oid = r.relnamespace WHERE r.relkind = 'r';
+    FROM hidden.relations r JOIN hidden.namespaces n ON n.oid = r.relnamespace WHERE r.relkind = 'r';
 CREATE VIEW pg.pg_views AS
     SELECT n.nspname AS schemaname, r.relname AS viewname, getvariable('pg_user') AS viewowner, '' AS definition
-    FROM pg.relations r JOIN pg.namespaces n ON n.oid = r.relnamespace WHERE r.relkind = 'v';
+    FROM hidden.relations r JOIN hidden.namespaces n ON n.oid = r.relnamespace WHERE r.relkind = 'v';
 CREATE VIEW pg.pg_indexes AS
     SELECT n.nspname AS schemaname, t.relname AS tablename, k.conname AS indexname, NULL::VARCHAR AS tablespace,
         pg.index_text(k.conname, t.relname, k.columns) AS indexdef
-    FROM pg.keys k JOIN pg.relations t ON t.oid = k.conrelid JOIN pg.namespaces n ON n.oid = t.relnamespace;
+    FROM hidden.keys k JOIN hidden.relations t ON t.oid = k.conrelid JOIN hidden.namespaces n ON n.oid = t.relnamespace;
 
 CREATE VIEW info.schemata AS
     SELECT getvariable('pg_database') AS catalog_name, nspname AS schema_name, getvariable('pg_user') AS schema_owner,
         NULL::VARCHAR AS default_character_set_catalog, NULL::VARCHAR AS default_character_set_schema,
         NULL::VARCHAR AS default_character_set_name, NULL::VARCHAR AS sql_path
-    FROM pg.namespaces;
+    FROM hidden.namespaces;
 CREATE VIEW info.tables AS
     SELECT getvariable('pg_database') AS table_catalog, n.nspname AS table_schema, r.relname AS table_name,
         CASE r.relkind WHEN 'v' THEN 'VIEW' ELSE 'BASE TABLE' END AS table_type,
         NULL::VARCHAR AS self_referencing_column_name, NULL::VARCHAR AS reference_generation,
         NULL::VARCHAR AS user_defined_type_name, CASE r.relkind WHEN 'v' THEN 'NO' ELSE 'YES' END AS is_insertable_into,
         'NO' AS is_typed, NULL::VARCHAR AS commit_action
-    FROM pg.relations r JOIN pg.namespaces n ON n.oid = r.relnamespace WHERE r.relkind IN ('r', 'v');
+    FROM hidden.relations r JOIN hidden.namespaces n ON n.oid = r.relnamespace WHERE r.relkind IN ('r', 'v');
 CREATE VIEW info.views AS
     SELECT table_catalog, table_schema, table_name, '' AS view_definition, 'NONE' AS check_option,
         'NO' AS is_updatable, 'NO' AS is_insertable_into
@@ -258,20 +261,20 @@ CREATE VIEW info.columns AS
         NULL::VARCHAR AS domain_name, getvariable('pg_database') AS udt_catalog, 'pg_catalog' AS udt_schema, t.typname AS udt_name,
         a.attnum::VARCHAR AS dtd_identifier, 'NO' AS is_identity, 'NEVER' AS is_generated,
         NULL::VARCHAR AS generation_expression, CASE r.relkind WHEN 'v' THEN 'NO' ELSE 'YES' END AS is_updatable
-    FROM pg.attributes a JOIN pg.relations r ON r.oid = a.attrelid JOIN pg.namespaces n ON n.oid = r.relnamespace
-    JOIN pg.types t ON t.oid = a.atttypid;
+    FROM hidden.attributes a JOIN hidden.relations r ON r.oid = a.attrelid JOIN hidden.namespaces n ON n.oid = r.relnamespace
+    JOIN hidden.types t ON t.oid = a.atttypid;
 CREATE VIEW info.table_constraints AS
     SELECT getvariable('pg_database') AS constraint_catalog, n.nspname AS constraint_schema, k.conname AS constraint_name,
         getvariable('pg_database') AS table_catalog, n.nspname AS table_schema, r.relname AS table_name,
         'PRIMARY KEY' AS constraint_type, 'NO' AS is_deferrable, 'NO' AS initially_deferred, 'YES' AS enforced
-    FROM pg.keys k JOIN pg.relations r ON r.oid = k.conrelid JOIN pg.namespaces n ON n.oid = r.relnamespace;
+    FROM hidden.keys k JOIN hidden.relations r ON r.oid = k.conrelid JOIN hidden.namespaces n ON n.oid = r.relnamespace;
 CREATE VIEW info.key_column_usage AS
     SELECT getvariable('pg_database') AS constraint_catalog, n.nspname AS constraint_schema, s.conname AS constraint_name,
         getvariable('pg_database') AS table_catalog, n.nspname AS table_schema, r.relname AS table_name, a.attname AS column_name,
         s.number AS ordinal_position, NULL::INTEGER AS position_in_unique_constraint
-    FROM (SELECT conname, conrelid, unnest(conkey) AS attnum, unnest(range(1, len(conkey) + 1)) AS number FROM pg.keys) s
-    JOIN pg.attributes a ON a.attrelid = s.conrelid AND a.attnum = s.attnum
-    JOIN pg.relations r ON r.oid = s.conrelid JOIN pg.namespaces n ON n.oid = r.relnamespace;
+    FROM (SELECT conname, conrelid, unnest(conkey) AS attnum, unnest(range(1, len(conkey) + 1)) AS number FROM hidden.keys) s
+    JOIN hidden.attributes a ON a.attrelid = s.conrelid AND a.attnum = s.attnum
+    JOIN hidden.relations r ON r.oid = s.conrelid JOIN hidden.namespaces n ON n.oid = r.relnamespace;
 CREATE VIEW info.table_privileges AS
     SELECT getvariable('pg_user') AS grantor, getvariable('pg_user') AS grantee, table_catalog, table_schema, table_name, 'SELECT' AS privilege_type,
         'NO' AS is_grantable, 'YES' AS with_hierarchy

@@ -4,6 +4,7 @@ Source: PostgreSQL 15's `src/backend/utils/adt`, the functions `*_recv` and `*_i
 """
 
 import binascii
+import re
 import struct
 from datetime import timedelta
 from decimal import Decimal, localcontext
@@ -64,7 +65,7 @@ def literal(value: bytes | None, oid: int, form: int) -> str:
         if item is not None:
             items = _array_items(value, item) if form else _array_text(value.decode())
             constants = ", ".join(_literal(part, item, form) for part in items)
-            return f"CAST([{constants}] AS {kind})"
+            return f"[{constants}]" if item == NUMERIC and items else f"CAST([{constants}] AS {kind})"
         return _literal(value, oid, form)
     except (ValueError, struct.error, IndexError, OverflowError) as bad:
         raise Failure("22P03", f"a parameter is not of its type {TYPES.get(oid, (str(oid),))[0]}: {bad}") from bad
@@ -81,7 +82,7 @@ def _literal(value: bytes | None, oid: int, form: int) -> str:
         if "\0" in value_text:
             raise ValueError("it has a zero byte")
         if oid == BYTEA:
-            return _blob(binascii.unhexlify(value_text[2:]) if value_text.startswith("\\x") else value_text.encode())
+            return _blob(binascii.unhexlify(value_text[2:]) if value_text.startswith("\\x") else _unescape(value_text))
         if oid == NUMERIC:
             return exact_numeric(value_text)
         return _quote(value_text) if oid in _TEXTS else f"CAST({_quote(value_text)} AS {kind})"
@@ -101,6 +102,16 @@ def _literal(value: bytes | None, oid: int, form: int) -> str:
     if oid == NUMERIC:
         return _numeric_literal(value)
     return _moment_literal(value, oid, kind)
+
+
+def _unescape(text: str) -> bytes:
+    """Return bytes in Postgres's older format, with octal numbers behind backslashes."""
+    plain = re.sub(r"\\(?:([0-3][0-7]{2})|(\\))", "", text)
+    if "\\" in plain:
+        raise ValueError("a backslash is followed by three octal digits, or by another one")
+    return re.sub(
+        rb"\\(?:([0-3][0-7]{2})|\\)", lambda match: bytes([int(match[1], 8)]) if match[1] else b"\\", text.encode()
+    )
 
 
 def exact_numeric(constant: str) -> str:
@@ -184,26 +195,21 @@ def _array_items(value: bytes, item: int) -> list[bytes | None]:
     return items
 
 
+_ITEM = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*+)"|((?:[^"\\,{}\s]|\\.)(?:(?:[^"\\,{}]|\\.)*))?)\s*([,}])', re.DOTALL)
+
+
 def _array_text(text: str) -> list[bytes | None]:
     """Return the items of a list as Postgres writes it: `{1,NULL,"a b"}`."""
-    if not (text.startswith("{") and text.endswith("}")):
-        raise ValueError("a list is written as {a,b}")
-    items, current, is_quoted, at = list[bytes | None](), "", False, 1
-    if text == "{}":
+    if re.fullmatch(r"\s*\{\s*\}\s*", text):
         return []
-    while at < len(text):
-        character = text[at]
-        if character == '"':
-            is_quoted, at = True, at + 1
-            while text[at] != '"':
-                at += text[at] == "\\"
-                current, at = current + text[at], at + 1
-        elif character in ",}":
-            items.append(None if current == "NULL" and not is_quoted else current.encode())
-            current, is_quoted = "", False
-        elif character == "{":
-            raise ValueError("lists of lists are not read")
-        else:
-            current += character
-        at += 1
+    items, at, end = list[bytes | None](), text.find("{") + 1, ","
+    while at > 0 and end == ",":
+        match = _ITEM.match(text, at)
+        if match is None or (match[1] is None and match[2] is None):
+            break
+        quoted, bare, end, at = match[1], (match[2] or "").rstrip(), match[3], match.end()
+        value = re.sub(r"\\(.)", r"\1", bare if quoted is None else quoted, flags=re.DOTALL)
+        items.append(None if quoted is None and bare.upper() == "NULL" else value.encode())
+    if end != "}" or text[at:].strip() or text[: text.find("{")].strip():
+        raise ValueError("a list is written as {a,b}, and lists of lists are not read")
     return items

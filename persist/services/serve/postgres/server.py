@@ -15,6 +15,7 @@ import ssl
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -208,9 +209,11 @@ class PostgresServer(Closes):
 
     def check_database(self, database: str, user: str) -> None:
         """Raise Failure if a database is not a time of the location."""
-        if database in (*DATABASES, user) or database.startswith("@"):
-            return
         catalogs = self._queries.catalogs()
+        if database in (*DATABASES, user) and database not in catalogs[1:]:
+            return
+        if len(database) > 1 and database.startswith("@"):
+            return
         if database not in catalogs:
             examples = ", ".join(catalogs[:20])
             raise Failure(
@@ -232,10 +235,10 @@ class PostgresServer(Closes):
         """Begin a block of statements."""
         return self._queries.begin(as_of)
 
-    def catalog(self, sql: str, session: Session) -> pa.Table | None:
+    def catalog(self, sql: str, session: Session, running: Callable[[Callable[[], None]], None]) -> pa.Table | None:
         """Return the answer of a query of Postgres's catalogs; None if it reads something else."""
         with self.turn():
-            return self._catalog.answer(sql, self._queries.tables(), session)
+            return self._catalog.answer(sql, self._queries.tables(), session, running)
 
     def columns(self, sql: str) -> dict[str, list[wire.Column]]:
         """Return the columns of the collections that a statement may name, by their names."""
@@ -321,6 +324,7 @@ class _Connection:
         self._waiting: list[bytes | memoryview] = []
         self._waiting_bytes = 0
         self._session: SessionOfClient | None = None
+        self._deadline_s: float | None = None
         self._thread = threading.Thread(target=self._serve, name=f"persist-postgres-{pid}", daemon=True)
 
     def start(self) -> None:
@@ -371,14 +375,10 @@ class _Connection:
     @property
     def is_gone(self) -> bool:
         """Whether the client has closed the connection."""
-        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
-            return False
         try:
-            if not select.select([self._socket], [], [], 0)[0]:
-                return False
-            if isinstance(self._socket, ssl.SSLSocket):
-                return False  # Its end is seen when something is sent.
-            return not self._socket.recv(1, socket.MSG_PEEK)
+            poll = select.poll()
+            poll.register(self._socket, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+            return bool(poll.poll(0))
         except (OSError, ValueError):
             return True
 
@@ -417,7 +417,7 @@ class _Connection:
         session = self._session
         assert session is not None
         while True:
-            self._socket.settimeout(BLOCK_S if session.is_in_block else None)
+            self._deadline_s = time.monotonic() + BLOCK_S if session.is_in_block else None
             try:
                 kind = self._receive(1)
             except TimeoutError:
@@ -426,16 +426,20 @@ class _Connection:
                 return
             session.handle(kind, self._body(wire.MESSAGE_BYTES_MAX))
 
-    def _body(self, bytes_max: int) -> bytes:
-        self._socket.settimeout(MESSAGE_S)
+    def _body(self, bytes_max: int, timeout_s: float | None = MESSAGE_S) -> bytes:
+        if timeout_s is not None:
+            self._deadline_s = time.monotonic() + timeout_s
         (length,) = struct.unpack("!i", self._receive(4))
         if not 4 <= length <= bytes_max:
             raise ProtocolViolation(f"a message has {length:,} bytes, and at most {bytes_max:,} are read")
         return self._receive(length - 4)
 
     def _receive(self, count: int) -> bytes:
+        """Return so many bytes, before the deadline."""
         data = bytearray()
         while len(data) < count:
+            left_s = None if self._deadline_s is None else max(self._deadline_s - time.monotonic(), 0.001)
+            self._socket.settimeout(left_s)
             piece = self._socket.recv(min(count - len(data), 1 << 20))
             if not piece:
                 raise EOFError
@@ -446,9 +450,9 @@ class _Connection:
 
     def _greet(self) -> bool:
         """Read who the client is; return whether it goes on."""
-        while True:
-            self._socket.settimeout(GREETING_S)
-            body = self._body(wire.STARTUP_BYTES_MAX)
+        for _ in range(3):  # A request for TLS, one for GSS, and the first message.
+            self._deadline_s = time.monotonic() + GREETING_S
+            body = self._body(wire.STARTUP_BYTES_MAX, None)
             (code,) = struct.unpack("!i", body[:4].rjust(4, b"\0"))
             if code == wire.CANCEL_CODE and len(body) == 12:
                 self._server.cancel(*struct.unpack("!ii", body[4:]))
@@ -461,6 +465,8 @@ class _Connection:
                 break
             else:
                 raise ProtocolViolation(f"version {code >> 16}.{code & 0xFFFF} of the protocol is not spoken: 3.0 is")
+        else:
+            raise ProtocolViolation("there are too many requests before the first message")
         if self._server.tls is not None and not isinstance(self._socket, ssl.SSLSocket):
             raise Failure("28000", "this server speaks with TLS only: connect with sslmode=require")
         options = dict(wire.read_startup(body[4:]))
@@ -513,7 +519,7 @@ class _Connection:
         return may_write
 
     def _answer(self) -> bytes:
-        self._socket.settimeout(GREETING_S)
+        self._deadline_s = time.monotonic() + GREETING_S
         if self._receive(1) != b"p":
             raise ProtocolViolation("an answer to the authentication is missing")
-        return self._body(wire.STARTUP_BYTES_MAX)
+        return self._body(wire.STARTUP_BYTES_MAX, None)

@@ -18,23 +18,32 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import pyarrow as pa
 
 from persist.core.errors import PersistError
 from persist.services.serve.postgres import wire
-from persist.services.serve.postgres.answers import Answer, Portal, RowSender, rows_answer, subscription_batches
+from persist.services.serve.postgres.answers import (
+    Answer,
+    Portal,
+    Prepared,
+    RowSender,
+    rows_answer,
+    subscription_batches,
+)
 from persist.services.serve.postgres.backend import Answered, Backend, Block, Channel
 from persist.services.serve.postgres.catalog import Session, asks_catalog
 from persist.services.serve.postgres.failures import find_position, to_failure
 from persist.services.serve.postgres.parameters import literal
-from persist.services.serve.postgres.settings import AS_OF, Settings, parse_options, parse_set
+from persist.services.serve.postgres.settings import AS_OF, Settings, parse_set
 from persist.services.serve.postgres.statements import (
     READS,
     REFUSED,
     WRITES,
+    Savepoints,
     Subscribe,
+    check_chain,
+    check_length,
     count_parameters,
     is_empty,
     parameter_types,
@@ -54,17 +63,7 @@ from persist.services.serve.postgres.wire import Column, Failure, ProtocolViolat
 logger = logging.getLogger(__name__)
 
 PREPARED_MAX = 1_000
-CURSORS_MAX = 100
-SQL_BYTES_MAX = 4 << 20
-
-
-@dataclass
-class _Prepared:
-    """A prepared statement. `described` are the columns that the client has seen."""
-
-    sql: str
-    oids: list[int]
-    described: list[Column] | None = None
+PORTALS_MAX = 50
 
 
 class SessionOfClient:
@@ -83,12 +82,12 @@ class SessionOfClient:
         self._settings = Settings(session.settings, session.user, session.database if is_time else "")
         self._block: Block | None = None
         self._is_in_block = self._has_failed = self._skips = False
-        self._savepoints: list[tuple[str, int]] = []
+        self._savepoints = Savepoints()
         self._changes = 0
-        self._prepared: dict[str, _Prepared] = {}
+        self._prepared: dict[str, Prepared] = {}
         self._portals: dict[str, Portal] = {}
         self._cursors: dict[str, Portal] = {}
-        self._running: Answered | None = None
+        self._running: Callable[[], object] | None = None  # Ends what runs.
         self._text = ""  # The newest statement, for the positions of errors.
         self._is_cancelled = False
         self._lock = threading.Lock()
@@ -102,10 +101,7 @@ class SessionOfClient:
         Raises:
             Failure: a setting is not possible.
         """
-        chosen = [(name, value) for name, value in options.items() if name not in _NO_SETTINGS]
-        for name, value in [*chosen, *parse_options(options.get("options", ""))]:
-            self._settings.set(name, value)
-        for name, value in self._settings.begin():
+        for name, value in self._settings.begin(options):
             self._channel.send(wire.parameter_status(name, value))
 
     def close(self) -> None:
@@ -118,7 +114,8 @@ class SessionOfClient:
         with self._lock:
             self._is_cancelled = True
             if self._running is not None:
-                self._running.interrupt("canceled")
+                with contextlib.suppress(Exception):  # DuckDB refuses it when the statement has ended.
+                    self._running()
 
     # Messages.
 
@@ -164,8 +161,8 @@ class SessionOfClient:
             self._sync()
 
     def _fail(self, error: Exception) -> None:
-        with self._lock:
-            is_cancelled, self._running = self._is_cancelled, None
+        is_cancelled = self._is_cancelled
+        self._set_running(None)
         failure = Failure("57014", "canceling statement due to user request") if is_cancelled else to_failure(error)
         if failure.position is None:
             failure.position = find_position(error, self._text)
@@ -180,7 +177,7 @@ class SessionOfClient:
         self._channel.flush()
 
     def _query(self, sql: str) -> None:
-        _check_length(sql)
+        check_length(sql)
         self._text = sql
         statements = split(sql)
         if not statements:
@@ -192,10 +189,12 @@ class SessionOfClient:
             for statement in statements:
                 if is_block and words(statement)[:1] in (["BEGIN"], ["START"]):
                     is_block = False  # From here on, it is the client's.
+                    self._settings.begin_block(statement)
                     self._channel.send(wire.command_complete("BEGIN"))
                     continue
                 self._send(self._run(with_parameters(statement, [])))
-                is_block = is_block and self._is_in_block
+                if is_block and not self._is_in_block:  # A COMMIT: the statements after it are another block.
+                    self._begin()
             if is_block:
                 self._commit()
         finally:
@@ -217,7 +216,7 @@ class SessionOfClient:
     def _parse(self, reader: Reader) -> None:
         name, sql, oids = reader.text(), reader.text(), reader.int32s()
         self._text = sql
-        _check_length(sql)
+        check_length(sql)
         if len(split(sql)) > 1:
             raise Failure("42601", "a prepared statement is one statement")
         if name and name in self._prepared:
@@ -225,10 +224,10 @@ class SessionOfClient:
         if len(self._prepared) >= PREPARED_MAX:
             raise Failure("53000", f"a session has at most {PREPARED_MAX:,} prepared statements: close some")
         count_parameters(sql)
-        self._prepared[name] = _Prepared(sql.rstrip().rstrip(";"), oids)
+        self._prepared[name] = Prepared(sql.rstrip().rstrip(";"), oids)
         self._channel.send(wire.message(b"1"))
 
-    def _find(self, name: str) -> _Prepared:
+    def _find(self, name: str) -> Prepared:
         if name not in self._prepared:
             raise Failure("26000", f'there is no prepared statement "{name}"')
         return self._prepared[name]
@@ -244,11 +243,13 @@ class SessionOfClient:
         forms = forms * len(values) if len(forms) == 1 else forms or [0] * len(values)
         oids = [*prepared.oids, *[0] * (len(values) - len(prepared.oids))]
         constants = [*map(literal, values, oids, forms)]
+        if len(self._portals) + len(self._cursors) >= PORTALS_MAX:
+            raise Failure("53000", f"a session has at most {PORTALS_MAX} portals and cursors: close some")
         if portal in self._portals:
             if portal:
                 raise Failure("42P03", f'the portal "{portal}" exists already')
             self._portals.pop(portal).answer.close()
-        answer = self._run(with_parameters(prepared.sql, constants))
+        answer = self._bound(with_parameters(prepared.sql, constants))
         columns = answer.columns or []
         if prepared.described is not None and [c.oid for c in prepared.described] != [c.oid for c in columns]:
             answer.close()
@@ -259,6 +260,13 @@ class SessionOfClient:
         formats = formats * len(columns) if len(formats) == 1 else formats or [0] * len(columns)
         self._portals[portal] = Portal(answer, formats)
         self._channel.send(wire.message(b"2"))
+
+    def _bound(self, sql: str) -> Answer:
+        """Return the answer of a statement. One without rows is run when it is executed, and not before."""
+        first_words = words(sql)
+        if first_words and first_words[0] not in {*READS, "SUBSCRIBE", "FETCH", "EXPLAIN", "COPY"}:
+            return Answer(lambda rows: "", start=lambda: self._run(sql))
+        return self._run(sql)
 
     def _describe(self, reader: Reader) -> None:
         kind, name = reader.take(1), reader.text()
@@ -274,7 +282,7 @@ class SessionOfClient:
         prepared.described = columns
         self._send_columns(columns, [0] * len(columns or ()))
 
-    def _columns(self, prepared: _Prepared) -> list[Column] | None:
+    def _columns(self, prepared: Prepared) -> list[Column] | None:
         """Return the columns of a statement whose parameters are not there yet; None if it has none."""
         first_words = words(prepared.sql)
         if first_words and first_words[0] not in {*READS, "SUBSCRIBE", "FETCH", "EXPLAIN"}:
@@ -293,6 +301,8 @@ class SessionOfClient:
 
     def _execute(self, reader: Reader) -> None:
         portal, limit = self._find_portal(reader.text()), reader.int32()
+        if portal.answer.start is not None:
+            portal.answer = portal.answer.start()
         if portal.answer.columns is None and not portal.answer.tag(0):
             self._channel.send(wire.message(b"I"))
             return
@@ -338,7 +348,7 @@ class SessionOfClient:
         return self._read(sql)
 
     def _read(self, sql: str) -> Answer:
-        if asks_catalog(sql) and (table := self._backend.catalog(sql, self._session)) is not None:
+        if asks_catalog(sql) and (table := self._backend.catalog(sql, self._session, self._set_running)) is not None:
             return rows_answer(table)
         with self._backend.turn():
             result = self._ask(sql)
@@ -347,9 +357,12 @@ class SessionOfClient:
         except BaseException:
             result.close()
             raise
-        with self._lock:
-            self._running = result
+        self._set_running(lambda: result.interrupt("canceled"))
         return Answer(lambda rows: f"SELECT {rows}", columns, result.to_batches(), result.close)
+
+    def _set_running(self, interrupt: Callable[[], object] | None) -> None:
+        with self._lock:
+            self._running = interrupt
 
     def _ask(self, sql: str) -> Answered:
         if not self._is_in_block:
@@ -371,11 +384,14 @@ class SessionOfClient:
             )
         if self._settings.as_of is not None:
             raise Failure("25006", f"{AS_OF} is set: a statement changes what is there now. Say RESET {AS_OF} first")
-        if self._session.settings["transaction_read_only"] == "on":
+        prefix = "" if self._is_in_block else "default_"
+        if self._session.settings[f"{prefix}transaction_read_only"] == "on":
             raise Failure("25006", f"cannot execute {verb} in a read-only transaction")
         with self._backend.turn():
             if self._is_in_block:
-                count = self._in_block().execute(sql)
+                block = self._in_block()
+                self._set_running(lambda: block.interrupt("canceled"))
+                count = block.execute(sql)
                 self._changes += 1
             else:
                 count = self._backend.execute(sql)
@@ -418,6 +434,7 @@ class SessionOfClient:
         return Answer(lambda rows: "BEGIN")
 
     def _commit_command(self, sql: str) -> Answer:
+        check_chain(sql)
         if not self._is_in_block:
             self._channel.send(wire.notice("25P01", "there is no transaction in progress"))
             return Answer(lambda rows: "COMMIT")
@@ -434,56 +451,51 @@ class SessionOfClient:
                 with self._backend.turn():
                     level = self._session.settings["transaction_isolation"]
                     block.commit(is_serializable=level == "serializable")
+            self._end_block(is_committed=True)
         finally:
             if block is not None:
                 block.close()
             self._end_block()
 
     def _rollback_command(self, sql: str) -> Answer:
+        check_chain(sql)
         match = re.search(r"\bTO\s+(?:SAVEPOINT\s+)?(\"[^\"]+\"|\w+)", sql, re.IGNORECASE)
         if match is not None:
-            self._restore_savepoint(match[1])
+            self._savepoints.restore(match[1], self._changes)
+            self._has_failed = False
             return Answer(lambda rows: "ROLLBACK")
         if not self._is_in_block:
             self._channel.send(wire.notice("25P01", "there is no transaction in progress"))
         self._end_block()
         return Answer(lambda rows: "ROLLBACK")
 
-    def _restore_savepoint(self, name: str) -> None:
-        while self._savepoints and self._savepoints[-1][0] != name:
-            self._savepoints.pop()
-        if not self._savepoints:
-            raise Failure("3B001", f"there is no savepoint {name}")
-        if self._savepoints[-1][1] != self._changes:
-            raise Failure("0A000", "changes after a savepoint cannot be taken back alone: end the block with ROLLBACK")
-        self._has_failed = False
-
     def _savepoint(self, sql: str) -> Answer:
         if not self._is_in_block:
             raise Failure("25P01", "SAVEPOINT is for a block: say BEGIN first")
-        name = sql.split()[-1]
-        if words(sql)[0] == "SAVEPOINT":
-            self._savepoints.append((name, self._changes))
-            return Answer(lambda rows: "SAVEPOINT")
-        while self._savepoints and self._savepoints.pop()[0] != name:
-            pass
-        return Answer(lambda rows: "RELEASE")
+        verb = words(sql)[0]
+        change = self._savepoints.add if verb == "SAVEPOINT" else self._savepoints.release
+        change(sql.split()[-1], self._changes)
+        return Answer(lambda rows: verb)
 
-    def _end_block(self) -> None:
+    def _end_block(self, *, is_committed: bool = False) -> None:
         block, self._block = self._block, None
         self._is_in_block = self._has_failed = False
-        self._savepoints.clear()
+        self._savepoints = Savepoints()
         self._changes = 0
         if block is not None:
             block.close()
         self._drop_portals()
-        self._settings.begin_block("")
+        self._settings.end_block(is_committed=is_committed)
 
     # Settings.
 
     def _set_command(self, sql: str) -> Answer:
+        is_local = words(sql)[1:2] == ["LOCAL"]
         for name, value in parse_set(sql):
-            self._set(name, value)
+            if self._is_in_block:
+                self._settings.remember(name, is_local=is_local)
+            if self._is_in_block or not is_local:
+                self._set(name, value)
         return Answer(lambda rows: "SET")
 
     def _set(self, name: str, value: str | None) -> None:
@@ -529,8 +541,8 @@ class SessionOfClient:
             raise Failure("25P01", "DECLARE CURSOR can only be used in transaction blocks")
         if name in self._cursors:
             raise Failure("42P03", f'the cursor "{name}" exists already')
-        if len(self._cursors) >= CURSORS_MAX:
-            raise Failure("53000", f"a session has at most {CURSORS_MAX} cursors: close some")
+        if len(self._portals) + len(self._cursors) >= PORTALS_MAX:
+            raise Failure("53000", f"a session has at most {PORTALS_MAX} portals and cursors: close some")
         answer = self._run(query)
         self._cursors[name] = Portal(answer, [int(is_binary)] * len(answer.columns or ()))
         return Answer(lambda rows: "DECLARE CURSOR")
@@ -562,7 +574,6 @@ class SessionOfClient:
         raise Failure("0A000", *REFUSED[words(sql)[0]])
 
 
-_NO_SETTINGS = ("user", "database", "replication", "options")
 _COMMANDS: dict[str, Callable[[SessionOfClient, str], Answer]] = {
     "BEGIN": SessionOfClient._begin_command,
     "START": SessionOfClient._begin_command,
@@ -593,8 +604,3 @@ _EXTENDED: dict[bytes, Callable[[SessionOfClient, Reader], None]] = {
     b"E": SessionOfClient._execute,
     b"C": SessionOfClient._close,
 }
-
-
-def _check_length(sql: str) -> None:
-    if len(sql) > SQL_BYTES_MAX:
-        raise Failure("54000", f"the statement has {len(sql):,} characters, and at most {SQL_BYTES_MAX:,} are read")

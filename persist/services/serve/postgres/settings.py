@@ -1,11 +1,12 @@
 """The settings of a session, with the time that its statements read."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from persist.services.serve.postgres.catalog import SERVER_VERSION
 from persist.services.serve.postgres.wire import Failure
 
+_NO_SETTINGS = ("user", "database", "replication", "options")
 AS_OF = "persist.as_of"
 # Settings with their values at the start and the possible ones; None if any is possible.
 _SETTINGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
@@ -94,9 +95,17 @@ class Settings:
         values |= {name: value for name, (value, _) in _SETTINGS.items()}
         values |= {"session_authorization": user, AS_OF: as_of}
         self._defaults: dict[str, str] = {}
+        self._before: dict[str, tuple[str, bool]] = {}
 
-    def begin(self) -> list[tuple[str, str]]:
-        """Keep the present values for RESET; return the settings that are sent at the start."""
+    def begin(self, options: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Take the settings of a first message; return the settings that are sent at the start.
+
+        Raises:
+            Failure: a setting is not possible.
+        """
+        chosen = [(name, value) for name, value in options.items() if name not in _NO_SETTINGS]
+        for name, value in [*chosen, *parse_options(options.get("options", ""))]:
+            self.set(name, value)
         self._defaults = dict(self.values)
         return [(name, self.values[name]) for name in _TOLD]
 
@@ -144,6 +153,19 @@ class Settings:
         self.values["transaction_isolation"] = self.values["default_transaction_isolation"]
         for name, value in _modes(sql, "transaction"):
             self.set(name, value)
+
+    def remember(self, name: str, *, is_local: bool) -> None:
+        """Keep the value of a setting that a block changes; the end of the block may restore it."""
+        name = _canonical_name(name)
+        self._before.setdefault(name, (self.values.get(name, ""), is_local))
+
+    def end_block(self, *, is_committed: bool) -> None:
+        """Restore what the block has changed: all settings after a rollback, and local ones after a commit."""
+        for name, (value, is_local) in self._before.items():
+            if is_local or not is_committed:
+                self.values[name] = value
+        self._before.clear()
+        self.begin_block("")
 
     @property
     def as_of(self) -> int | str | None:

@@ -12,18 +12,22 @@ from persist.services.serve.postgres import values
 from persist.services.serve.postgres.parameters import exact_numeric
 from persist.services.serve.postgres.wire import Column, Failure
 
+# Text without an end reaches to the end of the statement, so no character is looked at twice.
 _SKIPPED = (
-    r"[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'"
-    r'|"(?:[^"]|"")*"'
-    r"|\$(?P<dollar>\w*)\$.*?\$(?P=dollar)\$|--[^\n]*|/\*.*?\*/"
+    r"(?<![\w$])[eE]'(?:[^'\\]|\\.|'')*+(?:'|\Z)|'(?:[^']|'')*+(?:'|\Z)"
+    r'|"(?:[^"]|"")*+(?:"|\Z)'
+    r"|(?<![\w$])\$(?P<dollar>[A-Za-z_]*)\$.*?(?:\$(?P=dollar)\$|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z)"
 )
 _TOKENS = re.compile(
-    rf"{_SKIPPED}|(?P<parameter>\$\d+)(?P<numeric>\s*::\s*(?:numeric|decimal)\b(?!\s*\())?|(?P<semicolon>;)",
+    r"(?P<hex>'\\x[0-9a-fA-F]*+')\s*::\s*bytea\b"
+    r"|\bCAST\s*\(\s*(?P<cast>\$\d+)\s+AS\s+(?:numeric|decimal)\s*\)"
+    rf"|{_SKIPPED}|(?<![\w$])(?P<parameter>\$\d+)(?P<numeric>\s*::\s*(?:numeric|decimal)\b(?!\s*[(\[]))?|(?P<semicolon>;)",
     re.DOTALL | re.IGNORECASE,
 )
 _SPACE = re.compile(r"(?:\s+|--[^\n]*|/\*.*?\*/)*", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z_]+")
 PARAMETERS_MAX = 65_535
+TEXT_CHARS_MAX = 32 << 20
 
 READS = frozenset(
     ["SELECT", "WITH", "VALUES", "FROM", "TABLE", "SHOW", "DESCRIBE", "DESC", "SUMMARIZE", "PIVOT", "UNPIVOT"]
@@ -35,10 +39,27 @@ def split(sql: str) -> list[str]:
     """Return the statements of a text without semicolons, and without empty statements."""
     parts, start = list[str](), 0
     for match in _TOKENS.finditer(sql):
+        if match[0][:1] in "'\"$/eE" and not _is_ended(match):
+            raise Failure("42601", f"the text that begins with {match[0][:20]!r} has no end")
         if match["semicolon"]:
             parts.append(sql[start : match.start()])
             start = match.end()
     return [part for part in [*parts, sql[start:]] if _strip(part)]
+
+
+def _is_ended(match: re.Match[str]) -> bool:
+    text = match[0]
+    if match["parameter"] or match["hex"] or match["cast"] or match["semicolon"]:
+        return True
+    if text[0] == "$":
+        mark = f"${match['dollar']}$"
+        return len(text) >= 2 * len(mark) and text.endswith(mark)
+    if text[0] == "/":
+        return len(text) > 3 and text.endswith("*/")
+    quoted = text.lstrip("eE")
+    if text[0] in "eE":
+        return re.fullmatch(r"'(?:[^'\\]|\\.|'')*+'", quoted, re.DOTALL) is not None
+    return len(quoted) > 1 and quoted.count(quoted[0]) % 2 == 0
 
 
 def _strip(sql: str) -> str:
@@ -65,7 +86,8 @@ def is_empty(sql: str) -> bool:
 
 def count_parameters(sql: str) -> int:
     """Return the highest number of a parameter. Raises Failure if there are too many."""
-    numbers = [int(match["parameter"][1:]) for match in _TOKENS.finditer(sql) if match["parameter"]]
+    found = ((match["parameter"] or match["cast"]) for match in _TOKENS.finditer(sql))
+    numbers = [int(parameter[1:]) for parameter in found if parameter]
     highest = max(numbers, default=0)
     if highest > PARAMETERS_MAX:
         raise Failure("54000", f"${highest}: a statement has at most {PARAMETERS_MAX:,} parameters")
@@ -75,21 +97,33 @@ def count_parameters(sql: str) -> int:
 def with_parameters(sql: str, constants: Sequence[str]) -> str:
     """Return a statement with constants in place of its parameters. Raises Failure if one is missing."""
 
+    size = 0
+
     def substitute(match: re.Match[str]) -> str:
-        if not match["parameter"]:
+        nonlocal size
+        if match["hex"]:
+            return f"from_hex({match['hex'].replace(chr(92) + 'x', '', 1)})"
+        parameter = match["parameter"] or match["cast"]
+        if not parameter:
             return match[0]
-        number = int(match["parameter"][1:])
+        number = int(parameter[1:])
         if not 1 <= number <= len(constants):
             raise Failure("42P02", f"there is no parameter ${number}")
+        constant = constants[number - 1]
+        size += len(constant)
+        if size > TEXT_CHARS_MAX:
+            raise Failure("54000", f"a statement with its parameters has {TEXT_CHARS_MAX:,} characters at most")
         # DuckDB's NUMERIC has three digits behind the point, and Postgres's NUMERIC has all digits.
-        return exact_numeric(constants[number - 1]) if match["numeric"] else constants[number - 1]
+        constant = exact_numeric(constant) if match["numeric"] or match["cast"] else constant
+        # Spaces and brackets keep a constant apart from what is around it: a minus before -5 would begin a comment.
+        return f" {constant} " if constant.startswith("'") else f" ({constant}) "
 
-    return _TOKENS.sub(substitute, sql) if constants or "$" in sql else sql
+    return _TOKENS.sub(substitute, sql)
 
 
 _COMPARED = re.compile(
-    r"""(?P<column>[\w."]+)\s*(?:=|<>|!=|<=|>=|<|>|(?:NOT\s+)?(?:I?LIKE|IN\s*\(|BETWEEN))\s*(?:\$\d+\s*(?:,|AND)\s*)*\$(?P<after>\d+)
-    |\$(?P<before>\d+)\s*(?:=|<>|!=|<=|>=|<|>)\s*(?P<other>[\w."]+)
+    r"""(?P<column>(?<![\w."])[\w."]++)\s*(?:=|<>|!=|<=|>=|<|>|(?:NOT\s+)?(?:I?LIKE|IN\s*\(|BETWEEN))\s*(?:\$\d+\s*(?:,|AND)\s*)*\$(?P<after>\d+)
+    |\$(?P<before>\d+)\s*(?:=|<>|!=|<=|>=|<|>)\s*(?P<other>[\w."]++)
     |\b(?:LIMIT|OFFSET)\s+\$(?P<count>\d+)
     |\$(?P<cast>\d+)\s*::\s*(?P<type>\w+)
     |\bCAST\s*\(\s*\$(?P<call>\d+)\s+AS\s+(?P<name>\w+)""",
@@ -121,7 +155,10 @@ def parameter_types(sql: str, declared: Sequence[int], tables: Mapping[str, Sequ
         if oid is not None and at < len(types) and not types[at]:
             types[at] = oid
 
-    for match in _COMPARED.finditer(sql):
+    bare = _TOKENS.sub(
+        lambda match: match[0] if match["parameter"] or match["cast"] or match[0][:1] == '"' else "''", sql
+    )
+    for match in _COMPARED.finditer(bare):
         if match["cast"] or match["call"]:
             decide(match["cast"] or match["call"], names.get((match["type"] or match["name"]).lower()))
         elif match["count"]:
@@ -129,7 +166,7 @@ def parameter_types(sql: str, declared: Sequence[int], tables: Mapping[str, Sequ
         else:
             column = (match["column"] or match["other"]).rpartition(".")[2].strip('"')
             decide(match["after"] or match["before"], find_oid(column))
-    if inserted := _INSERTED.search(sql):
+    if inserted := _INSERTED.search(bare):
         table = {name.lower(): columns for name, columns in tables.items()}
         columns = table.get(inserted["table"].replace('"', "").lower().removeprefix("main."), ())
         if inserted["columns"] is not None:
@@ -141,6 +178,11 @@ def parameter_types(sql: str, declared: Sequence[int], tables: Mapping[str, Sequ
                 if number := re.fullmatch(r"\s*\$(\d+)\s*", value):
                     decide(number[1], column.oid)
     return [oid or values.TEXT for oid in types]
+
+
+def _without_text(match: re.Match[str]) -> str:
+    is_name = match["parameter"] or match["cast"] or match[0][:1] == '"'
+    return match[0] if is_name else "''"
 
 
 @dataclass(frozen=True)
@@ -306,3 +348,46 @@ def parse_fetch(sql: str) -> tuple[str, str, int | None]:
         raise Failure("0A000", "cursors are read forward: FETCH [FORWARD] count FROM name, or FETCH ALL FROM name")
     count = (match["count"] or "1").upper()
     return match["verb"].upper(), match["name"], None if count == "ALL" else int(count)
+
+
+SQL_BYTES_MAX = 4 << 20
+
+
+class Savepoints:
+    """The savepoints of a block, with how many changes came before each.
+
+    The changes after a savepoint cannot be undone alone. So a savepoint is restored only if nothing was changed since.
+    """
+
+    def __init__(self) -> None:
+        self._points: list[tuple[str, int]] = []
+
+    def add(self, name: str, changes: int) -> None:
+        """Begin a savepoint."""
+        self._points.append((name, changes))
+
+    def release(self, name: str, changes: int) -> None:
+        """Forget a savepoint, and those after it."""
+        while self._points and self._points.pop()[0] != name:
+            pass
+
+    def restore(self, name: str, changes: int) -> None:
+        """Check that a savepoint is there, and that nothing has changed since. Raises Failure if not."""
+        while self._points and self._points[-1][0] != name:
+            self._points.pop()
+        if not self._points:
+            raise Failure("3B001", f"there is no savepoint {name}")
+        if self._points[-1][1] != changes:
+            raise Failure("0A000", "changes after a savepoint cannot be taken back alone: end the block with ROLLBACK")
+
+
+def check_chain(sql: str) -> None:
+    """Raise Failure for AND CHAIN."""
+    if re.search(r"\bAND\s+CHAIN\b", sql, re.IGNORECASE):
+        raise Failure("0A000", "AND CHAIN is not served: say BEGIN again")
+
+
+def check_length(sql: str) -> None:
+    """Raise Failure if a statement is too long."""
+    if len(sql) > SQL_BYTES_MAX:
+        raise Failure("54000", f"the statement has {len(sql):,} characters, and at most {SQL_BYTES_MAX:,} are read")

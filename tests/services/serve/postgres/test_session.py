@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -232,3 +233,72 @@ def test_a_portal_is_read_in_pieces(served: tuple[persist.Client, Servers]) -> N
     kinds = b"".join(kind for kind, _ in raw.read_until(b"Z"))
     assert kinds == b"12DDsDDsDCZ"
     raw.close()
+
+
+def test_a_parameter_cannot_become_sql(served: tuple[persist.Client, Servers]) -> None:
+    with connect(served[1]) as connection:
+        text = "\n, (SELECT string_agg(name, ',') FROM users) --"
+        assert connection.execute("SELECT 10 -%s, %s", (Decimal(-5), text)).fetchone() == (15, text)
+        assert connection.execute("SELECT -%s, 2 -%s", (-5, -1)).fetchone() == (5, 3)
+        assert connection.execute("SELECT 'a' LIKE'\\' OR %s = %s", ("b", "b")).fetchone() == (True,)
+        assert connection.execute(
+            "SELECT %s = ANY(%s)", (Decimal("1.23456789"), [Decimal("1.23456789")])
+        ).fetchone() == (True,)
+    with connect(served[1], cursor_factory=psycopg.ClientCursor) as connection:
+        assert connection.execute("SELECT %s", (b"\x00\xffA",)).fetchone() == (b"\x00\xffA",)
+
+
+def test_a_block_keeps_events_that_came_meanwhile_and_nothing_erased(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    accounts = client.create_or_load("accounts", key={"id": int}, value={"v": int}, keyed=persist.Keyed())
+    accounts.upsert([(1, 10), (2, 20)], time=5, seal=6).result()
+    with connect(servers) as connection:
+        connection.execute("UPDATE accounts SET v = 21 WHERE id = 2")
+        accounts.upsert([(1, 999)], time=6).result()
+        connection.commit()
+    assert accounts.to_pylist() == [{"id": 1, "v": 999}, {"id": 2, "v": 21}]
+    with connect(servers) as connection:
+        connection.execute("UPDATE orders SET amount = 5 WHERE id = 1")
+        client["orders"].erase(where="id = 2", reason="a request")
+        assert state_of(connection.commit) == "40001"
+    assert [row["id"] for row in client["orders"].to_pylist()] == [1]
+
+
+def test_clients_cannot_change_the_catalog(served: tuple[persist.Client, Servers]) -> None:
+    with connect(served[1], autocommit=True) as connection:
+        for sql in (
+            "CREATE OR REPLACE VIEW pg.pg_roles AS SELECT 'hacked' AS rolname",
+            "DROP VIEW pg.pg_am /* pg_am */",
+            "CREATE TABLE pg.evil AS SELECT * FROM pg_class",
+            "COPY (SELECT * FROM pg_class) TO '/tmp/never'",
+        ):
+            with pytest.raises(psycopg.Error):
+                connection.execute(sql)
+        assert connection.execute("SELECT rolname FROM pg_roles").fetchall() == [("me",)]
+        assert connection.execute("SHOW search_path").fetchone() == ("main",)
+
+
+def test_read_only_sessions_and_local_settings_end_with_their_blocks(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    orders = client["orders"]
+    orders.tag("before", orders.snapshot().as_of)
+    with connect(servers, autocommit=True, options="-c default_transaction_read_only=on") as connection:
+        assert state_of(lambda: connection.execute("DELETE FROM orders")) == "25006"
+    client.write("orders", [{"id": 7, "status": "new", "amount": 1.0}], key=["id"])
+    with connect(servers, autocommit=True) as connection:
+        assert state_of(lambda: connection.execute("BEGIN READ ONLY; DELETE FROM orders; COMMIT")) == "25006"
+        connection.execute("ROLLBACK")
+        connection.execute("BEGIN; SET LOCAL persist.as_of = 'before'; COMMIT")
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (3,)
+        connection.execute("BEGIN")
+        connection.execute("DELETE FROM orders WHERE id = 7")
+        assert connection.execute("SELECT count(*) FROM latest.main.orders").fetchone() == (2,)
+        connection.execute("COMMIT")
+
+
+def test_a_serializable_block_may_change_what_it_reads(served: tuple[persist.Client, Servers]) -> None:
+    with connect(served[1], autocommit=True) as connection:
+        connection.execute("BEGIN ISOLATION LEVEL SERIALIZABLE")
+        connection.execute("SELECT * FROM orders")
+        connection.execute("UPDATE orders SET amount = 1")
+        connection.execute("COMMIT")
