@@ -177,7 +177,8 @@ class Operation:
         """Return the operation of some steps; there are very many small ones, so each look at a step counts."""
         size = sum([step.bytes for step in steps if isinstance(step, Write)])
         at_commit = tuple([step for step in steps if isinstance(step, AtCommit)])
-        shares_time = bool(at_commit) and all(map(_may_share_time, steps))
+        has_writes = any([isinstance(step, Write) for step in steps])  # Without one, `plan` must name the seal.
+        shares_time = bool(at_commit) and has_writes and all(map(_may_share_time, steps))
         return cls(tuple(steps), names, future, size, submission, at_commit, shares_time, renew)
 
     @property
