@@ -29,11 +29,11 @@ from persist.codecs.order.sums import consolidate
 from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import PartStream
-from persist.codecs.types.schema import TIME, CollectionSchema
+from persist.codecs.types.schema import TIME, TIME_MAX, CollectionSchema
 from persist.codecs.updates.inputs import opened
 from persist.codecs.updates.tuples import is_named
 from persist.codecs.updates.updates import Stamp, with_time
-from persist.core.antichain import END, to_antichain, to_stored
+from persist.core.antichain import END, Antichain, to_antichain, to_stored
 from persist.core.errors import (
     DuplicateKeys,
     InvalidUsage,
@@ -358,6 +358,8 @@ def _settled(handle: CollectionHandle) -> CollectionState:
 def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: int | None) -> None:
     """Refuse a time that is sealed, what is there and is not, and another schema than that of what is there."""
     handle.current_schema(contents)
+    if contents.upper == END:  # Complete: no time is left, and nothing may be taken for done.
+        raise with_timeline(UpdateNotBeyondUpper(TIME_MAX if at is None else at, Antichain()), contents.timeline)
     if at is not None and at < contents.upper:
         raise with_timeline(UpdateNotBeyondUpper(at, to_antichain(contents.upper)), contents.timeline)
     refused = refused_beside(handle, contents, handle.engine.writer("overwrite").committer.writer_name)
@@ -410,7 +412,7 @@ def _present(
 ) -> Scan:
     """Return the plan of what is there; it can be read until the stack is left."""
     schema = handle.schema
-    if contents.upper in (0, END):
+    if contents.upper == 0:
         return Scan(schema, (), 0, 0, schema.names, None if filter is None else with_both_zeros(filter))
     as_of = contents.upper - 1
     # A later state will do as well: what is sealed stays as it is.
