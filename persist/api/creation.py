@@ -137,7 +137,7 @@ class CreatingCalls:
             name: as for `create_or_load`.
             rows: as for `Collection.write`. To create a collection, they must have names and types: a frame, a table,
                 dicts. A column that holds nothing but NULL becomes one of strings. No row deletes: None in a tuple is
-                NULL, and a column `_deleted` is refused, unless the collection has one.
+                NULL, and a column `_deleted` is refused. A collection that has one is only appended to, or overwritten.
             key: the list of the key columns, [] for none. Creating needs it; otherwise it must agree, if it is set.
             mode: "upsert" replaces the rows of the keys that come (`Collection.upsert`), and needs them in memory;
                 "append" adds rows (`Collection.write`); "overwrite" replaces all rows (`Collection.overwrite`); "error"

@@ -111,8 +111,15 @@ def test_a_column_deleted_is_refused_by_new_and_existing_collections(client: per
 
 def test_a_collection_that_has_a_column_deleted_may_be_appended_to(client: persist.Client) -> None:
     client.create_or_load("x", key={"k": int}, value={"_deleted": bool})
-    client.write("x", pa.table({"k": [1], "_deleted": [True]}), mode="append").result()
+    rows = pa.table({"k": [1], "_deleted": [True]})
+    client.write("x", rows, mode="append").result()
     assert client["x"].snapshot().count() == 1
+    why = r"'x' has a column '_deleted', so rows cannot replace.* overwrite\(\), or rename"
+    for upsert in (lambda: client.write("x", rows, key=["k"]), lambda: client["x"].upsert(rows)):
+        with pytest.raises(persist.errors.SchemaMismatch, match=why):
+            upsert().result()
+    client.write("x", rows, key=["k"], mode="overwrite").result()
+    assert client["x"].snapshot().to_pylist() == [{"k": 1, "_deleted": True}]
 
 
 STREAMS: dict[str, tuple[dict[str, list[Any]], str | None]] = {

@@ -177,7 +177,9 @@ class ViewProgram(Program):
             numbers[view.handle.id] = answer
             answered = whole.change(answer, name=self._title(view))
             end = Probe("probe") if self._is_rehearsal else Persist(view.handle.name, view.definition.key)
-            whole.add(end, (answer,), answered.schema)
+            node = whole.add(end, (answer,), answered.schema)
+            if self._is_rehearsal:
+                self.add_probe(node.number)
         return whole
 
     def _name(self, id_: str, name: str) -> str:

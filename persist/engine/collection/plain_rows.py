@@ -29,14 +29,15 @@ from persist.codecs.order.sums import consolidate
 from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import PartStream
-from persist.codecs.types.schema import TIME, CollectionSchema
+from persist.codecs.types.schema import TIME, TIME_MAX, CollectionSchema
 from persist.codecs.updates.inputs import opened
 from persist.codecs.updates.tuples import is_named
 from persist.codecs.updates.updates import Stamp, with_time
-from persist.core.antichain import END, to_antichain, to_stored
+from persist.core.antichain import END, Antichain, to_antichain, to_stored
 from persist.core.errors import (
     DuplicateKeys,
     InvalidUsage,
+    SchemaMismatch,
     UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
     with_timeline,
@@ -50,6 +51,7 @@ from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.collection_rules import Condition, ExpectErasures, ExpectNothingBeyondUpper, ExpectUpper
 from persist.core.state_rules.contents import CollectionState, unsealed
 from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.keyed_rules import RESERVED
 from persist.core.timeline import Moment
 from persist.engine.collection.keyed_events import (
     KeyedChange,
@@ -282,7 +284,7 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
     Raises:
         DuplicateKeys: a key has several rows at one time.
         InvalidUsage: the collection has no key; or it has no value columns, and rows are tuples.
-        SchemaMismatch, InvalidUpdate: the rows do not fit.
+        SchemaMismatch, InvalidUpdate: the rows do not fit, or the collection has a column `_deleted` or `_seq`.
     """
     schema = handle.schema
     data = opened(data)
@@ -296,6 +298,11 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
         raise InvalidUsage(f"the collection {handle.name!r} has no key, by which rows could be replaced.").with_remedy(
             "Add rows with {write:call}, or replace all of them with {overwrite:call}."
         )
+    if reserved := [name for name in schema.names if name in RESERVED]:
+        raise SchemaMismatch(
+            f"the collection {handle.name!r} has a column {reserved[0]!r}, so rows cannot replace those of their keys: "
+            "in such rows that column says what becomes of a key."
+        ).with_remedy("Add rows with {write:call}, replace all of them with {overwrite:call}, or rename the column.")
     events = to_events(data, schema, _upsert_form(schema), stamp, handle.clocked_timeline, may_delete=may_delete)
     check_event_times(handle, events)
     _, starts = row_sorter(events.table, [*schema.key_names, TIME]).sort()
@@ -358,6 +365,8 @@ def _settled(handle: CollectionHandle) -> CollectionState:
 def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: int | None) -> None:
     """Refuse a time that is sealed, what is there and is not, and another schema than that of what is there."""
     handle.current_schema(contents)
+    if contents.upper == END:  # Complete: no time is left, and nothing may be taken for done.
+        raise with_timeline(UpdateNotBeyondUpper(TIME_MAX if at is None else at, Antichain()), contents.timeline)
     if at is not None and at < contents.upper:
         raise with_timeline(UpdateNotBeyondUpper(at, to_antichain(contents.upper)), contents.timeline)
     refused = refused_beside(handle, contents, handle.engine.writer("overwrite").committer.writer_name)
@@ -410,7 +419,7 @@ def _present(
 ) -> Scan:
     """Return the plan of what is there; it can be read until the stack is left."""
     schema = handle.schema
-    if contents.upper in (0, END):
+    if contents.upper == 0:
         return Scan(schema, (), 0, 0, schema.names, None if filter is None else with_both_zeros(filter))
     as_of = contents.upper - 1
     # A later state will do as well: what is sealed stays as it is.

@@ -16,7 +16,6 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from persist.core.names import AGO
 from persist.tools.cli.place import Place
 from persist.tools.cli.text import tell
 
@@ -74,13 +73,22 @@ class TimesCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; a span passes the parser with a blank in front."""
-        unparsed = super().parse_args(ctx, [f" {text}" if AGO.fullmatch(text) else text for text in args])
-        ctx.params = {name: text[1:] if _is_span(text) else text for name, text in ctx.params.items()}
+        unparsed = super().parse_args(ctx, [f" {text}" if _is_span(text) else text for text in args])
+        ctx.params = {name: value[1:] if _has_blank(value) else value for name, value in ctx.params.items()}
         return unparsed
 
 
-def _is_span(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith(" ") and AGO.fullmatch(value[1:]) is not None
+def _is_span(text: str) -> bool:
+    """Whether a text is a span that looks like an option."""
+    if not text.startswith("-") or not text[1:].lstrip()[:1].isdigit():
+        return False
+    from persist.core.names import AGO  # Here: help comes at once without it.
+
+    return AGO.fullmatch(text) is not None
+
+
+def _has_blank(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith(" ") and _is_span(value[1:])
 
 
 app = typer.Typer(

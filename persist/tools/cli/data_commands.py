@@ -207,7 +207,7 @@ def unpublish(at: Place, collection: Name, table: TableFormat = "delta") -> int:
 @command
 def serve(
     at: Place,
-    url: Annotated[str, typer.Option(help="grpc://host:port; port 0 takes a free one.")] = "grpc://127.0.0.1:0",
+    flight: Annotated[str, typer.Option(help="grpc://host:port; port 0 takes a free one.")] = "grpc://127.0.0.1:0",
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow an address that other machines reach without a token.")
     ] = False,
@@ -263,7 +263,7 @@ def serve(
             raise persist.InvalidUsage("--sql-memory and --sql-timeout go with --sql")
         with _page_packages() if iceberg is not None else nullcontext():
             server = client.serve(
-                url,
+                flight,
                 postgres=f"127.0.0.1:{postgres}" if postgres is not None and postgres.isdecimal() else postgres,
                 iceberg=iceberg,
                 token=token,

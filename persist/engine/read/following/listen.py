@@ -244,7 +244,8 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
     def has_advanced(self, contents: CollectionState) -> bool:
         """Return whether a state of the collection has sealed times that were not yielded."""
         assert self._lower is not None
-        return contents.upper > self._lower
+        # A complete collection ends what follows it, even if its last time was yielded and no piece is left.
+        return contents.upper > self._lower or contents.upper == END
 
     @property
     def reached(self) -> int:
