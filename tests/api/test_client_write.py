@@ -1,7 +1,7 @@
 """`Client.write`: rows into a collection by its name, which is created from them if there is none."""
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from threading import Barrier
@@ -115,7 +115,11 @@ def test_a_collection_that_has_a_column_deleted_may_be_appended_to(client: persi
     client.write("x", rows, mode="append").result()
     assert client["x"].snapshot().count() == 1
     why = r"'x' has a column '_deleted', so rows cannot replace.* overwrite\(\), or rename"
-    for upsert in (lambda: client.write("x", rows, key=["k"]), lambda: client["x"].upsert(rows)):
+    upserts: list[Callable[[], Any]] = [
+        lambda: client.write("x", rows, key=["k"]),
+        lambda: client["x"].upsert(rows),
+    ]
+    for upsert in upserts:
         with pytest.raises(persist.errors.SchemaMismatch, match=why):
             upsert().result()
     client.write("x", rows, key=["k"], mode="overwrite").result()

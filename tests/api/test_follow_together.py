@@ -290,10 +290,10 @@ def test_what_follows_a_complete_collection_from_its_last_time_ends(client: pers
     with client.follow({a: last}) as following:
         assert [step[a].upper.is_empty for step in iter(following.poll, None)] == [True]
     with client.follow({a: last, b: 0}) as following:
-        step = following.poll()
-        assert step is not None
-        assert step[a].upper.is_empty
+        joint = following.poll()
+        assert joint is not None
+        assert joint[a].upper.is_empty
         assert following.poll() is None
         b.write([((5, None), 5, 1)], seal=6).result()
-        assert (step := following.poll()) is not None
-        assert rows(step[b]) == [(5, 5, 1)]
+        assert (joint := following.poll()) is not None
+        assert rows(joint[b]) == [(5, 5, 1)]

@@ -80,6 +80,10 @@ class RowSender:
         self._backend = backend
         self._is_cancelled = is_cancelled
 
+    def send_columns(self, columns: list[Column] | None, formats: list[int]) -> None:
+        """Send the description of rows; columns is None if there are none."""
+        self._channel.send(wire.message(b"n") if columns is None else wire.row_description(columns, formats))
+
     def send_rows(self, portal: Portal, limit: int) -> None:
         """Send rows of a portal: all, or at most so many; and that it is done, or not."""
         answer = portal.answer

@@ -51,6 +51,7 @@ from persist.services.serve.postgres.statements import (
     parse_declare,
     parse_fetch,
     parse_subscribe,
+    refuse,
     split,
     with_parameters,
     words,
@@ -92,8 +93,6 @@ class SessionOfClient:
         self._is_cancelled = False
         self._lock = threading.Lock()
         self._sender = RowSender(channel, backend, lambda: self._is_cancelled)
-
-    # The beginning and the end.
 
     def start(self, options: Mapping[str, str]) -> None:
         """Tell the client the settings, which it may have changed by its first message.
@@ -272,7 +271,7 @@ class SessionOfClient:
         kind, name = reader.take(1), reader.text()
         if kind == b"P":
             portal = self._find_portal(name)
-            self._send_columns(None if portal.answer.copy else portal.answer.columns, portal.formats)
+            self._sender.send_columns(None if portal.answer.copy else portal.answer.columns, portal.formats)
             return
         prepared = self._find(name)
         if 0 in prepared.oids or count_parameters(prepared.sql) > len(prepared.oids):
@@ -280,7 +279,7 @@ class SessionOfClient:
         self._channel.send(wire.parameter_description(prepared.oids))
         columns = self._columns(prepared)
         prepared.described = columns
-        self._send_columns(columns, [0] * len(columns or ()))
+        self._sender.send_columns(columns, [0] * len(columns or ()))
 
     def _columns(self, prepared: Prepared) -> list[Column] | None:
         """Return the columns of a statement whose parameters are not there yet; None if it has none."""
@@ -292,9 +291,6 @@ class SessionOfClient:
         answer = self._run(with_parameters(prepared.sql, [literal(None, oid, 0) for oid in prepared.oids]))
         answer.close()
         return answer.columns
-
-    def _send_columns(self, columns: list[Column] | None, formats: list[int]) -> None:
-        self._channel.send(wire.message(b"n") if columns is None else wire.row_description(columns, formats))
 
     def _find_portal(self, name: str) -> Portal:
         return self._portals[name] if name in self._portals else self._find_cursor(name)
@@ -570,9 +566,6 @@ class SessionOfClient:
         self._cursors = {cursor: portal for cursor, portal in self._cursors.items() if portal not in closed}
         return Answer(lambda rows: "CLOSE CURSOR")
 
-    def _refuse(self, sql: str) -> Answer:
-        raise Failure("0A000", *REFUSED[words(sql)[0]])
-
 
 _COMMANDS: dict[str, Callable[[SessionOfClient, str], Answer]] = {
     "BEGIN": SessionOfClient._begin_command,
@@ -595,7 +588,7 @@ _COMMANDS: dict[str, Callable[[SessionOfClient, str], Answer]] = {
     "COPY": SessionOfClient._copy,
     "EXPLAIN": SessionOfClient._explain,
     "UNLISTEN": lambda session, sql: Answer(lambda rows: "UNLISTEN"),
-    **dict.fromkeys(REFUSED, SessionOfClient._refuse),
+    **dict.fromkeys(REFUSED, refuse),
 }
 _EXTENDED: dict[bytes, Callable[[SessionOfClient, Reader], None]] = {
     b"P": SessionOfClient._parse,

@@ -7,6 +7,7 @@ DuckDB converts a text without a type to what it is compared with, as Postgres d
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from persist.services.serve.postgres import values
 from persist.services.serve.postgres.parameters import exact_numeric
@@ -391,3 +392,8 @@ def check_length(sql: str) -> None:
     """Raise Failure if a statement is too long."""
     if len(sql) > SQL_BYTES_MAX:
         raise Failure("54000", f"the statement has {len(sql):,} characters, and at most {SQL_BYTES_MAX:,} are read")
+
+
+def refuse(session: object, sql: str) -> NoReturn:
+    """Raise Failure for a statement that is not served."""
+    raise Failure("0A000", *REFUSED[words(sql)[0]])
