@@ -56,6 +56,8 @@ BATCH_ROWS = 100_000
 MEMORY_BYTES_MIN = 16 << 20
 INTERRUPT_AGAIN_S = 0.05
 
+_WITHOUT_ARROW = {"UHUGEINT", "BIT", "BIGNUM", "VARINT", "TIME WITH TIME ZONE"}
+
 AsOf = int | Moment | Mapping[str, int | Moment] | None
 
 
@@ -171,6 +173,7 @@ class QueryResult(ArrowResult):
             try:
                 # Only its types are asked for: what an answer is made of is read when it is.
                 relation = self._relation()
+                _check_arrow_types(relation)
                 types = relation.limit(0).to_arrow_table().schema.types
             except self._refusals as error:
                 self._refuse(error)
@@ -335,6 +338,14 @@ def _bound(
         time: int | Moment | None = known.get(path, read[path].as_of)
         bound[path] = (handle, times.get(read[path].name, times.get("")) if time is None else time)
     return bound
+
+
+def _check_arrow_types(relation: Any) -> None:
+    """Raise InvalidUsage for a column whose values would change, because Arrow has no type for them."""
+    for name, kind in zip(relation.columns, relation.types, strict=True):
+        text = str(kind).rstrip("[]")
+        if text in _WITHOUT_ARROW or text.startswith("UNION("):
+            raise InvalidUsage(f"column {name!r} has the type {kind}, which Arrow does not have: cast it to VARCHAR")
 
 
 def _untimed(table: TableAt) -> TableAt:

@@ -302,3 +302,11 @@ def test_a_serializable_block_may_change_what_it_reads(served: tuple[persist.Cli
         connection.execute("SELECT * FROM orders")
         connection.execute("UPDATE orders SET amount = 1")
         connection.execute("COMMIT")
+
+
+@pytest.mark.parametrize("value", ["1::uhugeint", "'101'::bit", "'12:00:00+02'::timetz", "union_value(x := 1)"])
+def test_values_that_arrow_would_change_are_refused(served: tuple[persist.Client, Servers], value: str) -> None:
+    with connect(served[1], autocommit=True) as connection:
+        with pytest.raises(psycopg.Error, match="cast it to VARCHAR"):
+            connection.execute(f"SELECT {value}")
+        assert connection.execute(f"SELECT ({value})::VARCHAR").fetchone() is not None
