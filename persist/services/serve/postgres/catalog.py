@@ -180,6 +180,10 @@ class Catalog:
         names = [match[1] if (match := _CALL.fullmatch(name)) else name for name in table.column_names]
         return table.rename_columns(names)
 
+    def close(self) -> None:
+        """Close the database; idempotent."""
+        self._connection.close()
+
     def _fill(self, tables: Sequence[Any]) -> None:
         oids = _Oids()
         schemas = {"pg_catalog": _PG, "main": _MAIN, "information_schema": _INFO}

@@ -143,12 +143,7 @@ class PostgresServer(Closes):
         self._listener.close()
         for connection in connections:
             connection.join()
-
-    def __enter__(self) -> "PostgresServer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._catalog.close()
 
     def _accept(self) -> None:
         while not self._is_closed:
@@ -221,7 +216,7 @@ class PostgresServer(Closes):
                 f'there is no database "{database}": a database is a time, such as {examples}, or "@2026-11-23T12:00Z"',
             )
 
-    # The interface of sessions; see `persist.services.serve.postgres.session.Backend`.
+    # The interface of sessions; see `persist.services.serve.postgres.backend.Backend`.
 
     def ask(self, sql: str, as_of: int | str | None) -> Answered:
         """Return the answer of a query."""
@@ -347,7 +342,7 @@ class _Connection:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    # The interface of sessions; see `persist.services.serve.postgres.session.Channel`.
+    # The interface of sessions; see `persist.services.serve.postgres.backend.Channel`.
 
     def send(self, *pieces: bytes | memoryview) -> None:
         """Send messages, soon."""

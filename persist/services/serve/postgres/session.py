@@ -56,9 +56,7 @@ from persist.services.serve.postgres.statements import (
     with_parameters,
     words,
 )
-from persist.services.serve.postgres.values import (
-    describe_column,
-)
+from persist.services.serve.postgres.values import describe_column
 from persist.services.serve.postgres.wire import Column, Failure, ProtocolViolation, Reader
 
 logger = logging.getLogger(__name__)

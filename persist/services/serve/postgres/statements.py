@@ -28,7 +28,8 @@ _TOKENS = re.compile(
 _SPACE = re.compile(r"(?:\s+|--[^\n]*|/\*.*?\*/)*", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z_]+")
 PARAMETERS_MAX = 65_535
-TEXT_CHARS_MAX = 32 << 20
+TEXT_CHARS_MAX = 32 << 20  # With the parameters.
+SQL_CHARS_MAX = 4 << 20
 
 READS = frozenset(
     ["SELECT", "WITH", "VALUES", "FROM", "TABLE", "SHOW", "DESCRIBE", "DESC", "SUMMARIZE", "PIVOT", "UNPIVOT"]
@@ -156,9 +157,7 @@ def parameter_types(sql: str, declared: Sequence[int], tables: Mapping[str, Sequ
         if oid is not None and at < len(types) and not types[at]:
             types[at] = oid
 
-    bare = _TOKENS.sub(
-        lambda match: match[0] if match["parameter"] or match["cast"] or match[0][:1] == '"' else "''", sql
-    )
+    bare = _TOKENS.sub(_without_text, sql)
     for match in _COMPARED.finditer(bare):
         if match["cast"] or match["call"]:
             decide(match["cast"] or match["call"], names.get((match["type"] or match["name"]).lower()))
@@ -236,8 +235,9 @@ def parse_copy(sql: str) -> Copy:
         raise Failure("0A000", "COPY writes UTF8 only")
     if options:
         raise Failure("0A000", f"COPY has no option {next(iter(options))} here")
-    if len(separator.encode()) != 1 or separator in '\n\r\\"' or any(mark in null for mark in "\n\r" + separator):
-        raise Failure("22023", "the DELIMITER of COPY is one character, and no line end; NULL does not contain it")
+    is_delimiter = len(separator.encode()) == 1 and separator not in '\n\r\\".' and not separator.isalnum()
+    if not is_delimiter or any(mark in null for mark in "\n\r" + separator):
+        raise Failure("22023", "the DELIMITER of COPY is one mark, such as | or a tab; NULL does not contain it")
     return Copy(query, form, separator, null, header)
 
 
@@ -351,9 +351,6 @@ def parse_fetch(sql: str) -> tuple[str, str, int | None]:
     return match["verb"].upper(), match["name"], None if count == "ALL" else int(count)
 
 
-SQL_BYTES_MAX = 4 << 20
-
-
 class Savepoints:
     """The savepoints of a block, with how many changes came before each.
 
@@ -390,8 +387,8 @@ def check_chain(sql: str) -> None:
 
 def check_length(sql: str) -> None:
     """Raise Failure if a statement is too long."""
-    if len(sql) > SQL_BYTES_MAX:
-        raise Failure("54000", f"the statement has {len(sql):,} characters, and at most {SQL_BYTES_MAX:,} are read")
+    if len(sql) > SQL_CHARS_MAX:
+        raise Failure("54000", f"the statement has {len(sql):,} characters, and at most {SQL_CHARS_MAX:,} are read")
 
 
 def refuse(session: object, sql: str) -> NoReturn:
