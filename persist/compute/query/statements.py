@@ -11,7 +11,7 @@ several rows of one key.
 """
 
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.sql_names import check_sql_names, sql_name
+from persist.compute.query.result import QueryLimits, later, sealed_connection
 from persist.compute.query.statement_text import StatementText, statement_text
 from persist.compute.query.tables import (
     DUCKDB,
@@ -104,13 +105,21 @@ class Outcome(ArrowResult):
 
 
 def execute(
-    engine: Engine, sql: str, time: int | Moment | None = None, *, variables: Mapping[str, Any] | None = None
+    engine: Engine,
+    sql: str,
+    time: int | Moment | None = None,
+    *,
+    variables: Mapping[str, Any] | None = None,
+    limits: QueryLimits | None = None,
+    running: Callable[[Callable[[], object]], object] = lambda interrupt: None,
 ) -> Changed:
     """Carry a statement out, durably.
 
     Args:
         time: of its changes, which is sealed with them; that of the commit if it is left out.
         variables: as for `QueryResult`.
+        limits: of memory and time; None for no limits.
+        running: takes a function that ends the statement.
 
     Raises:
         InvalidUsage: it is none, names what is not there, or DuckDB refuses it; or its collection is a view, or has a
@@ -128,7 +137,11 @@ def execute(
     def rewritten(contents: Iterator[pa.Table]) -> pa.Table | None:
         nonlocal count
         failed: list[PersistError] = []
-        with ExitStack() as stack, duckdb.connect(config=config) as connection:
+        opened = duckdb.connect(config=config) if limits is None else sealed_connection(limits)
+        with ExitStack() as stack, opened as connection:
+            running(connection.interrupt)
+            if limits is not None:
+                stack.callback(later(limits.timeout_s, lambda why: connection.interrupt(), "time").cancel)
             try:
                 fill_table(connection, statement, handle, contents, failed)
                 for path, table in others.items():

@@ -6,7 +6,7 @@ collections (snapshot isolation). A serializable transaction also fails if a col
 Memory: the collections that are changed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -281,9 +281,9 @@ class ServedSql(Queries):
         limits: of each query.
     """
 
-    def execute(self, sql: str) -> int:
+    def execute(self, sql: str, running: Callable[[Callable[[], object]], object]) -> int:
         """Run a statement that changes a collection, as one commit; return how many rows it touched. See `execute`."""
-        return execute(self._engine, sql).rows
+        return execute(self._engine, sql, limits=self._limits, running=running).rows
 
     def begin(self, as_of: int | Moment | None = None) -> Transaction:
         """Begin a transaction."""

@@ -72,7 +72,7 @@ class Backend(Protocol):
         """Return the answer of a query."""
         ...
 
-    def execute(self, sql: str) -> int:
+    def execute(self, sql: str, running: Callable[[Callable[[], object]], object]) -> int:
         """Run a statement that changes a collection, as one commit; return how many rows it touched."""
         ...
 

@@ -50,7 +50,7 @@ class Queries(Protocol):
         """Return the answer of a query."""
         ...
 
-    def execute(self, sql: str) -> int:
+    def execute(self, sql: str, running: Callable[[Callable[[], object]], object]) -> int:
         """Run a statement that changes a collection, as one commit; return how many rows it touched."""
         ...
 
@@ -222,9 +222,9 @@ class PostgresServer(Closes):
         """Return the answer of a query."""
         return self._queries.ask(sql, as_of=as_of)
 
-    def execute(self, sql: str) -> int:
+    def execute(self, sql: str, running: Callable[[Callable[[], object]], object]) -> int:
         """Run a statement that changes a collection, as one commit; return how many rows it touched."""
-        return self._queries.execute(sql)
+        return self._queries.execute(sql, running)
 
     def begin(self, as_of: int | str | None) -> Block:
         """Begin a block of statements."""

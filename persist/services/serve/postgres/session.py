@@ -388,7 +388,7 @@ class SessionOfClient:
                 count = block.execute(sql)
                 self._changes += 1
             else:
-                count = self._backend.execute(sql)
+                count = self._backend.execute(sql, self._set_running)
         tag = f"INSERT 0 {count}" if verb == "INSERT" else f"{verb} {count}"
         return Answer(lambda rows: tag)
 
