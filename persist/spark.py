@@ -28,6 +28,7 @@ except ImportError as error:
     ) from error
 
 from persist.compute.dataflow.running.refreshed import Refreshed
+from persist.connect.spark.catalog import catalog
 from persist.connect.spark.compacting import compact
 from persist.connect.spark.data_source.pruning import columns_used, pruned
 from persist.connect.spark.data_source.source import PersistDataSource, introduce, register
@@ -50,6 +51,7 @@ __all__ = [
     "Refreshed",
     "SparkLocation",
     "as_of_join",
+    "catalog",
     "changes",
     "columns_used",
     "compact",

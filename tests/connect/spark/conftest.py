@@ -10,6 +10,8 @@ from pyspark.sql import SparkSession
 
 import persist
 import persist.spark
+from persist.connect.spark.catalog import EXTENSIONS
+from persist.connect.spark.jar import JAR
 from tests.connect.spark.cluster import environment
 from tests.support.stepped import WAIT_S
 
@@ -32,6 +34,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     )
+    if JAR.exists():  # Where there is a javac.
+        builder = builder.config("spark.jars", str(JAR)).config("spark.sql.extensions", EXTENSIONS)
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("PYTHONPATH", str(Path(__file__).parent / "warm"), prepend=os.pathsep)
         session = builder.getOrCreate()  # What the JVM has in its environment, its workers have.

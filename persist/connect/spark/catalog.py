@@ -1,0 +1,504 @@
+"""Collections as tables of Spark SQL: `SELECT … FROM persist.shop.orders VERSION AS OF 7`.
+
+    spark = persist.spark.catalog(SparkSession.builder, "s3://bucket/prefix")
+
+The catalog is a class of the JVM (`jvm/PersistCatalog.java`), and it knows nothing of logs, parts and schemas. It asks
+the planner of this module, through Py4J. So planning exists once, in Python, and every table is read by the plan that
+`persist.spark.snapshot` makes, of Spark's own operators.
+
+    JVM                                     this module
+    SHOW TABLES, DESCRIBE                   names, describe
+    a table in a query, as of a time        read: a DataFrame, whose plan replaces the table before Spark optimises
+    … CHANGES FROM VERSION a TO VERSION b   changes: the same
+    INSERT, INSERT OVERWRITE                insert, overwrite: a DataFrame that tasks write, as `persist.spark.write`
+    DELETE, UPDATE, MERGE                   apply: Spark computes which records go and come; tasks write both
+    CREATE, ALTER, DROP                     create, alter, drop, rename
+
+The time of a table is fixed when Spark loads it. A row-level operation is refused if the collection was sealed further
+between that and its commit, so nothing is lost that another writer has committed.
+
+A driver without Python (`spark-sql`, Spark Connect) starts this module as a process; see `jvm/Python.java`.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+from pyspark import SparkContext
+from pyspark.java_gateway import ensure_callback_server_started, launch_gateway
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from persist.api.client import Client
+from persist.api.client import open as open_client
+from persist.api.collection import Collection
+from persist.codecs.types.schema import CollectionSchema
+from persist.compute.tasks.planned_write import PlannedWrite
+from persist.connect.spark.data_source.source import prepared
+from persist.connect.spark.data_source.writers import present_time
+from persist.connect.spark.jar import find_jar
+from persist.connect.spark.options import seen_by_all, write_options
+from persist.connect.spark.read_functions.locations import SparkLocation
+from persist.connect.spark.types import quoted, spark_schema, to_stored_schema
+from persist.connect.spark.uploads import Rows, UploadTask, ranged, upload_by_tasks
+from persist.connect.spark.write_functions.dataframes import write
+from persist.connect.spark.write_functions.upserting import upsert
+from persist.core.errors import (
+    AsOfNotSealed,
+    CollectionExists,
+    CollectionNotFound,
+    InvalidUsage,
+    PersistError,
+    UpperMismatch,
+)
+from persist.core.settings import Settings
+from persist.core.timeline import Timeline
+from persist.engine.collection.reads import snapshot as engine_snapshot
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.opening import loaded, read_engine
+
+EXTENSIONS = "dev.persist.spark.PersistExtensions"
+CATALOG = "dev.persist.spark.PersistCatalog"
+WRITE_OPTIONS = {"time", "token", "multiset"}
+_PROPERTIES = {"comment", "timeline", "key"}  # Those of CREATE TABLE that are not texts for people.
+_OF_SPARK = {"provider", "owner", "location", "external", "is_managed_location"}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def catalog(
+    spark: Any,
+    location: str,
+    *,
+    name: str = "persist",
+    storage_options: Mapping[str, Any] | None = None,
+) -> SparkSession:
+    """Make the collections of a location tables of a catalog of Spark SQL; return the session.
+
+    `persist.shop.orders` is then the collection `shop.orders`, in SQL and in `spark.table`, `df.writeTo` and so on.
+
+    Args:
+        spark: a `SparkSession.builder`, whose session is created with all that the catalog needs; or a session that
+            was created with it.
+        location: as in `persist.open`; the driver and all executors can reach it.
+        name: of the catalog.
+        storage_options: as in `persist.open`.
+
+    Raises:
+        InvalidUsage: the jar is missing, or the session lacks what has to be set before it is created.
+    """
+    place = {"": CATALOG, ".location": seen_by_all(location)}
+    place |= {f".storage.{option}": str(value) for option, value in (storage_options or {}).items()}
+    needed = {"spark.jars": str(find_jar()), "spark.sql.extensions": EXTENSIONS}
+    if isinstance(spark, SparkSession.Builder):
+        for option, value in needed.items():
+            spark = spark.config(option, value)
+        spark = spark.getOrCreate()
+    if not isinstance(spark, SparkSession):
+        raise InvalidUsage(f"{spark!r:.80} is not a session: give SparkSession.builder, or a session")
+    set_for_session = str(spark.conf.get("spark.sql.extensions", ""))
+    if EXTENSIONS not in set_for_session.split(","):
+        settings = "; ".join(f"{option}={value}" for option, value in needed.items())
+        raise InvalidUsage(
+            "a catalog needs settings that a session gets when it is created, and this one lacks them: give "
+            f"SparkSession.builder in place of the session and stop the old one first, or set {settings}"
+        )
+    for option, value in place.items():
+        spark.conf.set(f"spark.sql.catalog.{name}{option}", value)
+    prepared(spark)
+    register_planner(spark.sparkContext)
+    return spark
+
+
+def register_planner(context: SparkContext) -> None:
+    """Let the JVM of a driver call this process."""
+    gateway: Any = context._gateway
+    ensure_callback_server_started(gateway)
+    gateway.jvm.dev.persist.spark.Python.register(_Callbacks(context))
+
+
+class _Callbacks:
+    """What the JVM calls: `Planner` of Java. Errors become texts, because Py4J would show a traceback."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._context = context
+
+    def call(self, name: str, arguments: str, session: Any, frame: Any) -> Any:
+        spark = SparkSession(self._context, session)
+        options = json.loads(arguments)
+        location, storage = options.pop("location"), options.pop("storage")
+        try:
+            planner = Planner(spark, location, storage)
+            rows = None if frame is None else DataFrame(frame, spark)
+            answer = _CALLS[name](planner, rows, options) if name in _WRITES else _CALLS[name](planner, options)
+        except PersistError as error:
+            return f"!{type(error).__name__}: {error}"
+        return answer._jdf if isinstance(answer, DataFrame) else json.dumps(answer)
+
+    class Java:
+        implements = ("dev.persist.spark.Planner",)
+
+
+class Planner:
+    """The answers to the calls of a catalog; `options` are the arguments of each call."""
+
+    def __init__(self, spark: SparkSession, location: str, storage: Mapping[str, Any]) -> None:
+        self._spark, self._location, self._storage = spark, location, dict(storage)
+
+    def names(self, options: Mapping[str, Any]) -> list[str]:
+        """Return the names of all collections."""
+        with read_engine(self._location, self._storage) as engine:
+            return engine.names()
+
+    def describe(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the schema and the time of a table, and its properties; None if there is no such collection."""
+        with read_engine(self._location, self._storage) as engine:
+            try:
+                handle = loaded(engine, options["name"])
+            except CollectionNotFound:
+                return None
+            about = Collection(handle).about
+            columns = [
+                StructField(
+                    field.name,
+                    field.dataType,
+                    field.nullable,
+                    {"comment": about.columns[field.name].comment} if field.name in about.columns else None,
+                )
+                for field in _columns(handle.schema).fields
+            ]
+            properties = {**about.properties, "provider": "persist", "key": ",".join(handle.schema.key_names)}
+            properties |= {"comment": about.comment} if about.comment else {}
+            properties |= {"timeline": handle.timeline.unit} if handle.timeline is not None else {}
+            return {
+                "id": handle.id,
+                "version": handle.schema.version,
+                "as_of": _resolve_time(handle, options["kind"], options["time"]),
+                "schema": StructType(columns).json(),
+                "properties": properties,
+            }
+
+    def read(self, options: Mapping[str, Any]) -> DataFrame:
+        """Return the contents of a collection as of the time of its table."""
+        with self._reading(options) as here:
+            if options["as_of"] is None:
+                return self._empty(here.schema)
+            columns = options.get("columns")
+            return here.at.snapshot(options["name"], as_of=options["as_of"], columns=columns, schema=options["version"])
+
+    def changes(self, options: Mapping[str, Any]) -> DataFrame:
+        """Return the updates in a range of times, each record once for each time that it came or went."""
+        with self._reading(options) as here:
+            start, until = _range(here.handle, options)
+            if start >= until:
+                frame = self._empty(here.schema)
+                frame = frame.withColumns({"_time": F.lit(0).cast("long"), "_diff": F.lit(1).cast("long")})
+            else:
+                frame = here.at.changes(options["name"], start, until, schema=options["version"])
+            timeline = here.handle.timeline
+        moment = F.lit(None).cast("timestamp") if timeline is None else _moment(timeline)
+        copies = F.expr("explode(array_repeat(0, CAST(abs(_diff) AS INT)))")
+        kind = F.when(F.col("_diff") > 0, "insert").otherwise("delete")
+        rows = frame.select(
+            *(F.col(quoted(column)) for column in here.schema.names),
+            kind.alias("_change_type"),
+            F.col("_time").cast("long").alias("_commit_version"),
+            moment.alias("_commit_timestamp"),
+            copies.alias("_copy"),
+        )
+        return rows.drop("_copy")
+
+    def stream(self, options: Mapping[str, Any]) -> DataFrame:
+        """Return the updates of a collection as a stream of the data source."""
+        reader = self._spark.readStream.format("persist").options(**options["options"])
+        return reader.options(**self.stream_options(options)).load()
+
+    def stream_options(self, options: Mapping[str, Any]) -> dict[str, str]:
+        """Return the options by which the data source finds a collection."""
+        storage = {f"storage.{name}": str(value) for name, value in self._storage.items()}
+        return {"path": self._location, "collection": options["name"], **storage}
+
+    def insert(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
+        """Add rows to a collection at the time of the commit; to a keyed one, as events."""
+        named = self._write_options(options, {"time", "token"})
+        with read_engine(self._location, self._storage) as engine:
+            is_keyed = loaded(engine, options["name"]).keyed is not None
+        if is_keyed:
+            upsert(rows, self._location, options["name"], storage_options=self._storage, **named)
+        else:
+            write(rows, self._location, options["name"], mode="append", storage_options=self._storage, **named)
+
+    def overwrite(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
+        """Make the contents, or those that fulfil a condition, the rows of a DataFrame."""
+        named = self._write_options(options, WRITE_OPTIONS)
+        named["multiset"] = named.get("multiset", "false") == "true"
+        where = options["where"]
+        write(
+            rows,
+            self._location,
+            options["name"],
+            mode="overwrite",
+            where=where,
+            storage_options=self._storage,
+            **named,
+        )
+
+    def apply(self, updates: DataFrame, options: Mapping[str, Any]) -> None:
+        """Commit the updates of a row-level operation, unless the collection has changed since its table was loaded.
+
+        Raises:
+            UpperMismatch: it has. Nothing was written.
+        """
+        named = self._write_options(options, {"time", "token"})
+        sink = write_options(
+            self._location,
+            options["name"],
+            named.get("time"),
+            None,
+            named.get("token"),
+            None,
+            self._storage,
+            allow_future=False,
+        )
+        planned = PlannedWrite.overwrite(sink)
+        planned.check()
+        if planned.target.keyed is not None:
+            raise InvalidUsage(
+                f"the collection {options['name']!r} is keyed, so only events change it: INSERT them, and delete keys "
+                "with persist.spark.delete"
+            )
+        if present_time(planned) != options["as_of"]:
+            seen = 0 if options["as_of"] is None else options["as_of"] + 1
+            raise UpperMismatch(seen, planned.upper)
+        schema = planned.target.schema
+        task = UploadTask(planned.target, Rows(schema))
+        timed = updates.withColumn("_time", F.lit(planned.time).cast("long"))
+        planned.commit(upload_by_tasks(ranged(timed, schema), task).parts)
+
+    def create(self, options: Mapping[str, Any]) -> bool:
+        """Create a collection; return False if the name is taken."""
+        given = StructType.fromJson(json.loads(options["schema"]))
+        properties = {name: value for name, value in options["properties"].items() if name not in _OF_SPARK}
+        key = options["key"] or [name.strip() for name in properties.get("key", "").split(",") if name.strip()]
+        # A primary key makes its columns NOT NULL; like the key itself, Spark calls that not enforced.
+        if strict := [field.name for field in given.fields if not field.nullable and field.name not in options["key"]]:
+            raise InvalidUsage(f"collections do not check NOT NULL: leave it out of the columns {strict}")
+        if missing := [name for name in key if name not in given.names]:
+            raise InvalidUsage(f"the key names {missing[0]!r}, which is not a column: columns are {given.names}")
+        stored = {field.name: field.type for field in to_stored_schema(given, creates=True)}
+        with self._client() as client:
+            if options["name"] in client.collections():
+                return False
+            try:
+                made = client.create_or_load(
+                    options["name"],
+                    key={name: stored[name] for name in key},
+                    value={name: kind for name, kind in stored.items() if name not in key},
+                    timeline=properties.get("timeline", "ms"),
+                )
+            except CollectionExists:
+                return False
+            comments = {field.name: field.metadata["comment"] for field in given.fields if "comment" in field.metadata}
+            texts = {name: value for name, value in properties.items() if name not in _PROPERTIES}
+            if comments or texts or properties.get("comment"):
+                made.describe(properties.get("comment"), properties=texts, columns=comments).result()
+            return True
+
+    def alter(self, options: Mapping[str, Any]) -> bool:
+        """Change the schema and the texts of a collection as ALTER TABLE says; return False if there is none."""
+        evolution: dict[str, Any] = {"add": {}, "widen": {}, "rename": {}, "drop": []}
+        comments: dict[str, str] = {}
+        properties: dict[str, str | None] = {}
+        comment: str | None = None
+        with self._client() as client:
+            try:
+                collection = client.load(options["name"])
+            except CollectionNotFound:
+                return False
+            for change in options["changes"]:
+                column = ".".join(change.get("column", ()))
+                match change["kind"]:
+                    case "add":
+                        if not change["nullable"]:
+                            raise InvalidUsage(f"collections do not check NOT NULL: leave it out of {column!r}")
+                        evolution["add"][column] = _stored_type(change["type"])
+                        if change["comment"]:
+                            comments[column] = change["comment"]
+                    case "type":
+                        evolution["widen"][column] = _stored_type(change["type"])
+                    case "rename":
+                        evolution["rename"][column] = ".".join([*change["column"][:-1], change["name"]])
+                    case "drop":
+                        if not change["if_exists"] or column in collection.schema.names:
+                            evolution["drop"].append(column)
+                    case "comment":
+                        comments[column] = change["comment"]
+                    case "property" if change["name"] == "comment":
+                        comment = change["value"] or ""
+                    case "property" if change["name"] in _PROPERTIES:
+                        raise InvalidUsage(f"{change['name']} of a collection is fixed when it is created")
+                    case _:
+                        properties[change["name"]] = change["value"]
+            if any(evolution.values()):
+                collection.evolve(**evolution, comments=comments, properties=properties)
+                comments, properties = {}, {}
+            if comments or properties or comment is not None:
+                collection.describe(comment, columns=comments, properties=properties).result()
+            return True
+
+    def drop(self, options: Mapping[str, Any]) -> bool:
+        """Drop a collection; return False if there is none."""
+        with self._client() as client:
+            try:
+                client.drop(options["name"]).result()
+            except CollectionNotFound:
+                return False
+            return True
+
+    def rename(self, options: Mapping[str, Any]) -> str:
+        """Rename a collection; return "renamed", "missing" or "taken"."""
+        with self._client() as client:
+            try:
+                client.rename(options["name"], options["renamed"]).result()
+            except CollectionNotFound:
+                return "missing"
+            except CollectionExists:
+                return "taken"
+            return "renamed"
+
+    def _client(self) -> Client:
+        return open_client(self._location, storage_options=self._storage, settings=Settings(background=False))
+
+    @contextmanager
+    def _reading(self, options: Mapping[str, Any]) -> Iterator["_Opened"]:
+        """Open the location to read the collection of a table."""
+        with read_engine(self._location, self._storage) as engine:
+            handle = loaded(engine, options["name"])
+            if handle.id != options["id"]:
+                raise CollectionNotFound(options["name"], engine.url, tuple(engine.names()))
+            yield _Opened(SparkLocation(self._spark, engine, self._storage), handle, options["version"])
+
+    def _empty(self, schema: CollectionSchema) -> DataFrame:
+        return self._spark.createDataFrame([], _columns(schema))
+
+    def _write_options(self, options: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+        given = {key: value for key, value in options["options"].items() if key not in ("path",)}
+        if unknown := sorted({*given} - known):
+            raise InvalidUsage(f"the option {unknown[0]!r} is unknown here: use some of {sorted(known)}")
+        return given
+
+
+class _Opened:
+    """A location and a collection that are open for one call."""
+
+    def __init__(self, at: SparkLocation, handle: CollectionHandle, version: int) -> None:
+        self.at, self.handle = at, handle
+        self.schema = handle.reading_schema(version)
+
+
+def _columns(schema: CollectionSchema) -> StructType:
+    return spark_schema(pa.schema([schema.arrow.field(name) for name in schema.names]))
+
+
+def _stored_type(kind: str) -> pa.DataType:
+    field = StructField(
+        "column",
+        StructType.fromJson(
+            json.loads(
+                f'{{"type":"struct","fields":[{{"name":"column","type":{kind},"nullable":true,"metadata":{{}}}}]}}'
+            )
+        )
+        .fields[0]
+        .dataType,
+    )
+    return to_stored_schema(StructType([field]), creates=True).field(0).type
+
+
+def _resolve_time(handle: CollectionHandle, kind: str, time: Any) -> int | None:
+    """Return the time that a query names; None for the latest contents of a collection that was never sealed."""
+    if kind == "latest":
+        time = None
+    elif kind == "timestamp":
+        time = _EPOCH + timedelta(microseconds=time)
+    elif str(time).lstrip("-").isdigit():
+        time = int(time)
+    try:
+        with engine_snapshot(handle, time, timeout_s=0) as found:
+            return found.as_of
+    except AsOfNotSealed:
+        if kind == "latest":
+            return None
+        raise
+
+
+def _moment(timeline: Timeline) -> Column:
+    """Return the moment of `_time`, in microseconds."""
+    fine, time = timeline.per_second, F.col("_time").cast("long")
+    micros = time * (1_000_000 // fine) if fine <= 1_000_000 else F.floor(time / (fine // 1_000_000)).cast("long")
+    return F.timestamp_micros(micros)
+
+
+def _range(handle: CollectionHandle, options: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the first time of a range of changes, and the first after it."""
+    contents = handle.contents()
+    start, until = contents.since + 1, contents.upper
+    if options["start"] is not None:
+        start = _bound(handle, options["kind"], options["start"], is_before=options["from_inclusive"])
+    if options["end"] is not None:
+        until = _bound(handle, options["kind"], options["end"], is_before=not options["to_inclusive"])
+    return start, until
+
+
+def _bound(handle: CollectionHandle, kind: str, given: Any, *, is_before: bool) -> int:
+    """Return the first time at or after a bound; without is_before, the first one after it."""
+    if kind == "timestamp":
+        if handle.timeline is None:
+            raise InvalidUsage(f"times of {handle.name!r} are not moments: say VERSION and a number")
+        moment = _EPOCH + timedelta(microseconds=given)
+        return handle.timeline.bound_of(moment) if is_before else handle.timeline.time_of(moment) + 1
+    time = int(given) if str(given).isdigit() else _resolve_time(handle, "version", given)
+    assert time is not None, "a text names a time, or raises"
+    return time if is_before else time + 1
+
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    name: getattr(Planner, name)
+    for name in (
+        "names",
+        "describe",
+        "read",
+        "changes",
+        "insert",
+        "overwrite",
+        "apply",
+        "create",
+        "alter",
+        "drop",
+        "rename",
+        "stream",
+        "stream_options",
+    )
+}
+_WRITES = {"insert", "overwrite", "apply"}
+
+
+def main() -> None:
+    """Plan for a JVM that has started this process, until it ends."""
+    gateway = launch_gateway()
+    jvm: Any = gateway.jvm
+    java = jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(
+        jvm.org.apache.spark.SparkContext.getOrCreate()
+    )
+    context = SparkContext(gateway=gateway, jsc=java)
+    register_planner(context)
+    sys.stdin.read()  # The JVM closes it when it ends.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+package dev.persist.spark;
+
+import java.util.HashMap;
+import java.util.Map;
+import org.apache.spark.sql.connector.catalog.TableChange;
+
+/** The changes of ALTER TABLE as JSON: an object with "kind", "column" (its path) and what the kind needs. */
+final class Changes {
+  private Changes() {}
+
+  static Map<String, Object> describe(TableChange change) {
+    Map<String, Object> described = new HashMap<>();
+    if (change instanceof TableChange.ColumnChange column) described.put("column", column.fieldNames());
+    if (change instanceof TableChange.AddColumn add) {
+      if (add.position() != null)
+        throw PersistException.of("a new column is the last one: leave out FIRST and AFTER");
+      described.put("kind", "add");
+      described.put("type", add.dataType().json());
+      described.put("nullable", add.isNullable());
+      described.put("default", add.defaultValue() == null ? null : add.defaultValue().getSql());
+      described.put("comment", add.comment());
+    } else if (change instanceof TableChange.RenameColumn rename) {
+      described.put("kind", "rename");
+      described.put("name", rename.newName());
+    } else if (change instanceof TableChange.DeleteColumn drop) {
+      described.put("kind", "drop");
+      described.put("if_exists", drop.ifExists());
+    } else if (change instanceof TableChange.UpdateColumnType type) {
+      described.put("kind", "type");
+      described.put("type", type.newDataType().json());
+    } else if (change instanceof TableChange.UpdateColumnComment comment) {
+      described.put("kind", "comment");
+      described.put("comment", comment.newComment());
+    } else if (change instanceof TableChange.SetProperty property) {
+      described.put("kind", "property");
+      described.put("name", property.property());
+      described.put("value", property.value());
+    } else if (change instanceof TableChange.RemoveProperty property) {
+      described.put("kind", "property");
+      described.put("name", property.property());
+      described.put("value", null);
+    } else {
+      throw PersistException.of("collections have no " + change.getClass().getSimpleName()
+          + ": ALTER TABLE can ADD, RENAME and DROP columns, change a TYPE or COMMENT, and set TBLPROPERTIES");
+    }
+    return described;
+  }
+}

@@ -1,0 +1,97 @@
+package dev.persist.spark;
+
+import com.fasterxml.jackson.core.JsonProcessingException;
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.util.Map;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import org.apache.spark.SparkConf;
+import org.apache.spark.SparkContext;
+import org.apache.spark.api.python.Py4JServer;
+import org.apache.spark.sql.Dataset;
+import org.apache.spark.sql.Row;
+import org.apache.spark.sql.SparkSession;
+
+/**
+ * The Python process that plans for this JVM: the driver of PySpark, or one that is started at the first call.
+ *
+ * <p>{@code spark-sql}, a Spark Connect server and a driver in Scala have no Python. There the process of
+ * {@code spark.pyspark.driver.python}, {@code spark.pyspark.python} or {@code python3} is started; it ends with this JVM.
+ */
+public final class Python {
+  private static final ObjectMapper JSON = new ObjectMapper();
+  private static final long START_S = 120;
+  private static volatile Planner planner;
+  private static final CountDownLatch registered = new CountDownLatch(1);
+
+  private Python() {}
+
+  /** Set the planner; Python calls this. */
+  public static void register(Planner given) {
+    planner = given;
+    registered.countDown();
+  }
+
+  /** Return the answer to a call as JSON. */
+  static JsonNode ask(String name, Map<String, Object> arguments) {
+    return ask(name, arguments, null);
+  }
+
+  static JsonNode ask(String name, Map<String, Object> arguments, Dataset<Row> frame) {
+    try {
+      return JSON.readTree((String) call(name, arguments, SparkSession.active(), frame));
+    } catch (JsonProcessingException error) {
+      throw new UncheckedIOException(error);
+    }
+  }
+
+  /** Return the rows that answer a call. */
+  @SuppressWarnings("unchecked")
+  static org.apache.spark.sql.classic.Dataset<Row> rows(String name, Map<String, Object> arguments) {
+    return (org.apache.spark.sql.classic.Dataset<Row>) call(name, arguments, SparkSession.active(), null);
+  }
+
+  private static Object call(String name, Map<String, Object> arguments, SparkSession session, Dataset<Row> frame) {
+    if (planner == null) start();
+    Object answer;
+    try {
+      answer = planner.call(name, JSON.writeValueAsString(arguments), session, frame);
+    } catch (JsonProcessingException error) {
+      throw new UncheckedIOException(error);
+    }
+    if (answer instanceof String text && text.startsWith("!")) throw PersistException.of(text.substring(1));
+    return answer;
+  }
+
+  private static synchronized void start() {
+    if (planner != null) return;
+    SparkConf conf = SparkContext.getOrCreate().getConf();
+    Py4JServer server = new Py4JServer(conf);
+    server.start();
+    String python = conf.get("spark.pyspark.driver.python", conf.get("spark.pyspark.python", "python3"));
+    ProcessBuilder builder = new ProcessBuilder(python, "-m", "persist.connect.spark.catalog").inheritIO();
+    builder.redirectInput(ProcessBuilder.Redirect.PIPE);
+    builder.environment().put("PYSPARK_GATEWAY_PORT", String.valueOf(server.getListeningPort()));
+    builder.environment().put("PYSPARK_GATEWAY_SECRET", server.secret());
+    try {
+      Process process = builder.start();
+      Runtime.getRuntime().addShutdownHook(new Thread(process::destroy, "persist-python"));
+      for (long waited = 0; !registered.await(1, TimeUnit.SECONDS); waited++) {
+        if (!process.isAlive() || waited >= START_S) {
+          process.destroy();
+          throw PersistException.of(
+              python + " -m persist.connect.spark.catalog did not start: set spark.pyspark.driver.python to a Python "
+                  + "that has persist and pyspark installed");
+        }
+      }
+    } catch (IOException error) {
+      throw PersistException.of(python + " cannot be started: set spark.pyspark.driver.python. " + error.getMessage());
+    } catch (InterruptedException error) {
+      Thread.currentThread().interrupt();
+      throw PersistException.of("interrupted while Python starts");
+    }
+  }
+}

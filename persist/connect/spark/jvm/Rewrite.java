@@ -1,0 +1,165 @@
+package dev.persist.spark;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import org.apache.spark.sql.catalyst.expressions.Alias;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.AttributeReference;
+import org.apache.spark.sql.catalyst.expressions.CreateNamedStruct;
+import org.apache.spark.sql.catalyst.expressions.EqualTo;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.GetStructField;
+import org.apache.spark.sql.catalyst.expressions.If;
+import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression;
+import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
+import org.apache.spark.sql.catalyst.plans.logical.AppendData;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.OverwriteByExpression;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.catalyst.plans.logical.SubqueryAlias;
+import org.apache.spark.sql.catalyst.plans.logical.WriteDelta;
+import org.apache.spark.sql.catalyst.rules.Rule;
+import org.apache.spark.sql.catalyst.util.RowDeltaUtils;
+import org.apache.spark.sql.catalyst.util.WriteDeltaProjections;
+import org.apache.spark.sql.connector.catalog.Table;
+import org.apache.spark.sql.connector.write.RowLevelOperationTable;
+import org.apache.spark.sql.execution.datasources.v2.ChangelogTable;
+import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructType;
+import scala.Option;
+import scala.collection.immutable.Map$;
+import scala.collection.immutable.Nil$;
+import scala.collection.immutable.Seq;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * The rule that turns tables of persist into plans of Spark's own operators, before Spark optimises a query.
+ *
+ * <ul>
+ *   <li>A table that is read becomes the plan of the DataFrame that Python makes of the collection as of its time.
+ *   <li>Where a query needs no column, as in {@code SELECT count(*)}, that plan has as many rows, and reads none.
+ *   <li>A row-level operation becomes an insert of updates: records that go have {@code _diff} -1, new ones 1.
+ *   <li>The condition of an overwrite becomes SQL text, because Python reads what it replaces.
+ * </ul>
+ */
+final class Rewrite extends Rule<LogicalPlan> {
+  @Override
+  public LogicalPlan apply(LogicalPlan plan) {
+    LogicalPlan written = plan.transformUp(Functions.where(Rewrite::write));
+    LogicalPlan counted = written.transformUpWithSubqueries(Functions.where(Rewrite::count));
+    return counted.transformUpWithSubqueries(Functions.where(Rewrite::read));
+  }
+
+  private static LogicalPlan write(LogicalPlan node) {
+    if (node instanceof WriteDelta delta && delta.originalTable() instanceof DataSourceV2Relation relation
+        && relation.table() instanceof PersistTable table) {
+      LogicalPlan updates = updates(table.schema(), delta.query(), delta.projections());
+      return new AppendData(relation, updates, Map$.MODULE$.<String, String>empty(), false, false, Option.empty(),
+          Option.apply(updates));
+    }
+    if (node instanceof OverwriteByExpression overwrite && overwrite.table() instanceof DataSourceV2Relation relation
+        && relation.table() instanceof PersistTable table && !overwrite.deleteExpr().equals(Literal.TrueLiteral())) {
+      Expression plain = (Expression) overwrite.deleteExpr().transform(Functions.where(
+          term -> term instanceof AttributeReference column ? column.withQualifier(emptySeq()) : null));
+      DataSourceV2Relation target = relation.copy(table.where(plain.sql()), relation.output(), relation.catalog(),
+          relation.identifier(), relation.options(), relation.timeTravelSpec());
+      return overwrite.copy(target, Literal.TrueLiteral(), overwrite.query(), overwrite.writeOptions(),
+          overwrite.isByName(), overwrite.withSchemaEvolution(), overwrite.write(), overwrite.analyzedQuery());
+    }
+    return null;
+  }
+
+  /** Return a plan of updates, with {@code _diff}, from the rows that Spark gives to a row-level write. */
+  private static LogicalPlan updates(StructType schema, LogicalPlan query, WriteDeltaProjections projections) {
+    List<Attribute> given = CollectionConverters.asJava(query.output());
+    Expression record = given.get(ordinal(projections.rowIdProjection().colOrdinals(), 0));
+    Expression operation = given.stream()
+        .filter(one -> one.name().equals(RowDeltaUtils.OPERATION_COLUMN())).findFirst().orElseThrow();
+    Expression goes = new EqualTo(operation, Literal.create(RowDeltaUtils.DELETE_OPERATION(), DataTypes.IntegerType));
+    List<NamedExpression> columns = new ArrayList<>();
+    for (int at = 0; at < schema.length(); at++) {
+      Expression column = new GetStructField(record, at, Option.empty());
+      if (projections.rowProjection().isDefined())
+        column = new If(goes, column, given.get(ordinal(projections.rowProjection().get().colOrdinals(), at)));
+      columns.add(alias(column, schema.apply(at).name()));
+    }
+    columns.add(alias(new If(goes, count(-1), count(1)), "_diff"));
+    return new Project(seq(columns), query);
+  }
+
+  private static Literal count(long number) {
+    return Literal.create(number, DataTypes.LongType);
+  }
+
+  private static int ordinal(Seq<Object> ordinals, int at) {
+    return (Integer) ordinals.apply(at);
+  }
+
+  private static LogicalPlan count(LogicalPlan node) {
+    if (!(node instanceof Aggregate aggregate) || !aggregate.references().isEmpty()) return null;
+    LogicalPlan below = aggregate.child();
+    while (below instanceof SubqueryAlias || below instanceof Project) below = below.children().head();
+    if (!(below instanceof DataSourceV2Relation relation && relation.table() instanceof PersistTable table)) return null;
+    Map<String, Object> arguments = table.arguments();
+    arguments.put("columns", List.of());
+    LogicalPlan rows = Python.rows("read", arguments).queryExecution().analyzed();
+    return aggregate.withNewChildren(seq(List.of(rows)).toIndexedSeq());
+  }
+
+  private static LogicalPlan read(LogicalPlan node) {
+    if (!(node instanceof DataSourceV2Relation relation)) return null;
+    Table table = relation.table();
+    if (table instanceof RowLevelOperationTable operation) table = operation.table();
+    Map<String, Object> arguments;
+    String call;
+    if (table instanceof PersistTable collection) {
+      call = "read";
+      arguments = collection.arguments();
+    } else if (table instanceof ChangelogTable changes && changes.changelog() instanceof PersistChangelog log) {
+      call = "changes";
+      arguments = log.arguments();
+    } else {
+      return null;
+    }
+    LogicalPlan plan = Python.rows(call, arguments).queryExecution().analyzed();
+    List<Attribute> source = CollectionConverters.asJava(plan.output());
+    List<NamedExpression> columns = new ArrayList<>();
+    for (AttributeReference wanted : CollectionConverters.asJava(relation.output())) {
+      Expression column = wanted.name().equals(PersistTable.RECORD) && wanted.dataType() instanceof StructType
+          ? record(source)
+          : source.stream().filter(one -> one.name().equals(wanted.name())).findFirst().orElseThrow(() -> new IllegalStateException(wanted.name() + " is not in " + source));
+      columns.add(alias(column, wanted));
+    }
+    return new Project(seq(columns), plan);
+  }
+
+  private static Expression record(List<Attribute> source) {
+    List<Expression> terms = new ArrayList<>();
+    for (Attribute column : source) {
+      terms.add(Literal.create(column.name(), DataTypes.StringType));
+      terms.add(column);
+    }
+    return new CreateNamedStruct(seq(terms));
+  }
+
+  private static Alias alias(Expression term, String name) {
+    return new Alias(term, name, NamedExpression.newExprId(), emptySeq(), Option.empty(), emptySeq());
+  }
+
+  /** Return a term under the name and the identity of an attribute. */
+  static Alias alias(Expression term, Attribute as) {
+    return new Alias(term, as.name(), as.exprId(), emptySeq(), Option.apply(as.metadata()), emptySeq());
+  }
+
+  static <T> Seq<T> seq(List<T> items) {
+    return CollectionConverters.asScala(items).toSeq();
+  }
+
+  @SuppressWarnings("unchecked")
+  private static <T> Seq<T> emptySeq() {
+    return (Seq<T>) (Seq<?>) Nil$.MODULE$;
+  }
+}

@@ -1,0 +1,230 @@
+"""Collections as tables of Spark SQL: names, times, changes, statements, and who comes first."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+import persist
+import persist.spark
+from persist.connect.spark import jar
+from persist.errors import InvalidUsage
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(not jar.JAR.exists(), reason="the jar of the catalog is not built: there is no javac"),
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return str(tmp_path / "place")
+
+
+@pytest.fixture
+def shop(spark: SparkSession, place: str) -> SparkSession:
+    """A session whose catalog `shop` is an empty location."""
+    session = spark.newSession()
+    with persist.open(place) as client:
+        client.describe("a shop").result()
+    return persist.spark.catalog(session, place, name="shop")
+
+
+def rows(session: SparkSession, query: str) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in session.sql(query).collect()]
+
+
+def make_orders(place: str, name: str = "orders") -> None:
+    """Write three orders at time 0; at 10, order 1 is paid and order 3 goes."""
+    with persist.open(place) as client:
+        orders = client.create_or_load(name, key={"id": pa.int64()}, value={"status": pa.string()})
+        orders.write([((1, "new"), 0, 1), ((2, "new"), 0, 1), ((3, "new"), 0, 1)], seal=10).result()
+        orders.write([((1, "new"), 10, -1), ((1, "paid"), 10, 1), ((3, "new"), 10, -1)], seal=12).result()
+        orders.tag("before", 9)
+
+
+def contents(place: str, name: str) -> list[tuple[Any, ...]]:
+    """Return the latest rows as Python reads them."""
+    with persist.open(place, mode="read") as client:
+        table = client.load(name).to_arrow()
+        return sorted(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def test_namespaces_and_tables_are_listed(shop: SparkSession, place: str) -> None:
+    for name in ("orders", "eu.orders", "eu.west.orders"):
+        make_orders(place, name)
+    assert rows(shop, "SHOW NAMESPACES IN shop") == [("eu",)]
+    assert rows(shop, "SHOW NAMESPACES IN shop.eu") == [("eu.west",)]
+    assert [row[:2] for row in rows(shop, "SHOW TABLES IN shop")] == [("", "orders")]
+    assert [row[:2] for row in rows(shop, "SHOW TABLES IN shop.eu")] == [("eu", "orders")]
+    assert rows(shop, "SELECT count(*) FROM shop.eu.west.orders") == [(2,)]
+
+
+def test_a_table_is_read_as_of_versions_and_tags(shop: SparkSession, place: str) -> None:
+    make_orders(place)
+    assert rows(shop, "SELECT * FROM shop.orders ORDER BY id") == [(1, "paid"), (2, "new")]
+    assert rows(shop, "SELECT * FROM shop.orders VERSION AS OF 9 ORDER BY id") == [(1, "new"), (2, "new"), (3, "new")]
+    assert rows(shop, "SELECT count(*) FROM shop.orders VERSION AS OF 'before'") == [(3,)]
+    joined = "SELECT a.status, b.status FROM shop.orders a JOIN shop.orders VERSION AS OF 9 b USING (id) WHERE id = 1"
+    assert rows(shop, joined) == [("paid", "new")]
+    inside = "SELECT id FROM shop.orders VERSION AS OF 9 WHERE id NOT IN (SELECT id FROM shop.orders)"
+    assert rows(shop, inside) == [(3,)]
+    with pytest.raises(AnalysisException, match="AsOfNotSealed"):
+        shop.sql("SELECT * FROM shop.orders VERSION AS OF 99")
+
+
+def test_a_table_is_read_as_of_moments(shop: SparkSession, place: str) -> None:
+    begin = datetime(2026, 11, 20, tzinfo=UTC)
+    with persist.open(place) as client:
+        orders = client.create_or_load("orders", key={"id": pa.int64()}, timeline="ms")
+        orders.write([((1, None), begin, 1)], seal="2026-11-21").result()
+        orders.write([((2, None), datetime(2026, 11, 21, tzinfo=UTC), 1)], seal="2026-11-22").result()
+    query = "SELECT count(*) FROM shop.orders TIMESTAMP AS OF "
+    assert rows(shop, query + "'2026-11-20 12:00:00'") == [(1,)]
+    assert rows(shop, query + "'2026-11-21 12:00:00'") == [(2,)]
+    changes = "SELECT id, _change_type, _commit_timestamp FROM shop.orders CHANGES FROM TIMESTAMP '2026-11-20 12:00:00'"
+    assert rows(shop, changes) == [(2, "insert", datetime(2026, 11, 21))]
+
+
+def test_changes_are_rows_that_come_and_go(shop: SparkSession, place: str) -> None:
+    make_orders(place)
+    query = "SELECT id, status, _change_type, _commit_version FROM shop.orders CHANGES FROM VERSION {} TO VERSION {}"
+    came = [(1, "new", "delete", 10), (1, "paid", "insert", 10), (3, "new", "delete", 10)]
+    assert sorted(rows(shop, query.format(10, 11))) == came
+    assert rows(shop, query.format(11, 11)) == []
+    with persist.open(place) as client:
+        client.load("orders").write([((7, "twice"), 12, 2)], seal=13).result()
+    assert rows(shop, query.format(12, 12)) == 2 * [(7, "twice", "insert", 12)]
+
+
+def test_statements_change_a_table(shop: SparkSession, place: str) -> None:
+    shop.sql("CREATE TABLE shop.items (id BIGINT, name STRING, PRIMARY KEY (id)) USING persist COMMENT 'things'")
+    assert rows(shop, "SELECT * FROM shop.items") == []
+    shop.sql("INSERT INTO shop.items VALUES (1, 'a'), (2, 'b'), (3, NULL)")
+    shop.sql("UPDATE shop.items SET name = 'c' WHERE name IS NULL")
+    assert contents(place, "items") == [(1, "a"), (2, "b"), (3, "c")]
+    shop.sql("DELETE FROM shop.items WHERE id IN (SELECT id FROM shop.items WHERE name = 'b')")
+    assert contents(place, "items") == [(1, "a"), (3, "c")]
+    shop.sql(
+        "MERGE INTO shop.items t USING (SELECT * FROM VALUES (3, 'm'), (4, 'n'), (1, 'x') AS v(id, name)) s "
+        "ON t.id = s.id WHEN MATCHED AND s.id = 1 THEN DELETE WHEN MATCHED THEN UPDATE SET * "
+        "WHEN NOT MATCHED THEN INSERT *"
+    )
+    assert contents(place, "items") == [(3, "m"), (4, "n")]
+    shop.sql("INSERT OVERWRITE shop.items VALUES (7, 'q'), (8, 'r')")
+    assert contents(place, "items") == [(7, "q"), (8, "r")]
+    shop.sql("INSERT INTO shop.items REPLACE WHERE id = 7 VALUES (7, 'w')")
+    assert contents(place, "items") == [(7, "w"), (8, "r")]
+    shop.sql("DELETE FROM shop.items")
+    assert rows(shop, "SELECT * FROM shop.items") == []
+
+
+def test_a_source_that_matches_a_row_twice_is_refused(shop: SparkSession, place: str) -> None:
+    make_orders(place)
+    source = "(SELECT * FROM VALUES (1, 'x'), (1, 'y') AS v(id, status))"
+    with pytest.raises(Exception, match="MERGE_CARDINALITY_VIOLATION"):
+        shop.sql(f"MERGE INTO shop.orders t USING {source} s ON t.id = s.id WHEN MATCHED THEN UPDATE SET *")
+    assert contents(place, "orders") == [(1, "paid"), (2, "new")]
+
+
+def test_rows_that_are_there_twice_go_and_change_twice(shop: SparkSession, place: str) -> None:
+    with persist.open(place) as client:
+        client.create_or_load("bag", key={"id": pa.int64()}, value={"name": pa.string()}).write(
+            [((1, "a"), 0, 3), ((2, None), 0, 1)], seal=1
+        ).result()
+    shop.sql("UPDATE shop.bag SET name = 'b' WHERE id = 1")
+    assert contents(place, "bag")[:3] == 3 * [(1, "b")]
+    shop.sql("DELETE FROM shop.bag WHERE id = 1")
+    assert contents(place, "bag") == [(2, None)]
+
+
+def test_tables_are_altered_renamed_and_dropped(shop: SparkSession, place: str) -> None:
+    make_orders(place)
+    shop.sql("ALTER TABLE shop.orders ADD COLUMN price DOUBLE COMMENT 'in euro'")
+    shop.sql("ALTER TABLE shop.orders RENAME COLUMN status TO state")
+    assert rows(shop, "SELECT * FROM shop.orders WHERE id = 1") == [(1, "paid", None)]
+    shop.sql("ALTER TABLE shop.orders SET TBLPROPERTIES ('owner_team' = 'sales')")
+    described = {row[0]: row[1:] for row in rows(shop, "DESCRIBE TABLE EXTENDED shop.orders")}
+    assert described["price"] == ("double", "in euro")
+    assert "owner_team=sales" in described["Table Properties"][0]
+    shop.sql("ALTER TABLE shop.orders DROP COLUMN price")
+    shop.sql("ALTER TABLE shop.orders RENAME TO shop.eu.sales")
+    assert rows(shop, "SELECT count(*) FROM shop.eu.sales") == [(2,)]
+    with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND"):
+        shop.sql("SELECT * FROM shop.orders")
+    shop.sql("DROP TABLE shop.eu.sales")
+    shop.sql("DROP TABLE IF EXISTS shop.eu.sales")
+    assert rows(shop, "SHOW TABLES IN shop") == []
+
+
+def test_a_table_is_created_from_a_query(shop: SparkSession, place: str) -> None:
+    make_orders(place)
+    shop.sql("CREATE TABLE shop.copy USING persist TBLPROPERTIES (key = 'id') AS SELECT * FROM shop.orders")
+    with persist.open(place, mode="read") as client:
+        assert client.load("copy").schema.key_names == ("id",)
+    assert contents(place, "copy") == contents(place, "orders")
+    shop.table("shop.orders").selectExpr("id + 10 AS id", "status").writeTo("shop.copy").option("token", "t").append()
+    shop.table("shop.orders").selectExpr("id + 10 AS id", "status").writeTo("shop.copy").option("token", "t").append()
+    assert [row[0] for row in contents(place, "copy")] == [1, 2, 11, 12]
+
+
+def test_rule_6_a_statement_is_refused_if_another_writer_came_first(shop: SparkSession, place: str) -> None:
+    make_orders(place)
+    table = shop.table("shop.orders")  # The time of the table is fixed here.
+    assert table.count() == 2
+    planner = persist.spark.catalog.__globals__["Planner"](shop, place, {})
+    described = planner.describe({"name": "orders", "kind": "latest", "time": None})
+    with persist.open(place) as client:
+        client.load("orders").write([((9, "late"), 12, 1)], seal=13).result()
+    updates = shop.sql("SELECT 1L AS id, 'paid' AS status, -1L AS _diff")
+    with pytest.raises(persist.errors.UpperMismatch):
+        planner.apply(updates, {"name": "orders", "as_of": described["as_of"], "options": {}})
+    assert contents(place, "orders") == [(1, "paid"), (2, "new"), (9, "late")]
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("CREATE TABLE shop.t (id INT NOT NULL) USING persist", "do not check NOT NULL"),
+        ("CREATE TABLE shop.t (id INT) USING persist PARTITIONED BY (id)", "no partitions"),
+        ("CREATE TABLE shop.t (id INT, CHECK (id > 0)) USING persist", "no constraint but PRIMARY KEY"),
+        ("CREATE TABLE shop.t (id INT) USING persist TBLPROPERTIES (key = 'x')", "is not a column"),
+        ("CREATE NAMESPACE shop.eu", "as soon as it has a table"),
+        ("ALTER TABLE shop.orders ADD COLUMN x INT FIRST", "leave out FIRST"),
+        ("INSERT INTO shop.orders WITH ('colour' = 'red') VALUES (1, 'x')", "colour"),
+    ],
+)
+def test_what_collections_lack_is_refused(shop: SparkSession, place: str, statement: str, message: str) -> None:
+    make_orders(place)
+    with pytest.raises(Exception, match=message):
+        shop.sql(statement)
+    assert contents(place, "orders") == [(1, "paid"), (2, "new")]
+
+
+def test_what_is_not_a_session_is_refused(place: str) -> None:
+    with pytest.raises(InvalidUsage, match="is not a session: give"):
+        persist.spark.catalog(place, place)
+
+
+def test_python_processes_read_the_parts_only_where_spark_cannot(shop: SparkSession, place: str) -> None:
+    with persist.open(place) as client:
+        wide = client.create_or_load("wide", key={"id": pa.int64()}, value={"at": pa.duration("s"), "m": pa.string()})
+        wide.write(
+            pa.table(
+                {
+                    "id": range(50_000),
+                    "at": pa.array(range(50_000), pa.duration("s")),
+                    "m": ["x"] * 50_000,
+                    "_time": [0] * 50_000,
+                    "_diff": [1] * 50_000,
+                }
+            ),
+            seal=1,
+        ).result()
+    plan = shop.sql("SELECT id FROM shop.wide WHERE id = 7")._jdf.queryExecution().executedPlan().toString()
+    assert "FileScan parquet" in plan or "persist" in plan.lower()
+    assert rows(shop, "SELECT id, at FROM shop.wide WHERE id = 7")[0][0] == 7
