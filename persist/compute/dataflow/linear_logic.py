@@ -2,7 +2,7 @@
 
 A linear operator looks at one record at a time, whatever the others are. All of them are stages of one general
 operator, the `Linear` node of a plan. It turns an update into any number of updates, with times joined and diffs
-multiplied. So two linear operators in sequence are one linear operator, which `followed_by` returns:
+multiplied. So two linear operators in sequence are one linear operator, which `chain` returns:
 
     stream.linear(one.followed_by(other))  is  stream.linear(one).linear(other)
 
@@ -191,7 +191,7 @@ class Logic(LinearMethods["Logic"]):
         """Return this with a linear operator behind it."""
         return Logic(*self.steps, step)
 
-    def followed_by(self, other: "Logic") -> "Logic":
+    def chain(self, other: "Logic") -> "Logic":
         """Return the logic that applies this one, and then the other one."""
         if not isinstance(other, Logic):
             raise InvalidUsage(f"followed_by: {other!r} is not a Logic; begin one with Logic()")

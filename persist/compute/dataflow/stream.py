@@ -49,10 +49,10 @@ from persist.compute.dataflow.plan.types import (
     Columns,
     On,
     as_names,
-    as_on,
     concatenated,
     distinct_columns,
     joined_schema,
+    pair_join_columns,
     pick,
 )
 from persist.compute.dataflow.updates.words import is_interned
@@ -90,7 +90,7 @@ class Stream(LinearMethods["Stream"]):
     # Linear operators; most are methods of `LinearMethods`.
 
     def linear(self, logic: Logic) -> "Stream":
-        """Return what a logic makes of each record: `linear(one.followed_by(other))`. It is one operator of the plan.
+        """Return what a logic makes of each record: `linear(one.chain(other))`. It is one operator of the plan.
 
         Raises:
             InvalidUsage, SchemaMismatch: it does not fit the columns.
@@ -156,7 +156,7 @@ class Stream(LinearMethods["Stream"]):
             null_equals: NULL equals NULL; else it equals nothing.
         """
         this_side, other_side = self._together([other])
-        pairs = as_on("join", on, this_side.schema, other_side.schema)
+        pairs = pair_join_columns("join", on, this_side.schema, other_side.schema)
         operator = Join((pairs,), null_equals=null_equals)
         return self._add(
             operator, [this_side, other_side], joined_schema("join", this_side.schema, other_side.schema, pairs)
@@ -172,7 +172,7 @@ class Stream(LinearMethods["Stream"]):
     def semijoin(self, other: "Stream", on: On) -> "Stream":
         """Return the records whose key the other one has, however often."""
         this_side, other_side = self._together([other])
-        pairs = as_on("semijoin", on, this_side.schema, other_side.schema)
+        pairs = pair_join_columns("semijoin", on, this_side.schema, other_side.schema)
         keys = other_side._mapped({this_name: Col(other_name) for this_name, other_name in pairs}).distinct()
         return this_side.join(keys, [this_name for this_name, _ in pairs])
 
@@ -183,7 +183,7 @@ class Stream(LinearMethods["Stream"]):
     def left_join(self, other: "Stream", on: On) -> "Stream":
         """Return what join returns, and the records without partner, with NULL for the other's columns."""
         this_side, other_side = self._together([other])
-        pairs = as_on("left_join", on, this_side.schema, other_side.schema)
+        pairs = pair_join_columns("left_join", on, this_side.schema, other_side.schema)
         joined = this_side.join(other_side, dict(pairs))
         missing = [field for field in joined.schema if field.name not in this_side.columns]
         alone = this_side.antijoin(other_side, dict(pairs))

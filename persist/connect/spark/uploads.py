@@ -188,16 +188,16 @@ class UploadTask:
         """Upload the updates of one task. Memory: about four times `BUFFER_BYTES_MAX`, and a part."""
         late, digest, keys = LateFilter(self.lower), DigestSum(self.digest_by), OnePerKey(self.target)
         with surfaced_errors():
-            tables = (late.kept(self._updates(table, digest, keys)) for table in gathered(batches))
+            tables = (late.drop_late(self._updates(table, digest, keys)) for table in gathered(batches))
             if self.only_digest:
                 tables = (table.slice(0, 0) for table in tables)
             return Uploaded(upload(self.target, tables), late.count, digest.total)
 
     def _updates(self, table: pa.Table, digest: DigestSum, keys: "OnePerKey") -> pa.Table:
         if self.marker is None:
-            return digest.passed(self.rows.updates(table))
+            return digest.pass_table(self.rows.updates(table))
         rows = table.drop_columns([self.marker])
-        new = digest.passed(self.rows.updates(rows.filter(table[self.marker])))
+        new = digest.pass_table(self.rows.updates(rows.filter(table[self.marker])))
         if self.one_per_key:
             keys.check(new)
         return self.rows.updates(rows)

@@ -151,7 +151,7 @@ class Oracle:
         made: list[Accepted | InvalidUsage] = []
         for node in plan["expressions"]:
             try:
-                expression = lower_term(Expressions(sql).one(node), schema.names)
+                expression = lower_term(Expressions(sql).translate(node), schema.names)
                 type_of(expression, schema, "map")
                 made.append(Accepted(expression, numbers))
             except InvalidUsage as error:

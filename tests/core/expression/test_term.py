@@ -9,7 +9,7 @@ import pytest
 
 from persist.compute.sql.algebra import Filter, Node, Scan
 from persist.compute.sql.definition import term_of_json, to_json
-from persist.compute.sql.types import constant, kind_of, text_of, to_arrow
+from persist.compute.sql.types import constant, format_scalar, name_arrow_type, to_arrow
 from persist.core.expression.evaluation import may_raise
 from persist.core.expression.term import Call, Col, Lit, Place, Term, col, columns_of, lit, moved, places_in, sql_call
 
@@ -98,7 +98,7 @@ def test_a_cast_may_raise_unless_the_type_has_a_value_for_each(narrow: str, wide
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in VALUES.items() for text in [*texts, None]])
 def test_a_constant_is_read_as_it_was_stored(kind: str, text: str | None) -> None:
     value = constant(kind, text)
-    again = constant(kind_of(value.value.type), text_of(value.value))
+    again = constant(name_arrow_type(value.value.type), format_scalar(value.value))
     assert again == value
 
 

@@ -338,15 +338,15 @@ def _fused(source: Operator, reader: Operator, at: int) -> Operator | None:
             return Linear(simplified((*stages, *later)))
         case [Linear(stages), Reduce()]:
             return replace(reader, before=simplified((*stages, *reader.before)))
-        case [Linear(stages), Join(_, before)]:
-            return replace(reader, before=(*before[:at], simplified((*stages, *before[at])), *before[at + 1 :]))
+        case [Linear(stages), Join(_, prepared)]:
+            return replace(reader, before=(*prepared[:at], simplified((*stages, *prepared[at])), *prepared[at + 1 :]))
         case [Join() | Reduce(), Linear(stages)]:
             return replace(source, after=simplified((*source.after, *stages)))
         case [Join(), Join()]:
-            on, before = (*source.on, *reader.on), (*source.before, *reader.before[1:])
+            on, prepared = (*source.on, *reader.on), (*source.before, *reader.before[1:])
             is_bare = at == 0 and not source.after and not reader.before[0] and source.null_equals == reader.null_equals
             # A cross join is not looked up by a key.
-            return Join(on, before, reader.after, reader.null_equals) if is_bare and all(on) else None
+            return Join(on, prepared, reader.after, reader.null_equals) if is_bare and all(on) else None
     return None
 
 
@@ -379,7 +379,7 @@ class Statistics:
             return 1.0
         return max(1.0, self.rows / prod(map(self.values, columns)))
 
-    def kept(self, share: float) -> "Statistics":
+    def scale(self, share: float) -> "Statistics":
         """Return the statistics of a share of the records."""
         return Statistics(self.rows * share, self.key, self.distinct)
 
@@ -390,13 +390,13 @@ class Statistics:
         key = frozenset(map(then.get, self.key)) if self.key is not None and self.key <= then.keys() else None
         return Statistics(self.rows, key, {new: self.distinct[old] for old, new in pairs if old in self.distinct})
 
-    def after(self, stages: Sequence[Stage]) -> "Statistics | None":
+    def apply_stages(self, stages: Sequence[Stage]) -> "Statistics | None":
         """Return the statistics after some linear stages; None if unknown."""
         statistics = self
         for stage in stages:
             match stage:
                 case Filter():
-                    statistics = statistics.kept(FILTER_KEEPS)
+                    statistics = statistics.scale(FILTER_KEEPS)
                 case Map(outputs):
                     statistics = statistics.renamed(
                         (term.name, name) for name, term in outputs if isinstance(term, Col)
@@ -419,7 +419,7 @@ def estimate_streams(engine: Engine | None, plan: Plan) -> Callable[[int], Stati
             case Linear() | Arrange() | Consolidate():
                 statistics = estimate(node.inputs[0])
                 stages = node.operator.stages if isinstance(node.operator, Linear) else ()
-                return None if statistics is None else statistics.after(stages)
+                return None if statistics is None else statistics.apply_stages(stages)
         return None
 
     return estimate

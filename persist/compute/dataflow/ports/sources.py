@@ -19,7 +19,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.plan.plan import Source
-from persist.compute.dataflow.plan.types import is_compatible, shown
+from persist.compute.dataflow.plan.types import format_schema, is_compatible
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
 from persist.compute.dataflow.ports.past import ExplainLoss, encode, encode_contents
 from persist.compute.dataflow.updates.times import Ints
@@ -135,7 +135,7 @@ class SourceReader:
                 problem = "is not there" if actual_type is None else f"is of type {actual_type}"
                 raise SchemaMismatch(
                     f"source {self.operator.collection!r}: the program takes column {field.name!r} for {field.type}, "
-                    f"and it {problem}; the collection has {shown(actual.arrow)}"
+                    f"and it {problem}; the collection has {format_schema(actual.arrow)}"
                 )
 
     def requested_time(self) -> int | None:
