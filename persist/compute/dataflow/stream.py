@@ -56,7 +56,7 @@ from persist.compute.dataflow.plan.types import (
     pick,
 )
 from persist.compute.dataflow.updates.words import is_interned
-from persist.core.expression.term import Aggregate, Col, Expression, Lit, Term, col, columns_of, lit, term_of
+from persist.core.expression.term import Aggregate, Col, Expression, Lit, Term, col, list_columns, lit, to_term
 from persist.core.names import check_name
 
 
@@ -192,7 +192,7 @@ class Stream(LinearMethods["Stream"]):
     def group_by(self, *names: str, **keys: Any) -> "Grouped":
         """Return the records by key: column names, and expressions under new names. Without any, all are one group."""
         as_names("group_by", names, self.schema)
-        return Grouped(self, {name: Col(name) for name in names} | {name: term_of(key) for name, key in keys.items()})
+        return Grouped(self, {name: Col(name) for name in names} | {name: to_term(key) for name, key in keys.items()})
 
     def distinct(self) -> "Stream":
         """Return each record of positive multiplicity once."""
@@ -398,7 +398,7 @@ class Stream(LinearMethods["Stream"]):
         rounds = "_round"
         while rounds in self.columns:
             rounds += "_"
-        if TIME in columns_of(term_of(expression)):
+        if TIME in list_columns(to_term(expression)):
             raise InvalidUsage(
                 f"enter_at: {expression} reads {TIME}. A record has to be taken away where it entered, so use its own "
                 "columns"

@@ -117,14 +117,14 @@ class IndexInfo:
 def load_indexes(handle: CollectionHandle) -> list[Index]:
     """Return the indexes of a collection, as far as this client knows."""
     prefix = f"{INDEX_PREFIX}{handle.id}."
-    ids = handle.engine.follower.over_all(lambda state: [*state.ids.starting_with(prefix)])
+    ids = handle.engine.follower.over_all(lambda state: [*state.ids.iterate_prefix(prefix)])
     return [index for _, id_ in ids if (index := load_index(handle.engine, id_)) is not None]
 
 
 def indexes_by_collection(engine: Engine) -> dict[str, list[str]]:
     """Return the ids of all indexes that this client knows of, by the ids of their collections."""
     index_ids: dict[str, list[str]] = {}
-    for name, id_ in engine.follower.over_all(lambda state: [*state.ids.starting_with(INDEX_PREFIX)]):
+    for name, id_ in engine.follower.over_all(lambda state: [*state.ids.iterate_prefix(INDEX_PREFIX)]):
         index_ids.setdefault(name.removeprefix(INDEX_PREFIX).partition(".")[0], []).append(id_)
     return index_ids
 

@@ -45,8 +45,8 @@ from persist.compute.sql.members import check_members
 from persist.compute.sql.temporal import bounded, check_without_now, reads_now
 from persist.compute.sql.types import Unreadable, constant, to_arrow
 from persist.core.errors import InvalidUsage
-from persist.core.expression.evaluation import all_of, conjuncts
-from persist.core.expression.term import Call, Lit, Place, Term, places_in, shifted, sql_call
+from persist.core.expression.evaluation import conjuncts, join_with_and
+from persist.core.expression.term import Call, Lit, Place, Term, list_places, shifted, sql_call
 
 _SERIES = ("unnest", "range", "generate_series", "json_each", "json_tree")
 _ROW_ID = 2**63  # Column numbers from here on are no columns: the query reads none, since tables have a `rowid`.
@@ -155,7 +155,7 @@ class Adapter:
         ]
         timed = [condition for condition in conditions if reads_now(condition)]
         untimed = [condition for condition in conditions if condition not in timed]
-        node = bounded(Filter(node, all_of(untimed)) if untimed else node, timed, self._unit, self._sql)
+        node = bounded(Filter(node, join_with_and(untimed)) if untimed else node, timed, self._unit, self._sql)
         return _pick_columns(node, plan.get("projection_map"))
 
     def cross(self, plan: Json) -> Node:
@@ -185,7 +185,7 @@ class Adapter:
         residual += self._of.translate_all(plan.get("expressions"))
         if "condition" in plan:
             residual.append(self._of.translate(plan["condition"]))
-        condition = all_of(residual) if residual else None
+        condition = join_with_and(residual) if residual else None
         join = Join(how, left, right, tuple(equal), tuple(same), condition)
         lefts, rights = plan.get("left_projection_map"), plan.get("right_projection_map")
         if not lefts and (not rights or how in ("semi", "anti", "mark")):
@@ -225,7 +225,7 @@ class Adapter:
         keys = (*(left_value for left_value, _, _ in equal), key)
         other_keys = (*(right_value for _, right_value, _ in equal), other_key)
         needed = [at for at, (_, _, is_strict) in enumerate(equal) if is_strict] + [len(equal)]
-        has_right_key = all_of([sql_call("is_not_null", pa.bool_(), other_keys[at]) for at in needed])
+        has_right_key = join_with_and([sql_call("is_not_null", pa.bool_(), other_keys[at]) for at in needed])
         ours = Project(left, (*map(Place, range(width)), *nulls[width:], *keys, Lit(pa.scalar(False))))
         right_rows = Project(
             Filter(right, has_right_key),
@@ -247,12 +247,12 @@ class Adapter:
             for at in range(width, first)
         ]
         first_key, is_left = Place(first + len(keys) + 1), sql_call("not", pa.bool_(), is_right)
-        has_key = all_of([is_left, *(sql_call("is_not_null", pa.bool_(), Place(first + at)) for at in needed)])
+        has_key = join_with_and([is_left, *(sql_call("is_not_null", pa.bool_(), Place(first + at)) for at in needed)])
         finds = msgspec.structs.replace(window, function="lead", type="boolean", arguments=(has_key,), where=None)
         is_outer = how not in ("INNER", "LEFT")
         rows = Window(SetOperation("union", ours, right_rows), (*calls, window, *[finds] * is_outer))
         count, is_found = (Place(first_key.index + right_width + at) for at in (0, 1))
-        matched = all_of([sql_call("greater", pa.bool_(), count, Lit(pa.scalar(0, pa.int64()))), has_key])
+        matched = join_with_and([sql_call("greater", pa.bool_(), count, Lit(pa.scalar(0, pa.int64()))), has_key])
         of_left: Node = Filter(rows, matched if how in ("INNER", "RIGHT") else is_left)
         shown_columns = (
             sql_call("case", to_arrow(kinds[width + at]), matched, Place(first_key.index + at), nulls[width + at])
@@ -261,7 +261,7 @@ class Adapter:
         pairs: Node = Project(of_left, (*map(Place, range(width)), *shown_columns))
         if not is_outer:
             return pairs
-        is_alone = all_of([is_right, sql_call("distinct_from", pa.bool_(), is_found, Lit(pa.scalar(True)))])
+        is_alone = join_with_and([is_right, sql_call("distinct_from", pa.bool_(), is_found, Lit(pa.scalar(True)))])
         alone = Project(Filter(rows, is_alone), tuple(map(Place, range(first))))
         has_none = sql_call("distinct_from", pa.bool_(), has_right_key, Lit(pa.scalar(True)))
         keyless = Project(Filter(right, has_none), (*nulls[:width], *map(Place, range(right_width))))
@@ -471,7 +471,7 @@ def _determines(targets: Sequence[Term], node: Node) -> bool:
     exact = {at for at, kind in enumerate(kinds) if kind not in ("float", "double")}  # 0.0 and -0.0 are one row.
 
     def is_known(expression: Term) -> bool:
-        if isinstance(expression, Call) and places_in(expression) <= exact and expression not in outputs:
+        if isinstance(expression, Call) and list_places(expression) <= exact and expression not in outputs:
             return all(map(is_known, expression.arguments))
         return isinstance(expression, Lit) or expression in outputs
 

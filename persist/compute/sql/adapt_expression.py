@@ -12,7 +12,7 @@ from persist.compute.sql.duck import place
 from persist.compute.sql.members import NOWHERE, check_members
 from persist.compute.sql.types import constant, has_interval, of_duckdb, to_arrow
 from persist.core.errors import InvalidUsage
-from persist.core.expression.evaluation import all_of
+from persist.core.expression.evaluation import join_with_and
 from persist.core.expression.python_functions import PythonFunction, python_function
 from persist.core.expression.sql_numbers import is_cast
 from persist.core.expression.term import Call, Lit, Place, Term, calls, sql_call
@@ -306,7 +306,7 @@ class Expressions:
             self.infer_type({"id": "LIST", "type_info": {"child_type": children[0]["return_type"]}}, node),
             (value,),
             node.get("aggregate_type") == "DISTINCT",
-            all_of(conditions),
+            join_with_and(conditions),
             (Order(by, function.endswith("max")),),
         )
 

@@ -16,8 +16,8 @@ import msgspec
 import pyarrow as pa
 
 from persist.compute.sql.types import infer_arrow_type, name_arrow_type, to_arrow
-from persist.core.expression.evaluation import all_of
-from persist.core.expression.term import Call, Lit, Place, Term, calls, places_in, shifted
+from persist.core.expression.evaluation import join_with_and
+from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, shifted
 
 TRUE = Lit(pa.scalar(True))
 
@@ -303,14 +303,14 @@ def with_terms(value: Any, by: Callable[[Term], Term]) -> Any:
 
 def filtered(node: Node, conditions: Sequence[Term]) -> Node:
     """Return the rows of a relation for which some conditions hold."""
-    return Filter(node, all_of(conditions)) if conditions else node
+    return Filter(node, join_with_and(conditions)) if conditions else node
 
 
 def by_side(conditions: Sequence[Term], width: int) -> tuple[list[Term], list[Term], list[Term]]:
     """Return the conditions that read the left only, those that read the right only, by its columns, and the rest."""
     lefts, rights, crossing = [], [], []
     for part in conditions:
-        reads = places_in(part)
+        reads = list_places(part)
         if reads and max(reads) < width:
             lefts.append(part)
         elif reads and min(reads) >= width:
@@ -325,10 +325,10 @@ def equality(condition: Term, width: int) -> tuple[Term, Term] | None:
     if not (isinstance(condition, Call) and calls(condition, "equal")):
         return None
     left_term, right_term = condition.arguments
-    if places_in(left_term) and places_in(right_term):
-        if min(places_in(left_term)) >= width:
+    if list_places(left_term) and list_places(right_term):
+        if min(list_places(left_term)) >= width:
             left_term, right_term = right_term, left_term
-        if max(places_in(left_term)) < width <= min(places_in(right_term)):
+        if max(list_places(left_term)) < width <= min(list_places(right_term)):
             return left_term, shifted(right_term, -width)
     return None
 
@@ -344,7 +344,7 @@ def inner_join(
     pairs = [equality(part, count_columns(left)) for part in conditions]
     residual = [part for part, pair in zip(conditions, pairs, strict=True) if pair is None]
     keys = (*equal, *(pair for pair in pairs if pair is not None))
-    return Join("inner", left, right, keys, tuple(same), all_of(residual) if residual else None)
+    return Join("inner", left, right, keys, tuple(same), join_with_and(residual) if residual else None)
 
 
 def count_columns(node: Node) -> int:

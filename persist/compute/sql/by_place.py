@@ -18,7 +18,7 @@ from persist.compute.sql.adapt_expression import Expressions, Json
 from persist.compute.sql.algebra import Frame, Join, Let, Node, Order, Project, Ref, Window, WindowCall, infer_types
 from persist.compute.sql.by_duckdb import bare
 from persist.compute.sql.types import constant, to_arrow
-from persist.core.expression.evaluation import all_of
+from persist.core.expression.evaluation import join_with_and
 from persist.core.expression.term import Lit, Place, Term, sql_call
 
 _NUMBER = {"WINDOW_LAG": 1, "WINDOW_LEAD": 1, "WINDOW_NTH_VALUE": 1, "WINDOW_NTILE": 0}
@@ -127,7 +127,7 @@ def _value_at_position(node: Json, wanted: Term, count: Place, place: Place, of:
     if node["type"] == "WINDOW_NTH_VALUE":
         conditions.append(sql_call("less_equal", pa.bool_(), wanted, count))
     is_said = sql_call("is_not_null", pa.bool_(), wanted)
-    cases = (all_of(conditions), Place(place.index + 1), is_said, default)
+    cases = (join_with_and(conditions), Place(place.index + 1), is_said, default)
     return sql_call("case", to_arrow(kind), *cases, constant(kind, None))
 
 

@@ -47,7 +47,7 @@ from persist.core.errors import IncompatibleVersion, InvalidUsage
 from persist.core.expression.term import SQL, Call, Lit, Place, Term, sql_call
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
-from persist.core.timeline import NOW, Moment, Timeline, is_moment, is_tag, parse_time, parse_time_word, shown_time
+from persist.core.timeline import NOW, Moment, Timeline, format_time, is_moment, is_tag, parse_time, parse_time_word
 
 VERSION = 2  # The first one has no program.
 EARLIER_KEPT = 100
@@ -230,11 +230,11 @@ def choose_start(start: Start, inputs: Sequence[Readable], unit: str | None) -> 
     timeline = None if unit is None else Timeline(unit)
     for readable in inputs:
         if time < readable.since:
-            lies = f"start={shown_time(time, timeline)} is before"
+            lies = f"start={format_time(time, timeline)} is before"
             if readable.since == readable.redefined:
                 why = f"{readable.since}, from which on view {readable.name!r} holds what it is defined as now"
             else:
-                why = f"since={shown_time(readable.since, timeline)} of {readable.name!r}, which the view reads"
+                why = f"since={format_time(readable.since, timeline)} of {readable.name!r}, which the view reads"
             raise InvalidUsage(
                 f"{lies} {why}. The earliest start of this view is start={earliest}; leave it out for that"
             )
@@ -255,16 +255,16 @@ def behind(name: str, start: int, inputs: Sequence[CollectionState]) -> str | No
     upper = sealed[last.name]
     unit = last.timeline if len({contents.timeline for contents in inputs}) == 1 else None
     timeline = None if unit is None else Timeline(unit)
-    is_sealed = f"{last.name!r} is sealed to {shown_time(upper, timeline)}"
+    is_sealed = f"{last.name!r} is sealed to {format_time(upper, timeline)}"
     if upper <= start and (start > 0 or len({*sealed.values()}) > 1):
-        why = f"view {name!r} has no answer yet: it begins at {shown_time(start, timeline)}"
+        why = f"view {name!r} has no answer yet: it begins at {format_time(start, timeline)}"
         return f"{why}, and {is_sealed}, {start + 1 - upper} behind that{_of_units(inputs, last)}"
     for contents in inputs:
         first = min((part.time_min for part in contents.parts), default=None)
         if first is not None and first >= upper and sealed[contents.name] > upper:
             why = f"view {name!r} sees nothing of {contents.name!r}, whose first update is at "
             by = f"{is_sealed}, {sealed[contents.name] - upper} behind {contents.name!r}"
-            return f"{why}{shown_time(first, timeline)}: {by}{_of_units(inputs, last)}"
+            return f"{why}{format_time(first, timeline)}: {by}{_of_units(inputs, last)}"
     return None
 
 

@@ -25,7 +25,7 @@ from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds as record_kinds
 from persist.core.names import GROUPS_PREFIX, groups_prefix, view_hold
 from persist.core.state_rules.contents import CollectionState, first_time
-from persist.core.state_rules.schemas import version_of
+from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, loaded_by_id
@@ -114,7 +114,7 @@ class Catalog:
         hold = contents.holds.get(view_hold(view.id))
         if hold is None or hold.schema is None or not hold.columns:
             return None
-        schema = version_of(contents, hold.schema)
+        schema = load_schema_version(contents, hold.schema)
         names = dict(zip(schema.ids, schema.names, strict=True))
         return schema, {names[column] for column in hold.columns}
 

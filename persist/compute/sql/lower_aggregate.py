@@ -22,7 +22,7 @@ from persist.compute.dataflow.stream import Stream
 from persist.compute.sql.algebra import Aggregate, Aggregation
 from persist.compute.sql.rows import Rows, free_name, make_null, select
 from persist.compute.sql.types import to_arrow
-from persist.core.expression.evaluation import type_of
+from persist.core.expression.evaluation import infer_type
 from persist.core.expression.term import Aggregate as Summary
 from persist.core.expression.term import Col, Lit, Term, sql_call
 
@@ -37,7 +37,7 @@ def aggregated(node: Aggregate, rows: Rows, program: Program) -> Rows:
     for at, key in enumerate(map(rows.term, node.keys)):
         is_free = isinstance(key, Col) and key.name not in keys and not _COMPUTED.match(key.name)
         keys[key.name if isinstance(key, Col) and is_free else free_name(f"k{at}", (*keys, *rows.columns))] = key
-    kinds = {name: type_of(key, rows.stream.schema, "map") for name, key in keys.items()}
+    kinds = {name: infer_type(key, rows.stream.schema, "map") for name, key in keys.items()}
     values = dict[str, Term]()
     for at, aggregation in enumerate(node.aggregates):
         if is_folded(aggregation) or is_picked(aggregation):
@@ -118,7 +118,7 @@ def _value(aggregation: Aggregation, rows: Rows) -> Term:
 
 def summable(value: Term, schema: pa.Schema, function: str) -> Term:
     """Return a value of a type that sums are made of."""
-    kind = type_of(value, schema, "map")
+    kind = infer_type(value, schema, "map")
     if pat.is_boolean(kind) or pat.is_uint64(kind):
         return sql_call("cast", pa.int8() if pat.is_boolean(kind) else pa.decimal128(20, 0), value)
     if function == "sum" and pat.is_float32(kind):
@@ -128,7 +128,7 @@ def summable(value: Term, schema: pa.Schema, function: str) -> Term:
 
 def where(condition: Term, value: Term, schema: pa.Schema) -> Term:
     """Return a value, or NULL if the condition of a FILTER does not hold."""
-    kind = type_of(value, schema, "map")
+    kind = infer_type(value, schema, "map")
     return sql_call("case", kind, condition, value, make_null(kind))
 
 

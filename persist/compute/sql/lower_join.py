@@ -18,7 +18,7 @@ from persist.compute.dataflow.stream import Stream
 from persist.compute.sql.algebra import Join, by_side, has_one_partner
 from persist.compute.sql.rows import Rows, extend, free_name, free_names, make_null, select
 from persist.core.expression.evaluation import conjuncts
-from persist.core.expression.term import Call, Col, Lit, Place, Term, moved, places_in, shifted, sql_call
+from persist.core.expression.term import Call, Col, Lit, Place, Term, list_places, moved, shifted, sql_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def semi(left: Rows, right: Rows, on: On, *, has_one: bool = False) -> Rows:
     if on.residual:
         # Records that agree in what is asked of them have partners all, or none.
         width = len(left.columns)
-        places = set[int]().union(*map(places_in, (*(left_key for left_key, _, _ in on.keys), *on.residual)))
+        places = set[int]().union(*map(list_places, (*(left_key for left_key, _, _ in on.keys), *on.residual)))
         key_places = [Place(at) for at in range(width) if at in places] or [*map(Place, range(width))]
         columns = [*dict.fromkeys(left.columns[place.index] for place in key_places)]
         partners = replace(inner(left, right, on), columns=tuple(columns)).settle().distinct()

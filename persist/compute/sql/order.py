@@ -35,7 +35,7 @@ from persist.compute.sql.algebra import (
     walk,
 )
 from persist.core.expression.evaluation import factored_conjuncts
-from persist.core.expression.term import Call, Lit, Place, Term, calls, placed, places_in, shifted, sql_call
+from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, move_columns, shifted, sql_call
 
 Known = Mapping[Any, Statistics]  # Of collections by their names, of relations by the numbers that refer to them.
 NOTHING: Known = MappingProxyType({})
@@ -131,7 +131,7 @@ def order_joins(node: Node, known: Known = NOTHING) -> Node:
     starts = [sum(widths[:at]) for at in range(len(widths))]
 
     def owners(expression: Term) -> set[int]:
-        return {max(at for at, start in enumerate(starts) if start <= index) for index in places_in(expression)}
+        return {max(at for at, start in enumerate(starts) if start <= index) for index in list_places(expression)}
 
     estimates = [_shifted(estimated(leaf, known), start) for leaf, start in zip(relations, starts, strict=True)]
     conditions.sort(key=_is_key)  # Keys may raise, and then only for rows for which the others hold.
@@ -143,9 +143,9 @@ def order_joins(node: Node, known: Known = NOTHING) -> Node:
     place = {starts[first] + n: n for n in range(widths[first])}
     for at in later:
         place |= {starts[at] + n: len(place) + n for n in range(widths[at])}
-        ready = [part for part in conditions if places_in(part) <= place.keys()]
+        ready = [part for part in conditions if list_places(part) <= place.keys()]
         conditions = [part for part in conditions if part not in ready]
-        joined = inner_join(joined, order_joins(relations[at], known), [placed(part, place) for part in ready])
+        joined = inner_join(joined, order_joins(relations[at], known), [move_columns(part, place) for part in ready])
     return Project(joined, tuple(Place(place[index]) for index in range(sum(widths))))
 
 
@@ -159,7 +159,7 @@ def list_ordered_collections(node: Node) -> list[str]:
 
 
 def _is_key(condition: Term) -> bool:
-    return isinstance(condition, Call) and calls(condition, "equal") and all(map(places_in, condition.arguments))
+    return isinstance(condition, Call) and calls(condition, "equal") and all(map(list_places, condition.arguments))
 
 
 def _flattened(node: Node, start: int) -> tuple[list[Node], list[Term]]:

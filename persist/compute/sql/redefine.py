@@ -50,7 +50,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import Words
 from persist.core.names import INDEX_HOLD, PUBLISHED_HOLD, VIEW_HOLD, owner_of_groups, view_hold
 from persist.core.state_rules.contents import CollectionState, Publication
-from persist.core.state_rules.schemas import version_of
+from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded_by_id
@@ -291,7 +291,7 @@ def _check_read(
 ) -> None:
     """Raise InvalidUsage if a view reads columns as of a version in which they are not those of the newest one."""
     contents = loaded_by_id(engine, readable.id, readable.name).contents()
-    versions = (contents.schema, contents.schema if version is None else version_of(contents, version))
+    versions = (contents.schema, contents.schema if version is None else load_schema_version(contents, version))
     newest, held_columns = (
         dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True)) for schema in versions
     )

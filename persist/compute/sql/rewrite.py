@@ -76,7 +76,7 @@ from persist.compute.sql.algebra import (
 from persist.compute.sql.order import NOTHING, Known, order_joins
 from persist.compute.sql.types import to_arrow
 from persist.core.expression.evaluation import evaluate, factored_conjuncts, may_raise
-from persist.core.expression.term import Call, Lit, Place, Term, calls, moved, places_in, shifted
+from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, moved, shifted
 
 FEW = 1000  # If more first rows are asked for, it is better to keep the whole partition in order.
 _PLACES = ("row_number", "rank", "dense_rank")
@@ -132,7 +132,7 @@ def _pushed(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> N
         case Join():
             return _pushed_into_join(node, conditions, known)
         case Aggregate(input_, keys, _, sets) if len(sets) == 1 and len(sets[0]) == len(keys):
-            below = [part for part in conditions if places_in(part) and max(places_in(part)) < len(keys)]
+            below = [part for part in conditions if list_places(part) and max(list_places(part)) < len(keys)]
             above = [part for part in conditions if part not in below]
             down = [moved(part, keys.__getitem__) for part in below]
             return filtered(map_children(node, lambda _: _pushed(input_, down)), above)
@@ -142,7 +142,7 @@ def _pushed(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> N
             return Let(number, _pushed(value, []), _pushed(body, conditions, known))
         case Window(input_, calls):
             fixed = set.intersection(*({e.index for e in c.partition if isinstance(e, Place)} for c in calls))
-            below = [part for part in conditions if places_in(part) <= fixed and places_in(part)]
+            below = [part for part in conditions if list_places(part) <= fixed and list_places(part)]
             above = [part for part in conditions if part not in below]
             return filtered(Window(_pushed(input_, below), calls), above)
     return filtered(map_children(node, lambda below: _pushed(below, [])), conditions)
@@ -151,7 +151,7 @@ def _pushed(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> N
 def _sunk(node: Node, lower: Term | None, upper: Term | None) -> Node:
     """Return a relation at times that its rows say, which are kept as far down as can be: less is arranged then."""
     bounds = [bound for bound in (lower, upper) if bound is not None]
-    reads = set().union(*map(places_in, bounds))
+    reads = set().union(*map(list_places, bounds))
     if isinstance(node, Join) and node.how in ("inner", "left", "semi", "anti") and reads:
         width = count_columns(node.left)
         if max(reads) < width:
@@ -169,7 +169,7 @@ def _pushed_into_join(join: Join, conditions: list[Term], known: Sequence[Term])
         lefts, rights, crossing = by_side(conditions, width)
         left, right = _pushed(join.left, lefts, known_lefts), _pushed(join.right, rights, known_rights)
         return inner_join(left, right, crossing, join.equal, join.same)
-    lefts = [part for part in conditions if places_in(part) and max(places_in(part)) < width]
+    lefts = [part for part in conditions if list_places(part) and max(list_places(part)) < width]
     residual = [part for part in conditions if part not in lefts]
     if join.how in ("right", "full"):
         lefts, known_lefts, residual = [], [], conditions
@@ -324,7 +324,7 @@ def with_first_rows(plan: Node) -> Node:
 def _without_order(shown: Project, top: TopK) -> Node:
     """Return columns of first rows; where these tell partitions only, it does not matter which row is the first."""
     places = {term: Place(at) for at, term in enumerate(top.partition)}
-    read = set().union(*map(places_in, shown.outputs))
+    read = set().union(*map(list_places, shown.outputs))
     is_first = bool(places) and (top.limit, top.offset, top.counted) == (1, 0, "row_number")
     if not is_first or not {*map(Place, read)} <= places.keys():
         return shown

@@ -14,7 +14,7 @@ from persist.compute.sql.algebra import Node, Temporal
 from persist.compute.sql.duck import place
 from persist.core.errors import InvalidUsage
 from persist.core.expression.evaluation import evaluate
-from persist.core.expression.term import INTERVAL, SQL, Call, Lit, Term, calls, places_in, sql_call
+from persist.core.expression.term import INTERVAL, SQL, Call, Lit, Term, calls, list_places, sql_call
 
 MARK = "persist: the time as of which a view is read"
 _MOMENTS = (pa.timestamp("us"), pa.timestamp("us", "UTC"))
@@ -93,7 +93,7 @@ def _moved_over(now: Term, other: Term, sql: str) -> Term:
         moment, constant = now.arguments
         if calls(now, "add") and reads_now(constant):
             moment, constant = constant, moment
-        if is_now(moment) and not places_in(constant) and not reads_now(constant):
+        if is_now(moment) and not list_places(constant) and not reads_now(constant):
             if _has_months(constant):
                 raise InvalidUsage(
                     "months and years are not of one length, so _now() cannot be compared at their distance: "

@@ -139,7 +139,7 @@ class LateFilter:
     lower: int | None
     count: int = 0
 
-    def on_time(self, table: pa.Table) -> pa.Table:
+    def drop_late(self, table: pa.Table) -> pa.Table:
         """Return the updates of a table that are not late."""
         if self.lower is None:
             return table
@@ -161,8 +161,8 @@ def without_late(engine: Engine, target: Target, parts: Sequence[Part], lower: i
             scan = Scan(schema, (part,), lower, TIME_MAX + 1, schema.names)
             for piece in scan.slices_within(reader.rewrite_slice_bytes):
                 for table in piece.updates(reader, columns):
-                    uploads.put(stream.add(pa.Table.from_arrays(table.columns, schema=schema.arrow)))
-            uploads.put(stream.finish())
+                    uploads.add(stream.add(pa.Table.from_arrays(table.columns, schema=schema.arrow)))
+            uploads.add(stream.finish())
         return list(uploads.parts())
 
 

@@ -27,7 +27,7 @@ from persist.compute.tasks.planned_write import Target, check_times, digests_add
 from persist.core.antichain import to_antichain, to_stored
 from persist.core.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
 from persist.core.keyed.events import event_fields, events_schema
-from persist.core.keyed.form import machine_of
+from persist.core.keyed.form import find_machine
 from persist.core.keyed.intake import EventTable
 from persist.core.keyed.machine import SEQ, Machine
 from persist.core.log import kinds
@@ -35,7 +35,7 @@ from persist.core.log.fields import KeyedForm, TokenMark, Watermarks
 from persist.core.state_rules.collection_rules import ExpectErasures
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import erasure_number
-from persist.core.state_rules.keyed_rules import PlannedPend, due, form_in
+from persist.core.state_rules.keyed_rules import PlannedPend, due, load_form
 from persist.engine.collection.keyed_events import AskedEvents, check_event_times
 from persist.engine.collection.planned_commits import seal
 from persist.engine.collection.planned_commits import submit as submit_keyed
@@ -77,7 +77,7 @@ class KeyedWork:
     @property
     def form(self) -> KeyedForm:
         """How the collection resolves events, as the schema of the target has it."""
-        form = form_in(self.contents, replace(self.target.schema, known=self.contents.schema.known))
+        form = load_form(self.contents, replace(self.target.schema, known=self.contents.schema.known))
         assert form is not None, "work is planned for keyed collections"
         return form
 
@@ -121,7 +121,7 @@ class KeyedWork:
         target = self.target
         with read_engine(target.location, target.storage) as engine:
             reader = engine.reader()
-            machine = machine_needed(machine_of(self.form, self.machine, target.name), self.form, target.name)
+            machine = machine_needed(find_machine(self.form, self.machine, target.name), self.form, target.name)
             yield from resolved_updates(self.contents, target.schema, machine, self.end, reader, events)
 
     def _digest(self, events: EventTable) -> int | None:

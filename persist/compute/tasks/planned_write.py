@@ -149,7 +149,7 @@ class Uploads:
         for data, part in encoded:
             if self._begun:
                 self._begun[-1].result()
-            self._begun.append(self._thread.submit(self._writer.add, self._collection, data, part))
+            self._begun.append(self._thread.submit(self._writer.put, self._collection, data, part))
 
     def parts(self) -> tuple[Part, ...]:
         """Wait for all of them and return their descriptors."""

@@ -29,7 +29,7 @@ from persist.core.antichain import END, to_antichain, to_time
 from persist.core.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, LeaseExpired
 from persist.core.settings import Storage, open_storage
 from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, first_time
-from persist.core.state_rules.keyed_rules import form_in
+from persist.core.state_rules.keyed_rules import load_form
 from persist.engine.collection.keyed_events import keyed_form
 from persist.engine.location.opening import loaded, open_engine, read_engine
 from persist.engine.location.writer import Mode, OpenOptions
@@ -440,7 +440,7 @@ class StreamSource:
         slices = scan.slices(self._options.partitions) if self._options.partitions else scan.slices_within(SLICE_BYTES)
         events: Transitions | UpsertEvents | None = None
         if raw:
-            events = UpsertEvents(scan.schema, form_in(contents, scan.schema, resolves=False))
+            events = UpsertEvents(scan.schema, load_form(contents, scan.schema, resolves=False))
         elif self._options.rows_by_key == "transitions":
             events = Transitions.of_columns(scan.schema, self._options.columns)
         as_of = at.as_of if lower is None else None

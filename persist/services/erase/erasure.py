@@ -50,7 +50,7 @@ from persist.core.errors import (
 from persist.core.log import kinds
 from persist.core.names import OWN_PREFIX, published_hold
 from persist.core.progress import task
-from persist.core.rendering import Shown, counted
+from persist.core.rendering import Shown, format_count
 from persist.core.state_rules.collection_rules import ExpectDerived, ExpectErasures, derived_holds
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.erasures import check_reason, erasure_number
@@ -115,10 +115,12 @@ class ErasureReport(Shown):
         if self.seqno is None:
             return f"nothing of {self.collection!r} to erase{notes}"
         also = [f"also from {', '.join(map(repr, self.clones))}"] if self.clones else []
-        also += [f"{counted(len(self.views), 'view')} begun anew"] if self.views else []
+        also += [f"{format_count(len(self.views), 'view')} begun anew"] if self.views else []
         also += [f"{self.indexes:,} index{'' if self.indexes == 1 else 'es'} made anew"] if self.indexes else []
-        also += [f"{counted(len(self.tables), 'table')} published anew"] if self.tables else []
-        done = ", ".join([f"erased {counted(self.updates, 'update')} of {self.collection!r} from all times", *also])
+        also += [f"{format_count(len(self.tables), 'table')} published anew"] if self.tables else []
+        done = ", ".join(
+            [f"erased {format_count(self.updates, 'update')} of {self.collection!r} from all times", *also]
+        )
         if self.untold:
             tables = ", ".join(self.untold)
             done += f". The catalog of {tables} is known to no client but its program: it names deleted files until "

@@ -27,7 +27,7 @@ from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, to_antichain, to_frontier
 from persist.core.errors import AsOfNotSealed
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.schemas import version_of
+from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.collection.descriptions import hold_with_schema, list_holds, take_hold
 from persist.engine.collection.reads import begun_listen, snapshot
 from persist.engine.collection.unsealed_updates import UnsealedUpdates
@@ -111,7 +111,7 @@ class SourceReader:
         # A view that only reads views of it began with any version.
         own_holds = [hold for hold in holds if hold.columns] or holds
         versions = sorted({hold.schema for hold in own_holds if hold.schema is not None})
-        schemas = [version_of(contents, version) for version in versions]
+        schemas = [load_schema_version(contents, version) for version in versions]
         for earlier, later in pairwise(schemas):
             columns = [self._column(schema_version) for schema_version in (earlier, later)]
             if columns[0] != columns[1]:
