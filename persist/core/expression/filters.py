@@ -302,8 +302,8 @@ def _tokens(text: str) -> Iterator[_Token]:
         if match is None:
             remaining_text = text[at:].lstrip()
             raise InvalidUsage(
-                f"the condition {text!r:.200} has {remaining_text[:20]!r}, which begins no word, number or operator: "
-                "put text in single quotes"
+                f"cannot read the condition {text!r:.200}: nothing begins like {remaining_text[:20]!r}. Put text in "
+                "single quotes"
             )
         kind = match.lastgroup or ""
         token, begin = match.group(kind), match.start(kind)
