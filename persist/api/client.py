@@ -450,9 +450,22 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
                 mode "exclusive", whose commits nobody else could make.
             ReadOnly: this client only reads, and one of the servers writes.
         """
-        flags = {"commits": commits, "insecure": insecure, "store": store, "write": write}
-        options = ServeOptions(token, write_token, certificate, insecure, sql, slow_s)
-        servers = serve(self, flight, postgres, iceberg, options, iceberg_properties, flags)
+        options = ServeOptions(
+            flight,
+            postgres,
+            iceberg,
+            token,
+            write_token,
+            certificate,
+            insecure,
+            write,
+            commits,
+            store,
+            sql,
+            iceberg_properties,
+            slow_s,
+        )
+        servers = serve(self, options)
         self._ends.append(servers.close)
         return servers
 
