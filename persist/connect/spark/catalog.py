@@ -30,6 +30,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started, launch_gateway
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -138,6 +139,8 @@ class _Callbacks:
             answer = _CALLS[name](planner, rows, options) if name in _WRITES else _CALLS[name](planner, options)
         except PersistError as error:
             return f"!{type(error).__name__}: {error}"
+        except PySparkException as error:
+            return f"!{error}"
         return answer._jdf if isinstance(answer, DataFrame) else json.dumps(answer)
 
     class Java:
@@ -178,7 +181,7 @@ class Planner:
             return {
                 "id": handle.id,
                 "version": handle.schema.version,
-                "as_of": _resolve_time(handle, options["kind"], options["time"]),
+                **_state(handle, options["kind"], options["time"]),
                 "schema": StructType(columns).json(),
                 "properties": properties,
             }
@@ -215,7 +218,7 @@ class Planner:
 
     def stream(self, options: Mapping[str, Any]) -> DataFrame:
         """Return the updates of a collection as a stream of the data source."""
-        reader = self._spark.readStream.format("persist").options(**options["options"])
+        reader = self._spark.readStream.format("persist").options(**{"form": "changes", **options["options"]})
         return reader.options(**self.stream_options(options)).load()
 
     def stream_options(self, options: Mapping[str, Any]) -> dict[str, str]:
@@ -419,20 +422,23 @@ def _stored_type(kind: str) -> pa.DataType:
     return to_stored_schema(StructType([field]), creates=True).field(0).type
 
 
-def _resolve_time(handle: CollectionHandle, kind: str, time: Any) -> int | None:
-    """Return the time that a query names; None for the latest contents of a collection that was never sealed."""
+def _state(handle: CollectionHandle, kind: str, given: Any) -> dict[str, int | None]:
+    """Return the time that a query names, and how much there is; the time is None if nothing was ever sealed."""
+    time = given
     if kind == "latest":
         time = None
     elif kind == "timestamp":
-        time = _EPOCH + timedelta(microseconds=time)
-    elif str(time).lstrip("-").isdigit():
-        time = int(time)
+        time = _EPOCH + timedelta(microseconds=given)
+    elif str(given).isdigit():
+        time = int(given)
     try:
         with engine_snapshot(handle, time, timeout_s=0) as found:
-            return found.as_of
+            parts = [*found.scan.all_parts]
+            size, rows = sum(part.bytes for part in parts), sum(part.rows for part in parts)
+            return {"as_of": found.as_of, "bytes": size, "rows": rows}
     except AsOfNotSealed:
         if kind == "latest":
-            return None
+            return {"as_of": None, "bytes": 0, "rows": 0}
         raise
 
 
@@ -461,7 +467,7 @@ def _bound(handle: CollectionHandle, kind: str, given: Any, *, is_before: bool) 
             raise InvalidUsage(f"times of {handle.name!r} are not moments: say VERSION and a number")
         moment = _EPOCH + timedelta(microseconds=given)
         return handle.timeline.bound_of(moment) if is_before else handle.timeline.time_of(moment) + 1
-    time = int(given) if str(given).isdigit() else _resolve_time(handle, "version", given)
+    time = int(given) if str(given).isdigit() else _state(handle, "version", given)["as_of"]
     assert time is not None, "a text names a time, or raises"
     return time if is_before else time + 1
 

@@ -228,3 +228,28 @@ def test_python_processes_read_the_parts_only_where_spark_cannot(shop: SparkSess
     plan = shop.sql("SELECT id FROM shop.wide WHERE id = 7")._jdf.queryExecution().executedPlan().toString()
     assert "FileScan parquet" in plan or "persist" in plan.lower()
     assert rows(shop, "SELECT id, at FROM shop.wide WHERE id = 7")[0][0] == 7
+
+
+def test_streams_read_and_write_tables_by_name(shop: SparkSession, place: str, tmp_path: Path) -> None:
+    make_orders(place)
+    stream = shop.readStream.option("start", 0).table("shop.orders")
+    assert {"id", "status", "_time", "_diff"} <= {*stream.columns}
+    shop.sql("CREATE TABLE shop.log (id BIGINT, diff BIGINT) USING persist TBLPROPERTIES (key = 'id', timeline = 'ms')")
+    named = stream.selectExpr("id", "_diff AS diff").writeStream.option("checkpointLocation", str(tmp_path / "state"))
+    query = named.trigger(availableNow=True).toTable("shop.log")
+    assert query.awaitTermination(300)
+    assert contents(place, "log") == sorted([(1, 1), (2, 1), (3, 1), (1, -1), (1, 1), (3, -1)])
+    with pytest.raises(AnalysisException):
+        shop.sql("SELECT * FROM STREAM shop.orders")
+
+
+def test_counting_reads_no_part(shop: SparkSession, place: str) -> None:
+    with persist.open(place) as client:
+        wide = client.create_or_load("wide", key={"id": pa.int64()})
+        ones = {"_time": [0] * 50_000, "_diff": [1] * 50_000}
+        wide.write(pa.table({"id": range(50_000), **ones}), seal=1).result()
+    query = shop.sql("SELECT count(*) AS n FROM shop.wide")
+    plan = query._jdf.queryExecution().executedPlan().toString()
+    assert query.collect()[0].n == 50_000
+    assert "FileScan" not in plan
+    assert "Range" in plan

@@ -5,6 +5,7 @@ import java.util.Arrays;
 import java.util.EnumSet;
 import java.util.HashMap;
 import java.util.Map;
+import java.util.OptionalLong;
 import java.util.Set;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
@@ -14,15 +15,18 @@ import org.apache.spark.sql.connector.catalog.SupportsMetadataColumns;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsRowLevelOperations;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
-import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.catalog.TableProvider;
 import org.apache.spark.sql.connector.expressions.Expressions;
 import org.apache.spark.sql.connector.expressions.NamedReference;
 import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.read.Statistics;
+import org.apache.spark.sql.connector.read.SupportsReportStatistics;
 import org.apache.spark.sql.connector.write.DeltaWriteBuilder;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
+import org.apache.spark.sql.connector.write.LogicalWriteInfoImpl;
 import org.apache.spark.sql.connector.write.RowLevelOperationBuilder;
 import org.apache.spark.sql.connector.write.RowLevelOperationInfo;
 import org.apache.spark.sql.connector.write.RowLevelOperation;
@@ -137,10 +141,38 @@ class PersistTable
     };
   }
 
+  /** Return what DESCRIBE EXTENDED asks for the size. Nothing is read by it: see {@link Rewrite}. */
   @Override
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
-    throw PersistException.of("tables of persist are read through its extension: set spark.sql.extensions to "
-        + "dev.persist.spark.PersistExtensions before the session is created");
+    return Size::new;
+  }
+
+  private final class Size implements SupportsReportStatistics {
+    @Override
+    public StructType readSchema() {
+      return schema;
+    }
+
+    @Override
+    public Statistics estimateStatistics() {
+      return new Statistics() {
+        @Override
+        public OptionalLong sizeInBytes() {
+          return OptionalLong.of(description.get("bytes").asLong());
+        }
+
+        @Override
+        public OptionalLong numRows() {
+          return OptionalLong.of(description.get("rows").asLong());
+        }
+      };
+    }
+
+    @Override
+    public Batch toBatch() {
+      throw PersistException.of("tables of persist are read through its extension: set spark.sql.extensions to "
+          + "dev.persist.spark.PersistExtensions before the session is created");
+    }
   }
 
   @Override
@@ -181,8 +213,10 @@ class PersistTable
               .forEachRemaining(one -> options.put(one.getKey(), one.getValue().asText()));
           TableProvider source =
               DataSource.lookupDataSourceV2("persist", SparkSession.active().sessionState().conf()).get();
-          Table table = source.getTable(info.schema(), new Transform[0], options);
-          return ((SupportsWrite) table).newWriteBuilder(info).build().toStreaming();
+          SupportsWrite table = (SupportsWrite) source.getTable(info.schema(), new Transform[0], options);
+          LogicalWriteInfo named = new LogicalWriteInfoImpl(info.queryId(), info.schema(),
+              new CaseInsensitiveStringMap(options), info.rowIdSchema(), info.metadataSchema());
+          return table.newWriteBuilder(named).build().toStreaming();
         }
       };
     }

@@ -74,6 +74,7 @@ public final class Python {
     String python = conf.get("spark.pyspark.driver.python", conf.get("spark.pyspark.python", "python3"));
     ProcessBuilder builder = new ProcessBuilder(python, "-m", "persist.connect.spark.catalog").inheritIO();
     builder.redirectInput(ProcessBuilder.Redirect.PIPE);
+    builder.environment().putIfAbsent("PYSPARK_PYTHON", conf.get("spark.pyspark.python", python));
     builder.environment().put("PYSPARK_GATEWAY_PORT", String.valueOf(server.getListeningPort()));
     builder.environment().put("PYSPARK_GATEWAY_SECRET", server.secret());
     try {
