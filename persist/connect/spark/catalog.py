@@ -50,6 +50,7 @@ from persist.connect.spark.types import quoted, spark_schema, to_stored_schema
 from persist.connect.spark.uploads import Rows, UploadTask, ranged, upload_by_tasks
 from persist.connect.spark.write_functions.dataframes import write
 from persist.connect.spark.write_functions.upserting import upsert
+from persist.core.antichain import to_antichain
 from persist.core.errors import (
     AsOfNotSealed,
     CollectionExists,
@@ -277,7 +278,7 @@ class Planner:
             )
         if present_time(planned) != options["as_of"]:
             seen = 0 if options["as_of"] is None else options["as_of"] + 1
-            raise UpperMismatch(seen, planned.upper)
+            raise UpperMismatch(to_antichain(seen), to_antichain(planned.upper))
         schema = planned.target.schema
         task = UploadTask(planned.target, Rows(schema))
         timed = updates.withColumn("_time", F.lit(planned.time).cast("long"))
