@@ -105,7 +105,7 @@ class KeyedWork:
             events, late = split_late(events, self.contents, self.form)
         before, after = self._cut(events.table) if resolves else (events.table.slice(0, 0), events.table)
         updates = self._updates(before) if len(before) else ()
-        parts = upload(self.target, updates) if len(before) else ()
+        parts = tuple(part.as_single() for part in upload(self.target, updates)) if len(before) else ()
         pended = upload(replace(self.target, schema=events.schema), [after]) if len(after) else ()
         times = pc.min_max(events.table["_time"]).as_py()
         sent = () if late is None else (_sent(late),)

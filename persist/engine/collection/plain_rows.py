@@ -173,7 +173,8 @@ class NewContents:
             asked = Asked(handle.id, overwrite_digest(rows_digest, self._at, text))
             check = (lambda rows: None) if isinstance(new, pa.Table) else self._check
             writes = _upload(handle, present, new, self._at or 0, self._writer, check)
-            return [asked, *_alone(handle, contents, self._at, writes)]
+            is_single = where is None and not self._multiset
+            return [asked, *_alone(handle, contents, self._at, writes, is_single=is_single)]
 
     def read(self) -> None:
         """Read the rows now, because the difference is made when the caller may use the buffers again."""
@@ -237,7 +238,7 @@ def delete_steps(
             return [asked, *_alone(handle, contents, at, writes)]
         records = Lookup(present).contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
         step = writer.write_step(handle.id, handle.schema, with_time(negated(records), at or 0, handle.schema))
-        return [asked, *_alone(handle, contents, at, [] if step is None else [step])]
+        return [asked, *_alone(handle, contents, at, [] if step is None else [step], is_single=True)]
 
 
 def keyed_deletion(
@@ -307,7 +308,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
         held = Lookup(present).contents(wanted, "diff", handle.engine.reader())
         updates = consolidate(replaced(ready, Replacing(), held), [*schema.names, TIME])
         step = handle.engine.writer("upsert").write_step(handle.id, schema, updates)
-        return [asked, *_alone(handle, contents, last, [] if step is None else [step])]
+        return [asked, *_alone(handle, contents, last, [] if step is None else [step], is_single=True)]
 
 
 def check_either(keys: Any, where: pc.Expression | None) -> None:
@@ -359,10 +360,18 @@ def expect_unchanged(contents: CollectionState) -> tuple[Condition, ...]:
     )
 
 
-def _alone(handle: CollectionHandle, contents: CollectionState, at: int | None, writes: Sequence[Write]) -> list[Step]:
+def _alone(
+    handle: CollectionHandle,
+    contents: CollectionState,
+    at: int | None,
+    writes: Sequence[Write],
+    *,
+    is_single: bool = False,
+) -> list[Step]:
+    """Return the steps of a difference to contents; is_single: it leaves each key that it touches with one row."""
     return [
         *expect_unchanged(contents),
-        *(replace(write, at_commit=True) if at is None else write for write in writes),
+        *(replace(write, at_commit=at is None, is_single=is_single) for write in writes),
         *(_stamping(handle, at) or [kinds.Seal(contents.id, Antichain((at or 0) + 1).elements)]),
     ]
 
