@@ -76,10 +76,11 @@ class UpkeepCalls:
     def set_policy(self, *, at_once: bool = False, **changes: int) -> Policy:
         """Change the times and limits that all clients of the location share; return the new policy.
 
-        A longer time holds at once. A shorter `grace_s`, `orphan_grace_s` or `log_retention_s` takes effect when the
-        time before it has passed since the change, because others count on it until then. A shorter `lease_s` concerns
-        leases that are granted or renewed from now on, and a shorter `clock_skew_s` leases that are granted from now
-        on. Clients of a release that knows no policy stop with IncompatibleVersion. Cost: one commit.
+        A longer time holds at once. A shorter `grace_s` or `log_retention_s` takes effect when the time before it has
+        passed since the change, because others count on it until then. A shorter `orphan_grace_s` concerns uploads that
+        begin from now on, a shorter `lease_s` leases that are granted or renewed from now on, and a shorter
+        `clock_skew_s` leases that are granted from now on. Clients of a release that knows no policy stop with
+        IncompatibleVersion. Cost: one commit.
 
         Args:
             at_once: let shorter times take effect now. For locations that nobody else uses at the time.

@@ -8,9 +8,10 @@ Metered innermost, so that every attempt is counted as a request; cached outermo
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, cast
+from functools import wraps
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from msgspec import Meta
 
@@ -26,6 +27,7 @@ from persist.blob.url import open_blob
 from persist.core.log.fields import Policy
 from persist.core.log.keys import is_immutable
 
+T = TypeVar("T")
 _Seconds = Annotated[float, Meta(ge=0)]
 _Positive = Annotated[float, Meta(gt=0)]
 _Bytes = Annotated[int, Meta(ge=0)]
@@ -69,6 +71,22 @@ class Tuning:
         check_fields(self)
 
 
+def _refuse_policy(settings: type[T]) -> type[T]:
+    """Let a class refuse the values of a policy by an error that says where they belong."""
+    init: Callable[..., None] = settings.__init__
+
+    @wraps(init)
+    def init_checked(self: T, **values: Any) -> None:
+        for name in values.keys() & {*Policy.__struct_fields__}:
+            change = f"{name}={values[name]!r}"
+            raise InvalidUsage(f"{change} is not a setting of one client: change it by client.set_policy({change})")
+        init(self, **values)
+
+    settings.__init__ = init_checked  # type: ignore[method-assign,assignment]
+    return settings
+
+
+@_refuse_policy
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How a client behaves; all durations in seconds. What all clients of a location share is in its `Policy`.
@@ -91,7 +109,8 @@ class Settings:
         tuning: knobs of tests and benchmarks.
 
     Raises:
-        InvalidUsage: a value is no number, negative or too small to work, or a fraction where things are counted.
+        InvalidUsage: a value is no number, negative or too small to work, or a fraction where things are counted; or
+            it belongs to the policy of the location.
     """
 
     background: bool = True

@@ -104,3 +104,9 @@ def test_a_keyed_declaration_is_checked_likewise(wrong: dict[str, Any], allowed:
 
 def test_whole_numbers_are_good_enough_for_durations() -> None:
     assert Settings(retry_s=60, poll_s=1, cache_folder=Path("x")).retry_s == 60
+
+
+def test_a_value_of_the_policy_is_refused_with_the_call_that_changes_it() -> None:
+    says = r"lease_s=3 is not a setting of one client: change it by client\.set_policy\(lease_s=3\)"
+    with pytest.raises(persist.InvalidUsage, match=says):
+        Settings(lease_s=3)  # type: ignore[call-arg]

@@ -33,7 +33,6 @@ from persist.core.names import check_free_name, check_name, groups_prefix, view_
 from persist.core.rendering import Shown, without_secrets
 from persist.core.settings import Location, Settings, open_storage
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.policies import Policies
 from persist.core.state_rules.schemas import reconciled
 from persist.core.state_rules.state import State
 from persist.engine.location.collection_handle import CollectionHandle
@@ -395,10 +394,9 @@ def changed_policy(policy: Policy, changes: Mapping[str, int]) -> Policy:
 
 def set_policy(engine: Engine, changes: Mapping[str, int], *, at_once: bool) -> Policy:
     """Change values of the location's policy; see `Client.set_policy`."""
-    changed_policy(Policy(), changes)
 
     def steps(state: State) -> list[Step]:  # Two clients that change other values do not undo each other's.
-        policies = state.control.policies or Policies(Policy())
+        policies = state.control.policies or engine.follower.policies
         return [kinds.SetPolicy(changed_policy(policies.newest, changes), at_once)]
 
     engine.submit("set_policy", steps(engine.follower.state), {}, renew=steps).result()

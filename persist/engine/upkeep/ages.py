@@ -1,23 +1,28 @@
-"""How old what a location holds is, by the clock that dates its blobs, and what that lets go.
+"""How old the records of a location are, by the clock that dates its blobs, and what may go for that reason.
 
     checkpoint of seqno 40, dated 10:00   proves that all records up to 40 are from 10:00 or before
     record of seqno 55, dated 10:20       proves the same of those up to 55
 
 Blobs are dated by their store, and the present is the date of a blob that was written just now. So ages are differences
 between times of one clock, and that of no client counts. Mostly checkpoints are enough, because there are fewer of
-them; a full store may take no new one, and then the records that are there are listed, too.
+them; a full store may take no new one, and then the dates of the records count, too. What nothing proves to be old
+counts as young.
 
-`Ages` is filled by whoever collects: `now_s` first, then the checkpoints. What it has not been told of counts as young.
+The collector deletes checkpoints, too. So it may only wait for ages that some checkpoint always reaches. These are
+`log_retention_s` and `Ages.erase_after_s`: the floor of the log passes a record, and the checkpoints before it go, only
+when the record is that old. A longer age, such as `orphan_grace_s`, is measured on the waiting blob itself.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from persist.blob.protocol import Blob
+from persist.blob.protocol import BlobEntry
 from persist.core.log.fields import Policy
-from persist.core.log.keys import listed_checkpoints, listed_records
+from persist.core.log.keys import checkpoint_seqno
+from persist.core.state_rules.policies import Policies
 from persist.core.state_rules.state import State
-from persist.engine.follow.follower import STALE_AFTER_S, Follower
+from persist.engine.follow.follower import STALE_AFTER_S
 
 
 @dataclass(frozen=True)
@@ -28,87 +33,108 @@ class Mark:
     modified_s: float
 
 
+def checkpoint_marks(entries: Iterable[BlobEntry]) -> list[Mark]:
+    """Return the checkpoints among some blobs, in the order of these."""
+    seqnos = ((checkpoint_seqno(entry.key), entry) for entry in entries)
+    return [Mark(seqno, entry.modified_s) for seqno, entry in seqnos if seqno is not None]
+
+
+@dataclass(frozen=True)
 class Ages:
-    """What is known of the ages of records, for one collection of garbage.
+    """The ages of the records of a location.
 
     Attributes:
+        state: the newest one, and its policies, which are the client's own if the log has none.
         now_s: the present.
-        checkpoints: those that there are, the newest first.
+        checkpoints: those that exist.
+        records: those that exist, or none if checkpoints are enough.
     """
 
-    def __init__(self, blob: Blob, follower: Follower) -> None:
-        self._blob = blob
-        self._follower = follower
-        self._records: list[Mark] = []
-        self.now_s = 0.0
-        self.checkpoints: list[Mark] = []
+    state: State
+    policies: Policies
+    now_s: float
+    checkpoints: Sequence[Mark]
+    records: Sequence[Mark] = ()
 
-    def date_checkpoints(self) -> None:
-        self.checkpoints = [Mark(seqno, entry.modified_s) for seqno, entry in listed_checkpoints(self._blob)]
-
-    def date_records(self) -> None:
-        """Ask when each record was created, which is not before those that precede it."""
-        self._records = [Mark(seqno, entry.modified_s) for seqno, entry in listed_records(self._blob)]
-
-    @property
+    @cached_property
     def policy(self) -> Policy:
         """The policy by which something may be deleted now; see `persist.core.state_rules.policies`."""
-        state = self._follower.state
-        return self._follower.policies.in_force(lambda seqno, age_s: self.seqno_before(state, age_s) >= seqno)
+        return self.policies.in_force(
+            self.state.control.log_floor, lambda seqno, age_s: self.seqno_before(age_s) >= seqno
+        )
 
     @property
     def erase_after_s(self) -> float:
         """How long records stay that may hold destroyed data: no client may take their end for that of the log."""
         return max(self.policy.grace_s, 2 * STALE_AFTER_S)
 
-    def seqno_before(self, state: State, age_s: float) -> int:
+    def seqno_before(self, age_s: float) -> int:
         """Return a seqno such that all records up to it are at least that old; -1 if that is known of none."""
         if age_s == 0:
-            return state.seqno
-        marks = (*self.checkpoints, *self._records)
-        return max((m.seqno for m in marks if self.now_s - m.modified_s >= age_s), default=-1)
+            return self.state.seqno
+        return _last_before(self.now_s - age_s, *self.checkpoints, *self.records)
 
-    def upload_floor(self, state: State) -> int:
-        """Return the seqno before which uploads may be declared void."""
-        dated = ((m.seqno, m.modified_s) for m in self.checkpoints)
-        return void_floor(state, dated, self.now_s, self.policy.orphan_grace_s)
+    def old_at_s(self, seqno: int, age_s: float) -> float:
+        """Return when the record at a seqno is known to be that old; counted from now if nothing has dated it yet."""
+        return min((mark.modified_s for mark in self.checkpoints if mark.seqno >= seqno), default=self.now_s) + age_s
 
-    def log_floor(self, state: State) -> int | None:
-        """Return from where on the log is needed, if it is worth a record to say so. Cost: LISTs of the records."""
-        policy = self.policy
-        records = policy.log_retention_records
+    def is_old_upload(self, seqno: int, age_s: float) -> bool:
+        """Return whether a part of that age, whose name has the seqno, has taken longer than an upload may."""
+        return age_s >= self.policies.orphan_grace_s(seqno)
+
+    def upload_floor(self, uploads: Iterable[tuple[int, float]]) -> int:
+        """Return the seqno before which uploads may be declared void; 0 if none may.
+
+        That is after the last upload that has taken too long, and not after any other. A writer may have read the log
+        before an old upload began, and store its first part only now. So the records that it does not know must be old,
+        too.
+
+        Args:
+            uploads: the seqno in the name and the age in seconds of each part that nothing names.
+        """
+        floor, young = 0, []
+        for seqno, age_s in uploads:
+            if self.is_old_upload(seqno, age_s):
+                floor = max(floor, seqno + 1)
+            else:
+                young.append(seqno)
+        stale_s = min(self.policies.newest.orphan_grace_s, self.erase_after_s)
+        passed = self.seqno_before(stale_s) + (2 if stale_s == 0 else 1)  # A record that is made now is 0 s old.
+        return min(floor, passed, *young)
+
+    def log_floor(self, records: Iterable[tuple[int, BlobEntry]]) -> int | None:
+        """Return from where on the log is needed, if it is worth a record to say so.
+
+        Args:
+            records: all that there are, the oldest first.
+        """
+        policy, control = self.policy, self.state.control
+        least_old = self.seqno_before(self.erase_after_s)
         old = max(
-            self.seqno_before(state, policy.log_retention_s) + 1,
-            min(self._floor_of_size(policy), self.seqno_before(state, self.erase_after_s) + 1),
+            self.seqno_before(max(policy.log_retention_s, self.erase_after_s)) + 1,
+            min(_floor_of_size(policy, records), least_old + 1),
         )
         # A record may be old, and yet follow the newest checkpoint that somebody has just read: then its slot is not to
         # be free. So a checkpoint that has been there for long stands for all that goes
         # (`tests/proofs/models/truncating.py`).
-        seen_s = 2 * STALE_AFTER_S
-        stood_for = max((m.seqno for m in self.checkpoints if self.now_s - m.modified_s >= seen_s), default=-1)
-        floor = min(old, state.seqno + 1 - records, stood_for + 1)
-        least = max(1, records // 10)
-        destroyed = state.control.destroyed_before(self.seqno_before(state, self.erase_after_s))
+        stands_for = _last_before(self.now_s - 2 * STALE_AFTER_S, *self.checkpoints)
+        floor = min(old, self.state.seqno + 1 - policy.log_retention_records, stands_for + 1)
+        least = max(1, policy.log_retention_records // 10)
+        destroyed = control.destroyed_before(least_old)
         if destroyed > floor:
             floor, least = destroyed, 1
-        return floor if floor - state.control.log_floor >= least else None
-
-    def _floor_of_size(self, policy: Policy) -> int:
-        """Return the first of the newest records that are not too many, by number or bytes."""
-        left = policy.log_bytes_max
-        for number, (seqno, entry) in enumerate(reversed([*listed_records(self._blob)])):
-            left -= entry.bytes
-            if number == policy.log_records_max or left < 0:
-                return seqno + 1
-        return 0
+        return floor if floor - control.log_floor >= least else None
 
 
-def void_floor(state: State, checkpoints: Iterable[tuple[int, float]], now_s: float, grace_s: float) -> int:
-    """Return the seqno before which uploads may be declared void: they began at least grace_s ago.
+def _last_before(moment_s: float, *marks: Mark) -> int:
+    return max((mark.seqno for mark in marks if mark.modified_s <= moment_s), default=-1)
 
-    Args:
-        checkpoints: the seqno and the time of change of each; 0 grace needs none.
-    """
-    if grace_s == 0:
-        return state.seqno + 2
-    return max((seqno for seqno, modified_s in checkpoints if now_s - modified_s >= grace_s), default=-1) + 1
+
+def _floor_of_size(policy: Policy, records: Iterable[tuple[int, BlobEntry]]) -> int:
+    """Return the first of the newest records that are not too many, by number or bytes."""
+    left = policy.log_bytes_max
+    for number, (seqno, entry) in enumerate(reversed([*records])):
+        left -= entry.bytes
+        if number == policy.log_records_max or left < 0:
+            return seqno + 1
+    return 0

@@ -57,8 +57,9 @@ of this location. What else lies there, such as another location below this one,
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, takewhile
+from math import inf
 
 from persist.blob.errors import Indeterminate, MissingBlob, StoreFull
 from persist.blob.protocol import Blob, BlobEntry, delete_all
@@ -84,7 +85,7 @@ from persist.core.state_rules.state import State
 from persist.engine.compact import give_back
 from persist.engine.follow.checkpoint import Checkpoint, StoredCheckpoint, write_checkpoint
 from persist.engine.follow.follower import Follower
-from persist.engine.upkeep.ages import Ages
+from persist.engine.upkeep.ages import Ages, Mark, checkpoint_marks
 from persist.engine.upkeep.references import (
     OBJECTS,
     CheckedUploads,
@@ -258,7 +259,7 @@ class _Round:
         self._bytes = 0
         self._collections = 0
         self._being_made: int | None = None  # The least seqno of a checkpoint that has no age yet, perhaps.
-        self._ages = Ages(blob, follower)
+        self._ages = Ages(follower.state, follower.policies, 0.0, ())
         self._full: StoreFull | None = None
         self._names = names
         self._checked = CheckedUploads()
@@ -302,24 +303,24 @@ class _Round:
     def _collect(self, before: Callable[[], object]) -> None:
         self._with_room(before)
         self._with_room(self._checkpoint)
-        self._ages.now_s = self._store_time_s()
-        self._date_checkpoints()
+        self._date(self._store_time_s())
         if self._full is not None:
-            self._ages.date_records()
+            records = [Mark(seqno, entry.modified_s) for seqno, entry in listed_records(self._blob)]
+            self._ages = replace(self._ages, records=records)
         self._collect_dropped()
         self._collect_uploads()
         self._truncate_and_collect()
         self._collect_objects()
 
     def _collect_log(self) -> None:
-        self._ages.now_s = self._store_time_s()
-        self._date_checkpoints()
+        self._date(self._store_time_s())
         self._truncate_and_collect()
 
     def _truncate_and_collect(self) -> None:
+        self._ages = replace(self._ages, state=self._follower.state)
         self._truncate_with_room()
         self._move_on()
-        self._date_checkpoints()
+        self._date(self._ages.now_s)
         self._collect_records()
         self._collect_checkpoints()
 
@@ -339,8 +340,7 @@ class _Round:
         )
 
     def _collect_only(self) -> None:
-        self._ages.now_s = self._store_time_s()
-        self._date_checkpoints()
+        self._date(self._store_time_s())
         self._collect_uploads()
         self._collect_records()
         self._collect_objects()
@@ -360,13 +360,15 @@ class _Round:
     def _checkpoint(self) -> None:
         write_checkpoint(self._blob, *self._follower.recent())
 
-    def _date_checkpoints(self) -> None:
+    def _date(self, now_s: float) -> None:
         # First, because it may be there when the listing has passed it.
         self._being_made = self._committer.groups.checkpointing.least_seqno
-        self._ages.date_checkpoints()
+        checkpoints = checkpoint_marks(self._blob.list(CHECKPOINTS))
+        follower = self._follower
+        self._ages = Ages(follower.state, follower.policies, now_s, checkpoints, self._ages.records)
 
     def _collect_dropped(self) -> None:
-        state, old = self._follower.state, self._ages.seqno_before(self._follower.state, self._ages.policy.grace_s)
+        state, old = self._follower.state, self._ages.seqno_before(self._ages.policy.grace_s)
         due: list[Dropped] = []
         waiting: list[Dropped] = []
         for dropped in state.control.dropped:
@@ -412,39 +414,40 @@ class _Round:
             self._names.known.uploads = self._checked.after(self._ages.now_s, unnamed, self._shared)
 
     def _delete_unnamed(self) -> None:
-        state, unnamed = self._unnamed_uploads()
-        orphans = [seqno for _, seqno in unnamed]
+        state, uploads = self._unnamed_uploads()
+        orphans = [seqno for entry, seqno in uploads if self._is_orphan(entry, seqno)]
         if not orphans:
             return
-        floor = self._ages.upload_floor(state)
+        floor = self._ages.upload_floor((seqno, self._age_s(entry)) for entry, seqno in uploads)
         if floor > state.control.upload_floor or max(orphans) > state.seqno:
             # The second, because in a log that stands still nothing would ever be older than these uploads.
             self._with_room(lambda: self._void(floor))
             self._upload_floor = floor
         # Only what no record names even now, after the declaration, can never be named.
-        state, unnamed = self._unnamed_uploads()
+        state, uploads = self._unnamed_uploads()
         voided = max(state.control.upload_floor, self._upload_floor if self._is_dry else 0)
-        self._delete("parts", (entry for entry, seqno in unnamed if seqno < voided))
+        orphaned = (entry for entry, seqno in uploads if seqno < voided and self._is_orphan(entry, seqno))
+        self._delete("parts", orphaned)
 
     def _void(self, floor: int) -> None:
         self._declarations.append(self._commit(kinds.VoidUploads(floor)))
 
     def _unnamed_uploads(self) -> tuple[State, list[tuple[BlobEntry, int]]]:
-        """Return the newest state, and the old parts that it does not refer to."""
+        """Return the newest state, and the parts that it does not refer to, each with the seqno in its name."""
         state = self._follower.refresh()
         self._unnamed, self._shared = unnamed_parts(self._blob, state, self._checked)
         replaced = {key for dropped in state.control.dropped for key in dropped.blobs}
-        old = (entry for entry in self._unnamed if self._is_unnamed(entry, replaced))
-        return state, [(entry, seqno) for entry in old if (seqno := uploaded_seqno(entry.key)) is not None]
+        unnamed = (entry for entry in self._unnamed if entry.key not in replaced)
+        return state, [(entry, seqno) for entry in unnamed if (seqno := uploaded_seqno(entry.key)) is not None]
 
     def _truncate_with_room(self) -> None:
         if self._is_dry:
-            self._log_floor = self._ages.log_floor(self._follower.state) or 0
+            self._log_floor = self._ages.log_floor(listed_records(self._blob)) or 0
         else:
             self._with_room(self._truncate)
 
     def _truncate(self) -> None:
-        if (floor := self._ages.log_floor(self._follower.state)) is not None:
+        if (floor := self._ages.log_floor(listed_records(self._blob))) is not None:
             self._commit(kinds.TruncateLog(floor))
             self._checkpoint()
 
@@ -481,7 +484,7 @@ class _Round:
         taken = self._follower.state.control.taken_over
         buckets: set[tuple[int, int]] = set()
         for n, mark in enumerate(marks):
-            age_s = self._ages.now_s - mark.modified_s
+            age_s = self._age_s(mark)
             width_s = 60 if age_s < 3600 else 3600
             bucket = (width_s, int(mark.modified_s // width_s))
             key = checkpoint_key(mark.seqno)
@@ -493,7 +496,7 @@ class _Round:
         gone = {checkpoint_key(mark.seqno) for mark in marks} - {checkpoint_key(mark.seqno) for mark in kept}
         if gone:
             self._delete("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in gone))
-        self._ages.checkpoints = kept
+        self._ages = replace(self._ages, checkpoints=kept)
 
     def _collect_objects(self) -> None:
         """Delete directory objects, state objects and part lists: see the module's docstring."""
@@ -509,16 +512,16 @@ class _Round:
             self._delete("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in useless))
         named |= others
         # Neither has a way back: a list is for the record whose seqno it has, and that slot has been truncated.
-        age_s = min(self._ages.policy.orphan_grace_s, self._ages.erase_after_s)
         floor = max(self._log_floor, newest.checkpoint.control.log_floor)
         ends = {"directories": newest.checkpoint.seqno + 1, "states": newest.checkpoint.seqno + 1, "lists": floor}
         unused = {
             what: [
                 entry
                 for entry in entries
-                if self._is_unnamed(entry, named, age_s)
+                if entry.key not in named
                 and (seqno := object_seqno(entry.key)) is not None
                 and seqno < ends[what]
+                and self._is_orphan(entry, seqno, self._ages.erase_after_s)
             ]
             for what, entries in listed.items()
         }
@@ -568,9 +571,14 @@ class _Round:
         self._declarations.append(self._commit(kinds.TakeOver(newest.pointer)))
         self._checkpoint()
 
-    def _is_unnamed(self, entry: BlobEntry, named: set[str], age_s: float | None = None) -> bool:
-        is_old = self._ages.now_s - entry.modified_s >= (self._ages.policy.orphan_grace_s if age_s is None else age_s)
-        return is_old and entry.key not in named and (self._only is None or entry.key in self._only)
+    def _is_orphan(self, entry: BlobEntry, seqno: int, longest_s: float = inf) -> bool:
+        """Return whether an upload, or an object that nothing names, is old enough to go, and is to be looked at."""
+        age_s = self._age_s(entry)
+        is_old = age_s >= longest_s or self._ages.is_old_upload(seqno, age_s)
+        return is_old and (self._only is None or entry.key in self._only)
+
+    def _age_s(self, dated: BlobEntry | Mark) -> float:
+        return self._ages.now_s - dated.modified_s
 
     def _commit(self, mutation: LocationMutation) -> int:
         return self._committer.submit([mutation], {}).result()

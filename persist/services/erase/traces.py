@@ -23,7 +23,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -37,7 +37,6 @@ from persist.codecs.order.ordering import sort_indices
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.machine import DELETED
-from persist.core.log.fields import Policy
 from persist.core.log.keys import (
     CHECKPOINTS,
     DIRECTORIES,
@@ -62,8 +61,8 @@ from persist.core.state_rules.location import Dropped, is_waited_for
 from persist.core.state_rules.state import State
 from persist.engine.compact import ErasedRecords, events_of, without_deletions
 from persist.engine.follow.checkpoint import directory_blobs, stored_checkpoints
-from persist.engine.follow.follower import STALE_AFTER_S
 from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.upkeep import Ages, checkpoint_marks
 from persist.services.erase.derived import WHY, unfollowed
 from persist.services.erase.erasure import select_records
 from persist.services.erase.relatives import related
@@ -187,7 +186,7 @@ class _Search:
         self._dropped = {key: dropped for dropped in self._state.control.dropped for key in dropped.blobs}
         self._gone = {dropped.collection: dropped for dropped in self._state.control.dropped if dropped.is_destroyed}
         self._named = {key for contents in self._family.values() for key in contents.named_blobs}
-        self._marks: list[tuple[int, float]] = []
+        self._ages = Ages(self._state, self._engine.follower.policies, 0.0, ())
         # Those that the newest checkpoint names hold nothing that is gone, however old they are.
         newest = next(stored_checkpoints(self._blob), None)
         named = set() if newest is None else directory_blobs(self._blob, newest.checkpoint)
@@ -197,8 +196,8 @@ class _Search:
         traces: list[Trace] = []
         objects = size = 0
         entries = [*self._blob.list("")]
-        checkpoints = [entry for entry in entries if entry.key.startswith(CHECKPOINTS)]
-        self._marks = [(checkpoint_seqno(entry.key) or 0, entry.modified_s) for entry in checkpoints]
+        now_s = self._engine.clock.wall_ms() / 1000
+        self._ages = replace(self._ages, now_s=now_s, checkpoints=checkpoint_marks(entries))
         for entry in entries:
             objects, size = objects + 1, size + entry.bytes
             trace = self._look(entry)
@@ -232,15 +231,6 @@ class _Search:
         # If unknown, it was before the last erasure that the log no longer covers.
         return max(seqnos, default=control.erasures[0][0] if control.erasures else control.log_floor)
 
-    def _policy(self) -> Policy:
-        now_s = self._engine.clock.wall_ms() / 1000
-        return self._engine.follower.policies.in_force(lambda seqno, age_s: self._old_s(seqno, age_s) <= now_s)
-
-    def _old_s(self, seqno: int, age_s: float) -> float:
-        """Return from when on the collector takes a record for so old, by the store's clock."""
-        after = (modified_s for made_at, modified_s in self._marks if made_at >= seqno)
-        return min(after, default=self._engine.clock.wall_ms() / 1000) + age_s
-
     def _look(self, entry: BlobEntry) -> Trace | None:
         key = entry.key
         if key.startswith(PARTS):
@@ -252,8 +242,7 @@ class _Search:
         if seqno is not None and seqno < self._erased_at and not is_since:
             is_ours = collection is None or collection in self._family or collection not in self._state.entries
             if is_ours:
-                grace_s = max(self._policy().grace_s, 2 * STALE_AFTER_S)
-                return Trace(key, OLD, _moment(self._old_s(self._erased_at, grace_s)))
+                return Trace(key, OLD, _moment(self._ages.old_at_s(self._erased_at, self._ages.erase_after_s)))
         if seqno is None and not self._texts:
             return None
         data = self._blob.get(key)
@@ -303,12 +292,12 @@ class _Search:
 
     def _explain_wait(self, entry: BlobEntry, rows: int | None) -> Trace:
         """Return a trace with the reason why an unreferenced blob still exists."""
-        policy, control = self._policy(), self._state.control
+        control = self._state.control
         dropped: Dropped | None = self._dropped.get(entry.key) or self._gone.get(collection_part(entry.key) or "")
         if dropped is None:
-            until_s = entry.modified_s + policy.orphan_grace_s
+            until_s = entry.modified_s + self._ages.policies.orphan_grace_s(uploaded_seqno(entry.key) or 0)
             return Trace(entry.key, "nothing names it; gc deletes it then", _moment(until_s), rows)
-        until_s = self._old_s(dropped.seqno, policy.grace_s)
+        until_s = self._ages.old_at_s(dropped.seqno, self._ages.policy.grace_s)
         why = "the erasure, or a compaction, replaced it; gc deletes it then"
         if is_waited_for(control, dropped):
             leases = [control.leases[id_] for id_ in dropped.leases if id_ in control.leases]

@@ -57,7 +57,7 @@ from persist.core.state_rules.policies import Policies
 from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import INTERVAL
 from persist.engine.follow.follower import Follower
-from persist.engine.upkeep import OBJECTS, Deleted, Garbage, void_floor
+from persist.engine.upkeep import OBJECTS, Ages, Deleted, Garbage, checkpoint_marks, object_seqno
 from persist.engine.write.committer import Committer
 from persist.services.fsck.checkpoint import LOST, Renewal, SettingAside
 from persist.services.fsck.log import LogExamination
@@ -254,8 +254,8 @@ class _Examination:
         """Return the keys of what `persist.engine.upkeep.garbage` will delete."""
         state = self.log.state
         assert state is not None
-        floor = max(state.control.upload_floor, min(self._void_floor(), state.seqno + 1))
-        return [leak.blob for leak in self.unreferenced if self._is_doomed(leak, state, floor)]
+        ages, floor = self._ages(), max(state.control.upload_floor, min(self._upload_floor(), state.seqno + 1))
+        return [leak.blob for leak in self.unreferenced if self._is_doomed(leak, state, ages, floor)]
 
     def deletions(self, doomed: list[str]) -> tuple[Repair, ...]:
         """Return what is done to delete these keys, in order."""
@@ -265,7 +265,7 @@ class _Examination:
         assert state is not None
         has_clock = CLOCK_KEY in self.inventory
         steps = [Repair("replace" if has_clock else "create", CLOCK_KEY, "to ask the store what time it is")]
-        if any(key.startswith(PARTS) for key in doomed) and self._void_floor() > state.control.upload_floor:
+        if any(key.startswith(PARTS) for key in doomed) and self._upload_floor() > state.control.upload_floor:
             steps.append(_declaration(state.seqno + 1, "old uploads void"))
         if any(key.startswith(tuple(OBJECTS.values())) for key in doomed):
             seqno = state.seqno + len(steps)
@@ -369,41 +369,41 @@ class _Examination:
     def _leak(self, entry: BlobEntry, kind: UnreferencedKind, advice: str) -> Unreferenced:
         return Unreferenced(entry.key, kind, entry.bytes, self._now_s - entry.modified_s, advice)
 
-    def _void_floor(self) -> int:
+    def _ages(self) -> Ages:
         state = self.log.state
         assert state is not None
-        return void_floor(state, self._marks(), self._now_s, self._orphan_grace_s())
+        policies = state.control.policies or Policies(self._settings.tuning.policy)
+        return Ages(state, policies, self._now_s, checkpoint_marks(self.inventory.values()))
 
-    def _marks(self) -> Iterator[tuple[int, float]]:
-        """Yield the seqno and the date of each checkpoint."""
-        for entry in self.inventory.values():
-            seqno = checkpoint_seqno(entry.key)
-            if seqno is not None:
-                yield seqno, entry.modified_s
+    def _upload_floor(self) -> int:
+        state = self.log.state
+        assert state is not None
+        unnamed = (
+            (uploaded_seqno(leak.blob), leak.age_s)
+            for leak in self.unreferenced
+            if leak.kind == "part" and not _is_dropped(leak.blob, state)
+        )
+        return self._ages().upload_floor((seqno, age_s) for seqno, age_s in unnamed if seqno is not None)
 
-    def _orphan_grace_s(self) -> float:
-        """Return how long an upload may take, by the policy in force."""
-        assert self.log.state is not None
-        policies = self.log.state.control.policies or Policies(self._settings.tuning.policy)
-        dated = [*self._marks()]
-        return policies.in_force(
-            lambda seqno, age_s: any(at >= seqno and self._now_s - dated_s >= age_s for at, dated_s in dated)
-        ).orphan_grace_s
-
-    def _is_doomed(self, leak: Unreferenced, state: State, upload_floor: int) -> bool:
+    def _is_doomed(self, leak: Unreferenced, state: State, ages: Ages, upload_floor: int) -> bool:
         """Return whether `persist.engine.upkeep.garbage` deletes a blob under its rules and this upload_floor."""
         if leak.kind == "record":
             return True
-        if leak.kind in ("foreign", "lost", "table") or leak.age_s < self._orphan_grace_s():
+        seqno = object_seqno(leak.blob)
+        if leak.kind in ("foreign", "lost", "table") or seqno is None or not ages.is_old_upload(seqno, leak.age_s):
             return False
-        seqno, collection = uploaded_seqno(leak.blob), collection_of(leak.blob)
         if leak.kind == "part":
-            waits = any(
-                leak.blob in d.blobs or (d.is_destroyed and collection in (d.collection, *d.folders))
-                for d in state.control.dropped
-            )
-            return seqno is not None and seqno < upload_floor and not waits
-        return leak.kind in ("state", "directory") or (seqno is not None and seqno < state.control.log_floor)
+            return seqno < upload_floor and not _is_dropped(leak.blob, state)
+        return leak.kind in ("state", "directory") or seqno < state.control.log_floor
+
+
+def _is_dropped(key: str, state: State) -> bool:
+    """Return whether a part waits to be deleted for what the log has dropped."""
+    folder = collection_of(key)
+    return any(
+        key in dropped.blobs or (dropped.is_destroyed and folder in (dropped.collection, *dropped.folders))
+        for dropped in state.control.dropped
+    )
 
 
 def _is_published(state: State, collection: str, key: str) -> bool:

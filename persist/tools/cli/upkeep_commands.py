@@ -228,24 +228,29 @@ def upgrade(
     return OK
 
 
-Seconds = Annotated[int | None, typer.Option(metavar="SECONDS")]
-Count = Annotated[int | None, typer.Option(metavar="NUMBER")]
+def _seconds(help: str) -> Any:
+    return typer.Option(metavar="SECONDS", help=help)
+
+
+def _count(help: str) -> Any:
+    return typer.Option(metavar="NUMBER", help=help)
 
 
 @command
 def policy(
     at: Place,
-    lease_s: Seconds = None,
-    clock_skew_s: Seconds = None,
-    grace_s: Seconds = None,
-    orphan_grace_s: Seconds = None,
-    log_retention_s: Seconds = None,
-    log_retention_records: Count = None,
-    log_records_max: Count = None,
-    log_bytes_max: Count = None,
+    lease_s: Annotated[int | None, _seconds("How long a reader that died keeps since back.")] = None,
+    clock_skew_s: Annotated[int | None, _seconds("How far the clocks of two clients may be apart.")] = None,
+    grace_s: Annotated[int | None, _seconds("How long unused blobs stay for readers without a lease.")] = None,
+    orphan_grace_s: Annotated[int | None, _seconds("How long an upload may take up to its commit.")] = None,
+    log_retention_s: Annotated[int | None, _seconds("How long log records stay.")] = None,
+    log_retention_records: Annotated[int | None, _count("So many records stay, however old.")] = None,
+    log_records_max: Annotated[int | None, _count("Above it, records go after grace_s and four minutes.")] = None,
+    log_bytes_max: Annotated[int | None, _count("The same for the bytes of all records.")] = None,
     at_once: Annotated[
-        bool, typer.Option("--at-once", help="Let shorter times take effect now: nobody else may use the location.")
+        bool, typer.Option("--at-once", help="Let shorter times take effect now: no other client may be open. Asks.")
     ] = False,
+    yes: Yes = False,
 ) -> int:
     """Show the times and limits that all clients of the location share, or change some of them."""
     named = {
@@ -260,6 +265,10 @@ def policy(
     }
     changes = {name: value for name, value in named.items() if value is not None}
     with at.writing() if changes or at_once else at.reading() as client:
+        question = f"Let shorter times take effect at {client.url} now? Other clients may lose what they read or write."
+        if at_once and not yes and not confirm(question):
+            tell("persist: the policy stays as it is")
+            return MISTAKE
         shared = client.set_policy(at_once=at_once, **changes) if changes or at_once else client.policy
         values = {name: getattr(shared, name) for name in named}
         tell_done(at, values, "\n".join(f"{name:21} {value}" for name, value in values.items()))

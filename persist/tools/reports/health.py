@@ -23,8 +23,7 @@ from persist.codecs.types.schema import TIME_MAX
 from persist.connect.egress.sink import SINK
 from persist.connect.ingest.source import BEHIND, SOURCE
 from persist.core.log import kinds
-from persist.core.log.fields import Policy
-from persist.core.log.keys import collection_part, listed_checkpoints, listed_records, table_root
+from persist.core.log.keys import CHECKPOINTS, collection_part, listed_records, table_root
 from persist.core.log.records import read_record
 from persist.core.names import release_of
 from persist.core.rendering import moment_text
@@ -33,8 +32,7 @@ from persist.core.state_rules.keyed_rules import due as events_due
 from persist.core.state_rules.location import Dropped, LocationState, is_waited_for
 from persist.engine.collection.failures import failures_of
 from persist.engine.compact import must_destroy, next_work
-from persist.engine.follow.follower import STALE_AFTER_S
-from persist.engine.upkeep import named_in, sharers
+from persist.engine.upkeep import Ages, checkpoint_marks, named_in, sharers
 from persist.tools.reports.surveys import THREADS, Facts, KnownFacts, Made, hold_for_people, names_by_id
 
 LISTED_MAX = 64
@@ -394,6 +392,7 @@ def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
 
     with ThreadPoolExecutor(THREADS, "persist-survey") as threads:
         listed = dict(zip(ids, threads.map(list_sizes, ids), strict=True))
+    ages = Ages(state, engine.follower.policies, now_s, checkpoint_marks(engine.blob.list(CHECKPOINTS)))
     waiting = []
     for entry, within in zip(dropped, folders, strict=True):
         listings = [listed[folder] for folder in within if folder in listed]
@@ -402,26 +401,23 @@ def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
             if len(listings) == len(within)
             else None
         )
-        waiting.append(
-            _waiting(entry, names.get(entry.collection), sizes, state.control, engine.follower.policies.newest, now_s)
-        )
-    return waiting + _old_log(client, names, now_s)
+        waiting.append(_waiting(entry, names.get(entry.collection), sizes, ages))
+    return waiting + _old_log(client, names, ages)
 
 
-def _old_log(client: "persist.Client", names: Mapping[str, str], now_s: float) -> list[WaitingBlobs]:
+def _old_log(client: "persist.Client", names: Mapping[str, str], ages: Ages) -> list[WaitingBlobs]:
     """Return the records before the newest erasure, which have what it erased, if the log still reaches back to them.
 
     As `persist.engine.upkeep` does, it goes by the first checkpoint after the erasure. If there is none, that is yet to
     come.
     """
-    engine, control = client.engine, client.engine.follower.state.control
+    blob, control, now_s = client.engine.blob, ages.state.control, ages.now_s
     if not control.erasures or control.erasures[-1][0] <= control.log_floor:
         return []
     seqno, collection = control.erasures[-1]
-    written_s = [entry.modified_s for at, entry in listed_checkpoints(engine.blob) if at >= seqno]
-    until_s = min(written_s, default=now_s) + max(engine.follower.policies.newest.grace_s, 2 * STALE_AFTER_S)
-    records = [entry for at, entry in listed_records(engine.blob) if at < seqno]
-    record = read_record(engine.blob, seqno)
+    until_s = ages.old_at_s(seqno, ages.erase_after_s)
+    records = [entry for at, entry in listed_records(blob) if at < seqno]
+    record = read_record(blob, seqno)
     return [
         WaitingBlobs(
             names.get(collection) or f"one that is gone ({collection[:8]})",
@@ -440,14 +436,8 @@ def _folders(dropped: Dropped) -> list[str]:
     return [*dict.fromkeys((dropped.collection, *map(collection_part, dropped.blobs)))]
 
 
-def _waiting(
-    dropped: Dropped,
-    name: str | None,
-    sizes: Mapping[str, int] | None,
-    control: LocationState,
-    policy: Policy,
-    now_s: float,
-) -> WaitingBlobs:
+def _waiting(dropped: Dropped, name: str | None, sizes: Mapping[str, int] | None, ages: Ages) -> WaitingBlobs:
+    control, policy, now_s = ages.state.control, ages.policy, ages.now_s
     keys = [] if sizes is None else [*sizes] if dropped.is_destroyed else [k for k in dropped.blobs if k in sizes]
     until_s, waits_for = dropped.written_ms / 1000 + policy.grace_s, "the grace period"
     if until_s <= now_s:

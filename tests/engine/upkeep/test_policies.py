@@ -11,8 +11,11 @@ from persist.core.log import kinds
 from persist.core.log.fields import Policy
 from persist.core.log.keys import record_key
 from persist.core.state_rules.policies import BEFORE_MAX, Policies
+from persist.core.state_rules.state import State
 from persist.engine.location.opening import changed_policy
+from persist.engine.upkeep.ages import Ages, Mark
 from persist.engine.write.part_writer import PartWriter
+from persist.tools.reports.health import waiting_blobs
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.parts import commit_parts
 from tests.support.tuned import tuned
@@ -116,6 +119,112 @@ def test_an_upload_begun_before_a_shorter_time_has_the_time_that_it_counts_on(da
         assert c.snapshot(0).count() == 20_000
 
 
+@pytest.mark.parametrize(
+    ("longer", "changes"),
+    [
+        ({"grace_s": 240, "log_retention_s": 36_000}, {"log_retention_s": 240}),
+        ({"grace_s": 30 * 3600, "log_retention_s": 36_000}, {"grace_s": 60}),
+        ({"grace_s": 60, "log_retention_s": 36_000}, {"orphan_grace_s": 60}),
+    ],
+    ids=str,
+)
+def test_a_shorter_time_stays_in_force_however_often_garbage_is_collected(
+    dated: DatedBlob, longer: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    """The collector deletes checkpoints, too, by which it knows how old the change of the policy is."""
+    with opened(dated) as client:
+        client.set_policy(log_retention_records=16, at_once=True, **longer)
+        c = client.create_or_load("c", key=KEY)
+        client.set_policy(**changes)
+        upper, waiting = 1, []
+        for hour in range(0, 50, 2):
+            for _ in range(20):
+                c.seal(upper).result()
+                upper += 1
+            drop(client, f"dropped at {hour}")
+            PartWriter(dated, client.engine.follower.next_seqno).upload(c.id, c.schema, ROWS)
+            client.gc()
+            dated.clock.sleep(2 * HOUR)
+            client.gc()
+            waiting.append((parts(dated), sum(1 for _ in dated.list("log/"))))
+        parts_left, records_left = zip(*waiting[-8:], strict=True)
+        assert max(parts_left) <= (1 if "orphan_grace_s" in changes else 13)
+        assert max(records_left) <= (60 if "log_retention_s" in changes else 200)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"log_retention_s": 36_000, "grace_s": 30 * 3600},
+        {"log_retention_s": 240, "grace_s": 60, "orphan_grace_s": 30 * 3600},
+        {"log_records_max": 50, "orphan_grace_s": 30 * 3600},
+    ],
+    ids=str,
+)
+def test_blobs_go_although_the_log_is_kept_for_less_long(dated: DatedBlob, policy: dict[str, Any]) -> None:
+    with opened(dated) as client:
+        client.set_policy(log_retention_records=16, at_once=True, **policy)
+        c = client.create_or_load("c", key=KEY)
+        drop(client, "dropped")
+        PartWriter(dated, client.engine.follower.next_seqno).upload(c.id, c.schema, ROWS)
+        left = []
+        for upper in range(1, 701):
+            c.seal(upper).result()
+            if upper % 20 == 0:
+                dated.clock.sleep(HOUR)
+                client.gc()
+                left.append(parts(dated))
+        assert left[28] > 0, "after 29 hours"
+        assert left[-1] == 0, "after 35 hours"
+
+
+def test_uploads_go_although_checkpoints_from_before_each_erasure_do(dated: DatedBlob) -> None:
+    """A checkpoint as old as `orphan_grace_s` never exists then."""
+    with opened(dated) as client:
+        c = client.create_or_load("c", key=KEY)
+        c.write([((1, None), 0, 1)], seal=1).result()
+        PartWriter(dated, client.engine.follower.next_seqno).upload(c.id, c.schema, ROWS)
+        left = []
+        for upper in range(2, 20):
+            c.write([((upper, None), upper - 1, 1)], seal=upper).result()
+            c.erase([upper - 1], reason="test")
+            dated.clock.sleep(2 * HOUR)
+            client.gc()
+            left.append(parts(dated))
+        assert left[10] > 0
+        assert left[-1] == 0
+
+
+def test_a_long_upload_keeps_its_later_parts_when_the_policy_gets_shorter(dated: DatedBlob) -> None:
+    with opened(dated) as client:
+        c = client.create_or_load("c", key=KEY)
+        writer = PartWriter(dated, client.engine.follower.next_seqno)
+        first = writer.upload(c.id, c.schema, ROWS)
+        client.set_policy(orphan_grace_s=60)
+        later = writer.upload(c.id, c.schema, ROWS)
+        for _ in range(4):
+            client.gc()
+            dated.clock.sleep(2 * HOUR)
+        commit_parts(c, (*first, *later)).result()
+        c.seal(1).result()
+        assert c.snapshot(0).count() == 40_000
+
+
+def test_a_report_goes_by_the_policy_in_force(dated: DatedBlob) -> None:
+    with opened(dated) as client:
+        drop(client, "c")
+        client.set_policy(grace_s=60)
+        client.gc()
+        dated.clock.sleep(120)
+        now_s = dated.clock.wall_ms() / 1000
+        assert [blobs.waits_for for blobs in waiting_blobs(client, now_s)] == ["the grace period"]
+        assert client.gc().collections == 0
+        dated.clock.sleep(HOUR)
+        now_s = dated.clock.wall_ms() / 1000
+        assert [blobs.waits_for for blobs in waiting_blobs(client, now_s)] == ["the next gc"]
+        assert client.gc().collections == 1
+
+
 def test_log_records_stay_as_long_as_the_policy_before_promised(dated: DatedBlob) -> None:
     with opened(dated, log_retention_records=16) as client:
         client.set_policy(log_retention_records=16, log_retention_s=10 * 3600, grace_s=240, at_once=True)
@@ -202,6 +311,36 @@ def test_only_a_few_policies_are_remembered_and_none_of_their_longer_times_is_lo
     for seqno in range(1, 2 * BEFORE_MAX):
         policies = policies.replaced(Policy(grace_s=100 - seqno), seqno, at_once=False)
     assert len(policies.before) == BEFORE_MAX
-    assert policies.in_force(lambda seqno, age_s: False).grace_s == 1000
-    assert policies.in_force(lambda seqno, age_s: age_s < 1000).grace_s == 1000
-    assert policies.in_force(lambda seqno, age_s: True).grace_s == 100 - (2 * BEFORE_MAX - 1)
+    newest, last = policies.newest.grace_s, 2 * BEFORE_MAX - 1
+    assert policies.in_force(0, lambda seqno, age_s: False).grace_s == 1000
+    assert policies.in_force(0, lambda seqno, age_s: age_s < 1000).grace_s == 1000
+    assert policies.in_force(0, lambda seqno, age_s: True).grace_s == newest
+    assert policies.in_force(last, lambda seqno, age_s: False).grace_s == newest + 1, "the log is without the others"
+    assert policies.in_force(last + 1, lambda seqno, age_s: False).grace_s == newest
+
+
+def test_an_upload_has_the_longest_time_that_its_writer_may_have_read() -> None:
+    policies = Policies(Policy(orphan_grace_s=50))
+    for seqno, longer_s in ((3, 1000), (7, 100)):
+        policies = policies.replaced(Policy(orphan_grace_s=longer_s), seqno, at_once=False)
+    assert [policies.orphan_grace_s(seqno) for seqno in (0, 3, 4, 7, 8)] == [1000, 1000, 1000, 1000, 100]
+    assert policies.replaced(Policy(orphan_grace_s=0), 9, at_once=False).orphan_grace_s(9) == 100
+
+
+def test_uploads_are_void_after_an_old_one_but_not_after_a_young_one_nor_young_records() -> None:
+    marks = [Mark(9, 1999.0), Mark(7, 1500.0), Mark(3, 1000.0)]
+
+    def floor(*uploads: tuple[int, float], now_s: float = 2000.0, **policy: int) -> int:
+        ages = Ages(State(seqno=9), Policies(Policy(**{"orphan_grace_s": 500, **policy})), now_s, marks)
+        return ages.upload_floor(uploads)
+
+    assert floor((5, 500), (2, 600)) == 6
+    assert floor((5, 500), (2, 499)) == 2
+    assert floor((5, 500), (6, 0)) == 6
+    assert floor((8, 500)) == 8, "record 8 may be young"
+    assert floor((8, 500), now_s=2499.0) == 9
+    assert floor((8, 3600), orphan_grace_s=3600, grace_s=400) == 8
+    assert floor((8, 3600), orphan_grace_s=3600, grace_s=1500) == 0
+    assert floor((8, 3600), orphan_grace_s=3600, grace_s=1000) == 4
+    assert floor((10, 0), orphan_grace_s=0) == 11
+    assert floor() == floor((5, 499)) == 0

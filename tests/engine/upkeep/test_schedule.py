@@ -9,7 +9,7 @@ import pytest
 import persist
 from persist.blob.protocol import MemoryBlob
 from persist.core.state_rules.contents import CollectionState
-from persist.engine.upkeep import CompactionSchedule, void_floor
+from persist.engine.upkeep import CompactionSchedule
 from persist.engine.upkeep.background import COMMITS_MAX
 from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import ImpatientClock
@@ -123,18 +123,6 @@ def test_a_collection_is_due_after_so_many_commits_since_it_was_looked_at() -> N
         for _ in range(2):
             assert [schedule.committed(id_) for _ in range(COMMITS_MAX)] == [False] * (COMMITS_MAX - 1) + [True]
             schedule.tick()
-
-
-def test_uploads_are_void_before_the_last_checkpoint_that_is_old_enough() -> None:
-    with scheduled(ImpatientClock()) as (client, _):
-        state = client.engine.follower.state
-    checkpoints = [(3, 100.0), (7, 150.0), (9, 199.0)]
-    assert void_floor(state, checkpoints, 200.0, 50.0) == 8
-    assert void_floor(state, checkpoints, 200.0, 51.0) == 4
-    assert void_floor(state, checkpoints, 250.0, 51.0) == 10
-    assert void_floor(state, checkpoints, 200.0, 101.0) == 0
-    assert void_floor(state, [*checkpoints, (11, 300.0)], 200.0, 50.0) == 8, "the store's clock went back"
-    assert void_floor(state, checkpoints, 200.0, 0) == state.seqno + 2
 
 
 def test_what_was_retracted_is_destroyed_when_it_has_waited_since_it_was_first_seen() -> None:

@@ -116,9 +116,10 @@ def a_collection_left_out(submitted: Callable[..., CommitFuture]) -> Callable[..
     return planted
 
 
-def marks_for_ever_old(self: Any, state: State, age_s: float) -> int:
+def marks_for_ever_old(self: Any, age_s: float) -> int:
     """Nothing has to wait for the grace period."""
-    return state.seqno
+    seqno: int = self.state.seqno
+    return seqno
 
 
 def what_a_listing_said(self: Any) -> None:
@@ -127,12 +128,9 @@ def what_a_listing_said(self: Any) -> None:
     named: set[str] = set().union(*(self._names.named_by(checkpoint) for checkpoint in checkpoints if checkpoint))
     for what in ("directories", "states"):
         listed = self._blob.list(persist.engine.upkeep.references.OBJECTS[what])
-        old = (
-            e
-            for e in listed
-            if (persist.engine.upkeep.references.object_seqno(e.key) or 0) <= self._ages.checkpoints[0].seqno
-        )
-        self._delete(what, [entry for entry in old if self._is_unnamed(entry, named)])
+        unnamed = ((e, persist.engine.upkeep.references.object_seqno(e.key) or 0) for e in listed if e.key not in named)
+        old = (e for e, n in unnamed if n <= self._ages.checkpoints[0].seqno and self._is_orphan(e, n))
+        self._delete(what, [*old])
 
 
 def nothing_settled(self: Any, operations: list[Any], state: State, unreadable: Any) -> list[Any]:

@@ -174,3 +174,10 @@ def test_the_policy_is_shown_and_changed_for_all_clients(shop: Path, capsys: pyt
         assert client.policy.grace_s == 60
     assert main(["policy", location, "--lease-s", "0"]) == 2
     assert "lease_s=0 is not allowed" in capsys.readouterr().err
+    assert main(["policy", location, "--grace-s", "0", "--at-once"]) == 2
+    assert "Other clients may lose what they read or write. Nobody can be asked here" in capsys.readouterr().err
+    with persist.open(location) as client:
+        assert client.policy.grace_s == 60
+    assert main(["policy", location, "--grace-s", "0", "--at-once", "--yes"]) == 0
+    with persist.open(location) as client:
+        assert client.engine.follower.policies.before == ()

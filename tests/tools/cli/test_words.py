@@ -74,7 +74,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "ui": ([], {"host", "port", "allow_host", "open_"}),
     "unpublish": ([Collection.unpublish], set()),
     "untag": ([Collection.untag], set()),
-    "policy": ([Client.set_policy, Policy], set()),
+    "policy": ([Client.set_policy, Policy], {"yes"}),
     "upgrade": ([Client.upgrade], set()),
     "upsert": ([Collection.upsert], ROWS_IN | {"time_column", "commit_rows"}),
     "verify": ([backup.verify], {"target_option", "target_options_file"} | ROWS_OUT),  # Its `against_options`.
@@ -126,3 +126,8 @@ def test_spark_s_options_are_the_parameters_of_the_calls_that_do_the_same() -> N
     for use, (calls, own) in SPARK.items():
         given = {option.name for option in options if use in option.uses}
         assert given - {*words_of(calls)} == own, use
+
+
+def test_each_option_of_a_command_says_what_it_does() -> None:
+    silent = {(name, parameter.name) for name in COMMANDS for parameter in COMMANDS[name].params if not parameter.help}
+    assert not silent
