@@ -173,7 +173,7 @@ class NewContents:
             asked = Asked(handle.id, overwrite_digest(rows_digest, self._at, text))
             check = (lambda rows: None) if isinstance(new, pa.Table) else self._check
             writes = _upload(handle, present, new, self._at or 0, self._writer, check)
-            is_single = where is None and not self._multiset
+            is_single = where is None and not self._multiset and bool(handle.schema.key_names)
             return [asked, *_alone(handle, contents, self._at, writes, is_single=is_single)]
 
     def read(self) -> None:

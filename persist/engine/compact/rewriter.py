@@ -178,11 +178,13 @@ class LocalPartMaker:
             for slice_ in self._slices(piece.scan):
                 table, diffs = self._merged(slice_, piece)
                 added += diffs
-                is_single &= piece.as_of is not None and has_one_row_per_key(table, slice_.schema.key_names)
+                is_single = is_single and (
+                    (slice_.sign > 0 and all(part.is_single for part in slice_.all_parts))
+                    or (piece.as_of is not None and _has_one_row_per_key(table, slice_.schema.key_names))
+                )
                 made += uploads.begin(stream.add(table))
                 del table  # Before the next slice is read.
         made += uploads.begin(stream.finish()) if stream is not None else []
-        is_single |= all(part.is_single for part in sources)
         parts = (part.result() if isinstance(part, Future) else part for part in made)
         return MadeRun(
             tuple(part.as_single() if is_single and isinstance(part, Part) else part for part in parts), added
@@ -231,7 +233,7 @@ class LocalPartMaker:
         return pa.concat_tables(tables)
 
 
-def has_one_row_per_key(rows: pa.Table, keys: Sequence[str]) -> bool:
+def _has_one_row_per_key(rows: pa.Table, keys: Sequence[str]) -> bool:
     """Return whether rows, which are sorted by key, have one row for each, which is there once."""
     if not keys or not all(diff == 1 for diff in pc.min_max(rows["_diff"]).as_py().values()):
         return not len(rows)
