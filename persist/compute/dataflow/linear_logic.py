@@ -1,8 +1,8 @@
 """The linear operators as methods, and linear logics: what such operators do, apart from any stream.
 
-A linear operator looks at one record at a time, whatever the others are. All of them are stages of one general linear
-operator, the `Linear` node of a plan: it makes any number of updates of an update, with times joined and diffs
-multiplied. So what two of them do, one after the other, is one linear operator again, and `followed_by` says which:
+A linear operator looks at one record at a time, whatever the others are. All of them are stages of one general
+operator, the `Linear` node of a plan. It turns an update into any number of updates, with times joined and diffs
+multiplied. So two linear operators in sequence are one linear operator, which `followed_by` returns:
 
     stream.linear(one.followed_by(other))  is  stream.linear(one).linear(other)
 
@@ -46,7 +46,7 @@ class LinearStep:
 
     Attributes:
         operator: how messages call it.
-        stage: returns what it is, given the columns.
+        stage: returns its stage for some columns.
         dimension: the dimension of the program's time that it looks at.
     """
 
@@ -141,14 +141,11 @@ class LinearMethods(ABC, Generic[Made]):
         return self._always("unnest", Unnest(tuple((name, term_of(term)) for name, term in lists.items())))
 
     def join_function(self, function: Function, *, schema: Columns) -> Made:
-        """Return the updates (record, time, diff) that a function returns for each record.
-
-        Their times are joined with that of the record, and their diffs multiplied with its. In an iteration, too, they
-        are times of the program.
-        """
+        """Return the updates (record, time, diff) that a function returns for each record. Their times are joined with
+        the record's time, and their diffs multiplied with its diff. The times have no coordinates of iterations."""
         check_function(function, "join_function")
-        made = FlatMap(function, record_schema(schema, "join_function"), "updates")
-        return self.then(LinearStep("join_function", lambda _: made))
+        flattened = FlatMap(function, record_schema(schema, "join_function"), "updates")
+        return self.then(LinearStep("join_function", lambda _: flattened))
 
     def negate(self) -> Made:
         """Return the same records with the opposite multiplicities."""
@@ -159,12 +156,12 @@ class LinearMethods(ABC, Generic[Made]):
         bound.
 
         A record whose lower or upper is NULL is never there, as in SQL. Give `lower=None` for records that have no
-        lower bound at all, or `coalesce` an expression that may be NULL.
-        A window is a reduction over this: `temporal_filter(col("at"), col("at") + 24)` holds the last 24 hours.
+        lower bound at all, or `coalesce` an expression that may be NULL. A window is a reduction over this:
+        `temporal_filter(col("at"), col("at") + 24)` holds the last 24 hours.
         """
         bounds = [None if bound is None else term_of(bound) for bound in (lower, upper)]
-        made = TemporalFilter(bounds[0], bounds[1], dimension)
-        return self.then(LinearStep("temporal_filter", lambda _: made, dimension))
+        stage = TemporalFilter(bounds[0], bounds[1], dimension)
+        return self.then(LinearStep("temporal_filter", lambda _: stage, dimension))
 
     def delay(self, to: Any, *, dimension: int = 0) -> Made:
         """Let each update come at an integer expression's value: `delay((col("_time") // 60 + 1) * 60)`.
@@ -172,17 +169,17 @@ class LinearMethods(ABC, Generic[Made]):
         An update whose value is before its time is an error when the program runs. Inside an iteration it does not go
         with a program that both reads and writes collections, which could not resume from what it has written.
         """
-        made = Delay(term_of(to), dimension)
-        return self.then(LinearStep("delay", lambda _: made, dimension))
+        stage = Delay(term_of(to), dimension)
+        return self.then(LinearStep("delay", lambda _: stage, dimension))
 
     def _always(self, operator: str, stage: Stage) -> Made:
         return self.then(LinearStep(operator, lambda _: stage))
 
 
 class Logic(LinearMethods["Logic"]):
-    """What linear operators do, one after the other: `Logic().filter(col("delay") > 15).project("dest")`.
+    """A sequence of linear operators: `Logic().filter(col("delay") > 15).project("dest")`.
 
-    A value: no method changes it. Any number of streams may be given the same one, with `Stream.linear`.
+    It is a value: no method changes it. Any number of streams may use it, with `Stream.linear`.
 
     Attributes:
         steps: the operators, in order.
@@ -198,7 +195,7 @@ class Logic(LinearMethods["Logic"]):
         return Logic(*self.steps, step)
 
     def followed_by(self, other: "Logic") -> "Logic":
-        """Return the logic that does what this one does, and then to that what the other one does."""
+        """Return the logic that applies this one, and then the other one."""
         if not isinstance(other, Logic):
             raise InvalidUsage(f"followed_by: {other!r} is not a Logic; begin one with Logic()")
         return Logic(*self.steps, *other.steps)

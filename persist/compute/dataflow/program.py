@@ -1,8 +1,8 @@
-"""A program: sources, inputs, and what is made of them; and its scopes of iteration.
+"""A program: its sources, inputs, streams and scopes of iteration.
 
 Several programs can run as one (`open_together`): their plans become one plan, in which sources that read the same
-columns of the same collection are one. The running graph makes each arrangement once for all who ask for the same
-columns by the same key, so programs share arrangements as operators do, and all outputs are sealed together.
+columns of the same collection are one. The running graph makes one arrangement for the same columns by the same key. So
+programs share arrangements as operators do, and all outputs are sealed together.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from persist.compute.dataflow.plan.plan import (
 )
 from persist.compute.dataflow.plan.stages import record_schema
 from persist.compute.dataflow.plan.types import Columns, shown
-from persist.compute.dataflow.ports.output import kept_name, kept_of
+from persist.compute.dataflow.ports.output import list_kept, make_kept_name
 from persist.compute.dataflow.ports.sources import writable
 from persist.compute.dataflow.running.running import Options, Running
 from persist.compute.dataflow.stream import Stream
@@ -60,10 +60,10 @@ class Program(Draft):
     def __init__(self, name: str, *, dimensions: int = 1) -> None:
         super().__init__(name, dimensions)
         self.engine: Engine | None = None
-        self.local_functions: set[str] = set()  # Of Python, by name: they are in this process alone.
+        self.local_functions: set[str] = set()  # Names of functions of Python, which only this process has.
 
     def input(self, name: str, *, key: Any, value: Any = None) -> Stream:
-        """Return a collection that is given to the running program: `running[name].insert(…)`.
+        """Return a collection that users insert into the running program: `running[name].insert(…)`.
 
         Args:
             key, value: columns with their types, as of `Client.create_or_load`.
@@ -92,11 +92,11 @@ class Program(Draft):
                 is built; `program.using(client)` finds them by itself.
             as_of: the time of the snapshot; everything before is seen at this time. None: the latest it can be. If the
                 collection has a timeline, it may be a moment: the last time that is not after it.
-            unsealed: pass records on before their time is sealed, and those of this client's writes before they are
-                durable. What never becomes part of a sealed time is taken back. Operators without state work ahead, and
+            unsealed: pass records on before their time is sealed, and writes of this client before they are durable. A
+                record that never becomes part of a sealed time is retracted. Operators without state work ahead, and
                 `Stream.early` shows it; everything else, outputs too, waits for the seal. Not of a keyed collection.
-            written: the program writes it: `running[collection].insert(…)` and `advance_to`. A step computes from what
-                was given before that is durable, and one commit has it and all outputs that come of it. Nobody else
+            written: the program writes it: `running[collection].insert(…)` and `advance_to`. A step computes from
+                inserted updates before they are durable, and one commit writes them and all outputs. No other program
                 may write the collection meanwhile. Needs `using`, and is not of a keyed collection or one with codecs.
         """
         self._check_read(collection)
@@ -107,12 +107,12 @@ class Program(Draft):
             return self._written(collection, is_plain=schema is None and as_of is None and not unsealed)
         if schema is None:
             schema = self._columns_of(collection)
-        given = record_schema(schema, f"source {collection!r}")
-        columns = pa.schema([pa.field(field.name, field.type) for field in given])
+        fields = record_schema(schema, f"source {collection!r}")
+        columns = pa.schema([pa.field(field.name, field.type) for field in fields])
         return Stream(self, self.plan.add(Source(collection, as_of, unsealed), (), columns).number)
 
     def _written(self, collection: str, *, is_plain: bool) -> Stream:
-        """Return a source that the program writes: one that is an output, too."""
+        """Return a source that the program writes: it is an output as well."""
         if not is_plain:
             raise InvalidUsage(
                 f"source {collection!r}: with written=True all of it is read, as far as it is sealed: leave schema, "
@@ -126,7 +126,7 @@ class Program(Draft):
         self.plan.add(Persist(collection, schema.key_names), (source.number,), columns)
         return Stream(self, source.number)
 
-    def upper_of(self, collection: str) -> Stream:
+    def add_upper(self, collection: str) -> Stream:
         self._check_read(collection)
         return Stream(self, self.plan.add(Upper(collection), (), pa.schema([])).number)
 
@@ -175,8 +175,8 @@ class Program(Draft):
         """Return the join of several streams on the same columns; as a delta join it keeps nothing intermediate."""
         if len(streams) < 2:
             raise InvalidUsage(f"join_all: {len(streams)} streams; a join is of at least two")
-        joined, *others = streams
-        for stream in others:
+        joined, *later = streams
+        for stream in later:
             joined = joined.join(stream, on)
         return joined
 
@@ -192,29 +192,29 @@ class Program(Draft):
             options: those of `persist.compute.dataflow.running.running.Options`.
         """
         self.check()
-        return Running(self, given_engine(client), Options.of(options))
+        return Running(self, engine_or_none(client), Options.of(options))
 
     def drop(self, client: OnEngine | Engine) -> None:
-        """End the program: release its holds on its sources, and drop what it keeps in hidden collections. Its
-        outputs stay as they are; drop them if they should go.
+        """End the program: release its holds on its sources, and drop what it keeps in hidden collections. Its outputs
+        stay as they are; drop them if they should go.
 
-        A copy that still runs goes on, but cannot be resumed when its sources have been compacted; one that keeps
-        something in hidden collections ends with CollectionNotFound.
+        A copy that still runs goes on, but cannot be resumed when its sources have been compacted. A copy with hidden
+        collections ends with CollectionNotFound.
         """
         engine = engine_of("Program.drop", client)
         for node in self.plan.nodes.values():
             if isinstance(node.operator, Source):
                 with suppress(CollectionNotFound, HoldNotFound):
                     take_hold(loaded(engine, node.operator.collection), None, hold_name(self.name)).release()
-        for name in self.every_kept(engine):
+        for name in self.list_kept_names(engine):
             with suppress(CollectionNotFound):
                 drop(loaded(engine, name)).result()
 
     def kept(self, number: int) -> str | None:
-        return kept_name(self.name, number)
+        return make_kept_name(self.name, number)
 
-    def every_kept(self, engine: Engine) -> list[str]:
-        return kept_of(engine, self.name)
+    def list_kept_names(self, engine: Engine) -> list[str]:
+        return list_kept(engine, self.name)
 
     def check(self) -> None:
         """Raise InvalidUsage if the program is not whole."""
@@ -222,8 +222,7 @@ class Program(Draft):
             if isinstance(node.operator, Variable) and node.operator.feedback is None:
                 raise InvalidUsage(
                     f"variable {node.operator.name!r} of scope {self.plan.scopes[node.scope].name!r} was never set: "
-                    "call "
-                    "its set(result)"
+                    "call its set(result)"
                 )
 
     def __repr__(self) -> str:
@@ -243,14 +242,14 @@ class Scope:
 
     def enter(self, stream: Stream) -> Stream:
         """Return a stream of an enclosing scope inside this one; of this one as it is."""
-        return stream.entered(self.number)
+        return stream.enter_scope(self.number)
 
     def enter_at(self, stream: Stream, expression: Expression) -> Stream:
         """Return a stream of the scope around inside this one, where each record is there from an iteration on.
 
-        What comes late finds what came before it settled. Labels that spread, say, are few if the least ones enter
-        first: where a lesser label is, a greater one never spreads. (`propagate_at` of differential dataflow's graph
-        algorithms.) The numbers only order: an iteration in which nothing changes is skipped.
+        Late records find the results of earlier ones settled. If labels spread and the least ones enter first, a
+        greater label never spreads past a lesser one. (`propagate_at` of differential dataflow's graph algorithms.) The
+        numbers only order: an iteration in which nothing changes is skipped.
 
         Args:
             expression: a whole number from 0 to 2**62 for each record.
@@ -258,13 +257,13 @@ class Scope:
         Raises:
             OperatorFailed: when it runs, if a number is negative, greater than 2**62 or NULL.
         """
-        return stream.entered_at(self.number, expression)
+        return stream.enter_with_rounds(self.number, expression)
 
     def variable(self, name: str, initial: Stream | None = None, *, schema: Columns | None = None) -> "Looped":
         """Return a collection that is initial (or empty) in the first iteration, and then what it is `set` to.
 
         Args:
-            schema: its columns, if there is no initial one.
+            schema: its columns, if there is no initial stream.
         """
         if (initial is None) == (schema is None):
             raise InvalidUsage(f"variable {name!r}: give either an initial stream, or the columns with schema={{…}}")
@@ -307,7 +306,7 @@ class Looped(Stream):
         title = f"variable {variable.operator.name!r}"
         if variable.operator.feedback is not None:
             raise InvalidUsage(f"{title} was set already; a variable is set once")
-        result = result.entered(variable.scope)
+        result = result.enter_scope(variable.scope)
         if (result.schema.names, result.schema.types) != (self.schema.names, self.schema.types):
             raise SchemaMismatch(
                 f"{title} has the columns {shown(self.schema)}, and is set to {shown(result.schema)}: map one to "
@@ -324,20 +323,20 @@ class Looped(Stream):
 def _cycle_without_consolidation(plan: Plan, variable: int) -> list[int]:
     """Return the nodes of a cycle through a variable on which nothing consolidates; [] if there is none."""
     paths = [[variable]]
-    seen: set[int] = set()
+    visited: set[int] = set()
     while paths:
         path = paths.pop()
         for number in edges_into(plan.nodes[path[-1]]):
             if number == variable:
                 return path[::-1]
-            if number not in seen and not isinstance(plan.nodes[number].operator, Reduce | Consolidate):
-                seen.add(number)
+            if number not in visited and not isinstance(plan.nodes[number].operator, Reduce | Consolidate):
+                visited.add(number)
                 paths.append([*path, number])
     return []
 
 
-def given_engine(client: OnEngine | Engine | None) -> Engine | None:
-    """Return what the client stands on that a program is opened with; None for a program without one."""
+def engine_or_none(client: OnEngine | Engine | None) -> Engine | None:
+    """Return the engine of the client that a program is opened with; None without a client."""
     return None if client is None else engine_of("Program.open", client)
 
 
@@ -346,8 +345,7 @@ class Together(Draft):
 
     Raises:
         InvalidUsage: they differ in dimensions, or share the name of a program, an input or an output; or one reads
-        what
-            another writes.
+        what another writes.
     """
 
     def __init__(self, programs: Sequence[Program]) -> None:
@@ -379,14 +377,14 @@ class Together(Draft):
     def kept(self, number: int) -> str | None:
         return self._kept.get(number)
 
-    def every_kept(self, engine: Engine) -> list[str]:
-        return [name for program in self._programs for name in program.every_kept(engine)]
+    def list_kept_names(self, engine: Engine) -> list[str]:
+        return [name for program in self._programs for name in program.list_kept_names(engine)]
 
     def _add(self, program: Program) -> None:
         """Take a program's nodes over, under numbers of their own."""
-        both = [name for name in program.input_schemas if name in self.input_schemas]
-        if both:
-            raise InvalidUsage(f"open_together: two programs have an input {both[0]!r}; rename one of them")
+        common = [name for name in program.input_schemas if name in self.input_schemas]
+        if common:
+            raise InvalidUsage(f"open_together: two programs have an input {common[0]!r}; rename one of them")
         self.input_schemas |= program.input_schemas
         places = {}
         for node in program.plan.nodes.values():
@@ -420,6 +418,6 @@ class Together(Draft):
 def open_together(programs: Sequence[Program], client: OnEngine | Engine | None = None, **options: Any) -> Running:
     """Start several programs as one; see `Program.open`. Each can be opened alone, or with others, another time.
 
-    What each captures and probes is where it was asked for. Inputs are called by their names.
+    Their captures and probes work as if they ran alone. Inputs have their names.
     """
-    return Running(Together(programs), given_engine(client), Options.of(options))
+    return Running(Together(programs), engine_or_none(client), Options.of(options))

@@ -124,15 +124,17 @@ class Stream(LinearMethods["Stream"]):
     def sealed_with(self, *others: "Stream | str") -> "Stream":
         """Return the same records, complete only as far as other streams are, and as collections of a name are sealed.
 
-        An output made of it, say, seals a time only when the others are complete there, and holds what it would hold
-        anyway. If a collection is named, only its upper is read. Cost: what waits is kept.
+        For example, an output of it seals a time only when the others are complete there, and has the same contents as
+        without them. If a collection is named, only its upper is read. Cost: what waits is kept.
 
         Raises:
-            InvalidUsage: there are no others, or the program writes a collection of that name.
+            InvalidUsage: no stream is named, or the program writes a collection of that name.
         """
         if not others:
             raise InvalidUsage('sealed_with: name a stream or a collection to wait for: sealed_with("orders")')
-        streams = [self.program.upper_of(other) if isinstance(other, str) else other for other in others]
+        streams = [
+            self.program.add_upper(condition) if isinstance(condition, str) else condition for condition in others
+        ]
         first, *conditions = self._together(streams)
         return self._add(SealedWith(), [first, *conditions], self.schema)
 
@@ -153,35 +155,39 @@ class Stream(LinearMethods["Stream"]):
             on: column names, or `{this one's: the other's}`.
             null_equals: NULL equals NULL; else it equals nothing.
         """
-        left, right = self._together([other])
-        pairs = as_on("join", on, left.schema, right.schema)
+        this_side, other_side = self._together([other])
+        pairs = as_on("join", on, this_side.schema, other_side.schema)
         operator = Join((pairs,), null_equals=null_equals)
-        return self._add(operator, [left, right], joined_schema("join", left.schema, right.schema, pairs))
+        return self._add(
+            operator, [this_side, other_side], joined_schema("join", this_side.schema, other_side.schema, pairs)
+        )
 
     def cross(self, other: "Stream") -> "Stream":
         """Return all pairs of records. Cost: each change meets all of the other side."""
-        left, right = self._together([other])
-        return self._add(Join(((),)), [left, right], joined_schema("cross", left.schema, right.schema, ()))
+        this_side, other_side = self._together([other])
+        return self._add(
+            Join(((),)), [this_side, other_side], joined_schema("cross", this_side.schema, other_side.schema, ())
+        )
 
     def semijoin(self, other: "Stream", on: On) -> "Stream":
         """Return the records whose key the other one has, however often."""
-        left, right = self._together([other])
-        pairs = as_on("semijoin", on, left.schema, right.schema)
-        keys = right._mapped({mine: Col(its) for mine, its in pairs}).distinct()
-        return left.join(keys, [mine for mine, _ in pairs])
+        this_side, other_side = self._together([other])
+        pairs = as_on("semijoin", on, this_side.schema, other_side.schema)
+        keys = other_side._mapped({this_name: Col(other_name) for this_name, other_name in pairs}).distinct()
+        return this_side.join(keys, [this_name for this_name, _ in pairs])
 
     def antijoin(self, other: "Stream", on: On) -> "Stream":
-        """Return the records whose key the other one does not have; those with NULL in their key, too."""
+        """Return the records whose key the other one does not have, and records with NULL in their key."""
         return self - self.semijoin(other, on)
 
     def left_join(self, other: "Stream", on: On) -> "Stream":
         """Return what join returns, and the records without partner, with NULL for the other's columns."""
-        left, right = self._together([other])
-        pairs = as_on("left_join", on, left.schema, right.schema)
-        both = left.join(right, dict(pairs))
-        missing = [field for field in both.schema if field.name not in left.columns]
-        alone = left.antijoin(right, dict(pairs))
-        return both + alone.extend(**{column.name: Lit(pa.scalar(None, column.type)) for column in missing})
+        this_side, other_side = self._together([other])
+        pairs = as_on("left_join", on, this_side.schema, other_side.schema)
+        joined = this_side.join(other_side, dict(pairs))
+        missing = [field for field in joined.schema if field.name not in this_side.columns]
+        alone = this_side.antijoin(other_side, dict(pairs))
+        return joined + alone.extend(**{column.name: Lit(pa.scalar(None, column.type)) for column in missing})
 
     def group_by(self, *names: str, **keys: Any) -> "Grouped":
         """Return the records by key: column names, and expressions under new names. Without any, all are one group."""
@@ -193,7 +199,7 @@ class Stream(LinearMethods["Stream"]):
         return self._add(Reduce(tuple(self.columns), (), Distinct()), [self], self.schema)
 
     def threshold(self, function: Callable[[int], int]) -> "Stream":
-        """Return each record as often as a function of its multiplicity, which is not 0, says."""
+        """Return each record with a multiplicity that a function computes from its multiplicity, which is not 0."""
         check_function(function, "threshold")
         return self._add(Reduce(tuple(self.columns), (), Threshold(function)), [self], self.schema)
 
@@ -227,13 +233,13 @@ class Stream(LinearMethods["Stream"]):
         schema: Columns,
         initial: Any = None,
     ) -> "Stream":
-        """Return what a state machine of each key gives for its events, in an order.
+        """Return the records of a state machine of each key for its events in an order.
 
         Args:
-            function: `function(state, event)` returns the next state and the records that it gives for this event; an
-                event of multiplicity n is one that comes n times.
+            function: `function(state, event)` returns the next state and the records for this event; an event of
+                multiplicity n comes n times.
             order_by: columns of the events; what they leave undecided, the other columns decide.
-            schema: the columns of what it gives, behind those of the key.
+            schema: the columns of its records, behind the key.
             initial: the state of a key before its first event. It is copied for each key.
         """
         check_function(function, "machine")
@@ -243,12 +249,12 @@ class Stream(LinearMethods["Stream"]):
         places = [[n for n in self.columns if n not in keys].index(name) for name in ordered if name not in keys]
 
         def reduce(_: Any, events: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
-            state, given = deepcopy(initial), []
+            state, pairs = deepcopy(initial), []
             for event, count in sorted(events, key=lambda item: [(item[0][at] is None, item[0][at]) for at in places]):
                 for _ in range(count):
                     state, records = function(state, event)
-                    given += [(record, 1) for record in records]
-            return given
+                    pairs += [(record, 1) for record in records]
+            return pairs
 
         reduce.__qualname__ = f"machine {getattr(function, '__qualname__', function)}"
         return self.group_by(*keys).reduce(reduce, schema=schema)
@@ -262,8 +268,8 @@ class Stream(LinearMethods["Stream"]):
     def iterate(self, body: Callable[["Stream"], "Stream"], *, limit: int = 1000, name: str = "") -> "Stream":
         """Return the fixed point of body, from this collection on.
 
-        Body is called once, with the collection of an iteration, and returns that of the next; streams from outside
-        enter by themselves. After limit iterations without a fixed point it raises `NotConverging`.
+        Body is called once, with the collection of an iteration, and returns the next one; streams from outside enter
+        by themselves. After limit iterations without a fixed point it raises `NotConverging`.
         """
         check_function(body, "iterate")
         plan = self.program.plan
@@ -278,12 +284,12 @@ class Stream(LinearMethods["Stream"]):
                 )
             result = scope.enter(result)
             variable.set(result)
-            left: Stream = scope.leave(result)
+            fixed_point: Stream = scope.leave(result)
         except BaseException:
             # A loop that is not whole would keep the program from being opened ever after.
             plan.nodes, plan.scopes = nodes, scopes
             raise
-        return left
+        return fixed_point
 
     # Ends.
 
@@ -293,21 +299,21 @@ class Stream(LinearMethods["Stream"]):
         return self._add(Inspect(function), [self], self.schema)
 
     def probe(self) -> Probed:
-        """Return what tells how far this stream is complete in the running program."""
+        """Return a probe of how far this stream is complete in the running program."""
         self._check_root("probe")
         return self.program.add_probe(self._add(Probe("probe"), [self], self.schema).number)
 
     def capture(self) -> Captured:
-        """Return what holds the complete updates of this stream while the program runs. Memory: all of them."""
+        """Return a capture of the complete updates of this stream while the program runs. Memory: all of them."""
         self._check_root("capture")
         return self.program.add_capture(self._add(Capture("capture"), [self], self.schema).number)
 
     def early(self) -> Captured:
-        """Return what holds the complete updates of this stream, and shows those that came before their time was.
+        """Return a capture of the complete updates of this stream, which also shows early ones.
 
-        Its tables have one column more, `_early`. Where that is true, the time was not complete when the last step
-        ended: more may come of that time, and what is there may be taken back. Operators without state pass records on
-        at once; others give what is complete, and what only comes later. Memory: all of it.
+        Its tables have one column more, `_early`. If it is true, the time was not complete when the last step ended:
+        updates of that time may be added or retracted. Operators without state pass records on at once; others have
+        complete updates only. Memory: all of it.
         """
         self._check_root("early")
         return self.program.add_capture(self._add(Capture("early", early=True), [self], self.schema).number, early=True)
@@ -329,7 +335,7 @@ class Stream(LinearMethods["Stream"]):
     # Inside.
 
     def _mapped(self, outputs: Mapping[str, Term]) -> "Stream":
-        """Return what expressions give, which may be of no columns."""
+        """Return the results of expressions, which may be none."""
         return self.then(LinearStep("map", lambda _: Map(tuple(outputs.items()))))
 
     def _through(self, stage: Stage, given: pa.Schema, operator: str) -> pa.Schema:
@@ -355,9 +361,9 @@ class Stream(LinearMethods["Stream"]):
                 )
         scopes = self.program.plan.scopes
         inner = max((stream.node.scope for stream in streams), key=lambda number: scopes[number].depth)
-        return [stream.entered(inner) for stream in streams]
+        return [stream.enter_scope(inner) for stream in streams]
 
-    def entered(self, scope: int) -> "Stream":
+    def enter_scope(self, scope: int) -> "Stream":
         """Return this stream inside a scope: itself, or entered from one outside of it.
 
         Raises:
@@ -378,7 +384,7 @@ class Stream(LinearMethods["Stream"]):
             stream = Stream(self.program, number)
         return stream
 
-    def entered_at(self, scope: int, expression: Expression) -> "Stream":
+    def enter_with_rounds(self, scope: int, expression: Expression) -> "Stream":
         """Return this stream inside a scope that is directly in its own, each record from an iteration on.
 
         Raises:
@@ -479,9 +485,9 @@ class Grouped:
 
         Args:
             skip: how many records are passed over first.
-            nulls_first: those of the columns of which NULL comes first, whatever the direction; else it comes last.
-            counted: what count is the number of: "rank" and "dense_rank" give all records with up to that number by the
-                function of SQL, so records that agree in the columns are in or out together; nothing is skipped then.
+            nulls_first: columns in which NULL comes first, in either direction; in others it comes last.
+            counted: what count limits. "rank" and "dense_rank" return all records whose rank by this function of SQL is
+                at most count, so peers are in or out together; skip is 0 then.
         """
         if counted not in get_args(Counted) or (skip and counted != "row_number"):
             allowed = ", ".join(map(repr, get_args(Counted)))
@@ -507,7 +513,7 @@ class Grouped:
         )
 
     def windows(self, calls: Sequence[WindowFunction]) -> Stream:
-        """Return the records, each with what window functions say of it among those of its key."""
+        """Return the records, each with the results of window functions over its key."""
         mapped, values = self._whole()
         added = [pa.field(call.name, call.result) for call in calls]
         columns = pa.schema([*pick(mapped.schema, values), *added])

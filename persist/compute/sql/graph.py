@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.compute.dataflow.plan.draft import DefinedAs
-from persist.compute.dataflow.plan.optimise import Statistics, all_of, of_collection, optimised, trimmed
+from persist.compute.dataflow.plan.optimise import Statistics, make_projection, of_collection, optimised, trimmed
 from persist.compute.dataflow.plan.plan import Linear, Persist, Plan, Probe, Reduce, Source
 from persist.compute.dataflow.program import Program
 from persist.compute.dataflow.stream import Stream
@@ -259,7 +259,7 @@ def _pick_columns(plan: Plan, number: int) -> None:
     source = plan.nodes[number]
     readers = [node for node in plan.nodes.values() if number in node.inputs]
     readers = [node for node in readers if not isinstance(node.operator, Linear | Reduce)]
-    picked = plan.add(Linear((all_of(source.schema),)), (number,), source.schema).number if readers else number
+    picked = plan.add(Linear((make_projection(source.schema),)), (number,), source.schema).number if readers else number
     for node in readers:
         inputs = tuple(picked if input_ == number else input_ for input_ in node.inputs)
         plan.change(node.number, inputs=inputs)

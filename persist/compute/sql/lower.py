@@ -125,7 +125,7 @@ class Lowering:
         anchor = anchor if node.all else anchor.distinct()
         every, new = scope.variable("every", anchor), scope.variable("new", anchor)
         self._known[node.number] = new
-        step = self.stream(node.step).entered(scope.number)
+        step = self.stream(node.step).enter_scope(scope.number)
         goes_on = None
         if not is_empty_without(node.step, frozenset([node.number])):
             # A sum has a row even of nothing. The first round is always done, and others only after one with new rows.

@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.compute.dataflow.plan.types import is_read_as
+from persist.compute.dataflow.plan.types import is_compatible
 from persist.compute.query import quoted
 from persist.core.errors import InvalidUsage
 from persist.core.expression.term import INTERVAL, Call, Lit, Term
@@ -131,7 +131,7 @@ def of_arrow(kind: pa.DataType) -> str | None:
     if nested is not None:
         return nested
     return next(
-        (name for name in _SIMPLE if name not in ("interval", "null") and is_read_as(kind, _SIMPLE[name])), None
+        (name for name in _SIMPLE if name not in ("interval", "null") and is_compatible(kind, _SIMPLE[name])), None
     )
 
 

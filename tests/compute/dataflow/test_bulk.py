@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from persist.compute.dataflow.updates.batch import Layout, mixed, order_by, order_of, to_batch
+from persist.compute.dataflow.updates.batch import Layout, mixed, order_by, sort_hashes, to_batch
 
 Ints = npt.NDArray[np.int64]
 ROWS = 40_000
@@ -65,7 +65,7 @@ def test_hashes_are_sorted_with_their_places_as_by_a_stable_sort(kind: str, rows
         hashes = (hashes >> 61 << 32) | chance.integers(0, 2**32, rows)
     elif kind == "some alike above":
         hashes[: rows // 50] = chance.integers(-9, 9, rows // 50)
-    assert (order_of(hashes, hashes[1:] < hashes[:-1]) == hashes.argsort(kind="stable")).all()
+    assert (sort_hashes(hashes, hashes[1:] < hashes[:-1]) == hashes.argsort(kind="stable")).all()
 
 
 @pytest.mark.parametrize("most", [1, 30, 2**40, 2**62, 2**63 - 1])

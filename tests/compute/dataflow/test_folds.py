@@ -174,17 +174,16 @@ def test_only_quantiles_of_one_column_are_taken_from_an_order_that_is_kept() -> 
         assert ranking_of_folds([median, other], one, Domain()) is None, other
 
 
-def test_frames_come_in_pieces_of_a_bounded_size_and_a_larger_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.compute.dataflow.operators.folds.CELLS_MAX", 4)
+def test_frames_come_in_pieces_of_a_bounded_size_and_a_larger_one_alone() -> None:
     low, high = np.array([0, 1, 1, 3, 3, 2, 0]), np.array([2, 3, 1, 9, 3, 4, 4])
     parts, rows = [], []
-    for part, owners, places in framed(low, high):
+    for part, owners, places in framed(low, high, 4):
         parts.append((part.start, part.stop))
         rows += [(part.start + owner, place) for owner, place in zip(owners.tolist(), places.tolist(), strict=True)]
         assert len(owners) <= 4 or part.stop - part.start == 1
     assert rows == [(at, place) for at in range(len(low)) for place in range(low[at], high[at])]
     assert parts == [(0, 3), (3, 4), (4, 6), (6, 7)]
-    assert [*framed(low[:0], high[:0])] == []
+    assert [*framed(low[:0], high[:0], 4)] == []
 
 
 @pytest.mark.parametrize("kind", ["var_pop", "var_samp", "stddev_pop", "stddev_samp", "sem"])

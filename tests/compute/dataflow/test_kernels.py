@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from persist import InvalidUsage
 from persist.codecs.errors import DiffOverflow
 from persist.compute.dataflow.state.spine import Spill, Spine
-from persist.compute.dataflow.updates.batch import Layout, key_hashes, settled, starts_of, to_batch
+from persist.compute.dataflow.updates.batch import Layout, find_starts, key_hashes, settled, to_batch
 from persist.compute.dataflow.updates.times import Stash
 from persist.compute.dataflow.updates.words import Domain, Interner, is_ordered, ranks
 from persist.dataflow import Antichain, Program, col, lit
@@ -123,7 +123,7 @@ def test_a_batch_is_sorted_and_consolidated(data: st.DataObject) -> None:
 @pytest.mark.parametrize("rows", [[], [(1, 1)], [(1, 1), (1, 1), (1, 2), (2, 2), (2, 2)]])
 def test_a_run_begins_where_a_row_differs_from_the_one_before(rows: list[tuple[int, int]]) -> None:
     begins = [at for at, row in enumerate(rows) if at == 0 or row != rows[at - 1]]
-    assert starts_of(*np.array(rows, np.int64).reshape(-1, 2).T).tolist() == begins
+    assert find_starts(*np.array(rows, np.int64).reshape(-1, 2).T).tolist() == begins
 
 
 def test_a_sum_of_a_few_diffs_that_does_not_fit_raises() -> None:

@@ -18,12 +18,12 @@ EVENTS = {"n": pa.int64(), "at": pa.int64()}
 Event = tuple[int, int]
 
 
-def halved(program: Program, entered_at: Expression) -> tuple[Stream, Captured]:
+def halved(program: Program, enter_with_rounds: Expression) -> tuple[Stream, Captured]:
     """Return a loop in which numbers come late, and each is joined by its half, until there are no new ones."""
     events = program.input("events", key=EVENTS)
     scope = program.scope("halves", limit=50)
     numbers = scope.variable("numbers", schema=NUMBERS)
-    entered = scope.enter_at(events, entered_at).project("n")
+    entered = scope.enter_at(events, enter_with_rounds).project("n")
     numbers.set((numbers.map(n=col("n") // 2) + entered + numbers).distinct())
     return events, scope.leave(numbers).capture()
 

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from persist.compute.dataflow.running.reports import OperatorReport, depths, reports_of, shown
+from persist.compute.dataflow.running.reports import OperatorReport, depths, make_reports, shown
 from persist.dataflow import Program, col
 
 
@@ -54,4 +54,4 @@ def test_each_operator_reports_what_it_read_gave_and_keeps() -> None:
         ("capture#5", "capture", (2,), 3, 0),
     ]
     assert reports[1].kept_bytes == 6 * 8 * 5  # A hash, the key, the value, the time, the multiplicity.
-    assert reports_of([]) == []
+    assert make_reports([]) == []

@@ -8,11 +8,12 @@ import pyarrow as pa
 
 import persist
 from persist.compute.dataflow.operators.join import JoinPaths
-from persist.compute.dataflow.plan.optimise import FILTER_KEEPS, Statistics, optimised, statistics_of
+from persist.compute.dataflow.plan.optimise import FILTER_KEEPS, Statistics, estimate_streams, optimised
 from persist.compute.dataflow.plan.plan import Input, Source
 from persist.compute.dataflow.plan.stages import Filter, Map
 from persist.core.expression.term import Col
 from persist.dataflow import Captured, Options, Program, Running, col, lit
+from tests.compute.sql.two_ways import requests_by_key
 
 Update = tuple[Any, int, int]
 
@@ -99,9 +100,10 @@ def test_statistics_of_a_collection_are_its_rows_its_key_and_the_bounds_of_numbe
         two = program.source("two").map(d=col("d"), y=col("x"))
         program.source("facts").filter(col("k") > 1).join(program.source("one"), "d").join(two, "d").capture()
         plan = optimised(program.plan)
-        known = statistics_of(client.engine, plan)
+        known = estimate_streams(client.engine, plan)
         [number] = [n for n, each in plan.nodes.items() if each.operator == Source("facts")]
-        found = known[number]
+        found = known(number)
+        assert found is not None
         assert (found.rows, found.key) == (999.0, frozenset("k"))
         assert 10 <= found.distinct["d"] <= 11
         assert found.partners(["k"]) == found.partners(["k", "s"]) == 1.0
@@ -111,7 +113,7 @@ def test_statistics_of_a_collection_are_its_rows_its_key_and_the_bounds_of_numbe
         assert renamed is not None
         assert (renamed.key, {*renamed.distinct}) == (None, {"x"})
         assert renamed.rows < found.rows
-        assert statistics_of(None, plan) == {}
+        assert estimate_streams(None, plan)(number) is None
         assert Statistics(0.0).partners([]) == 1.0
 
 
@@ -126,8 +128,42 @@ def test_statistics_are_passed_on_by_what_changes_no_rows_but_leaves_some_out() 
         few.capture()
         few.join(two.map(d=col("d"), y=col("x")), "d").join(one.map(d=col("d"), z=col("x")), "d").capture()
         plan = optimised(program.plan)
-        known = statistics_of(client.engine, plan)
-        sizes = {type(plan.nodes[number].operator).__name__: each.rows for number, each in known.items()}
+        known = estimate_streams(client.engine, plan)
+        sizes = {
+            type(node.operator).__name__: each.rows for node in plan.nodes.values() if (each := known(node.number))
+        }
         assert sizes == {"Source": 100.0, "Linear": 100.0 * FILTER_KEEPS}
         client.drop("one").result()
         client.drop("two").result()
+
+
+def test_a_requested_join_begins_at_the_input_with_the_fewest_records_of_the_keys() -> None:
+    tables = {
+        "customers": ("c", {"c": [*range(400)], "n": [c % 4 for c in range(400)]}),
+        "suppliers": ("s", {"s": [*range(40)], "n": [s % 4 for s in range(40)]}),
+        "orders": ("o", {"o": [*range(4000)], "c": [o % 400 for o in range(4000)]}),
+        "lines": ("l", {"l": [*range(100)], "o": [*range(100)], "s": [line % 40 for line in range(100)]}),
+    }
+
+    def program() -> Program:
+        made = Program("lines by nation").using(client)
+        near = made.source("suppliers").join(made.source("customers"), "n").filter(col("s") + col("c") >= 0)
+        ordered = near.join(made.source("orders").named("orders"), "c").filter(col("s") + col("o") >= 0)
+        ordered.join(made.source("lines"), ["o", "s"]).group_by("n").count("many").persist("out", key=["n"])
+        return made
+
+    with persist.open("memory://begins") as client, requests_by_key():
+        for name, (key, columns) in tables.items():
+            fields = {each: pa.int64() for each in columns}
+            collection = client.create_or_load(name, key={key: fields.pop(key)}, value=fields)
+            collection.write(pa.table({each: pa.array(values) for each, values in columns.items()}), time=0, seal=1)
+        with program().open(client) as running:
+            running.step()
+        client.load("lines").write([((100, (7, 9)), 1, 1)], seal=2).result()
+        for name in tables:
+            client.load(name).seal(2).result()
+        with program().open(client, partial=True) as running:
+            running.step()
+            assert running.partial is not None
+            columns_of = {reading.title: reading.columns for reading in running.partial.readings}
+        assert columns_of["orders"] == ("o",), columns_of

@@ -36,8 +36,7 @@ def sorted_out(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_first_records_of_groups_are_those_that_sorting_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logic, "FOREMOST_ROWS", 1)
+def test_the_first_records_of_groups_are_those_that_sorting_gives(seed: int) -> None:
     random_, domain = np.random.default_rng(seed), Domain()
     count, skip = int(random_.integers(1, 6)), int(random_.integers(0, 3))
     drawn = {
@@ -50,7 +49,7 @@ def test_the_first_records_of_groups_are_those_that_sorting_gives(seed: int, mon
     rows = sorted((*record, diff) for record, diff in drawn.items())
     texts = domain.encode(pa.chunked_array([[row[2] for row in rows]]))
     groups, first, last, diffs = (np.array([row[at] for row in rows], np.int64) for at in (0, 1, 3, 4))
-    made = logic.top_k(count, [(0, True, True)], KINDS, domain, skip=skip)
+    made = logic.top_k(count, [(0, True, True)], KINDS, domain, skip=skip, costs=Costs(foremost_rows=1))
     owners, values, taken = made(groups, np.array([first, texts, last]), diffs, lambda at: at)
     shown = domain.decode(values[1], pa.string()).to_pylist()
     assert list(zip(owners, values[0], shown, values[2], taken, strict=True)) == sorted_out(rows, count, skip)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.compute.dataflow.plan.types import is_read_as
+from persist.compute.dataflow.plan.types import is_compatible
 from persist.compute.dataflow.ports.sources import some_until
 from persist.compute.dataflow.updates.batch import Layout, distinct_keys, key_hashes, order_by, to_batch
 
@@ -32,8 +32,8 @@ OTHERS = [
 
 
 def test_a_type_is_read_as_another_that_holds_all_of_its_values_alike() -> None:
-    assert [pair for pair in SAME if not is_read_as(*pair)] == []
-    assert [pair for pair in OTHERS if is_read_as(*pair)] == []
+    assert [pair for pair in SAME if not is_compatible(*pair)] == []
+    assert [pair for pair in OTHERS if is_compatible(*pair)] == []
 
 
 class Source:

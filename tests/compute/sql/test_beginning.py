@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import persist
-from persist.compute.dataflow import running
+from persist.compute.dataflow.state.costs import Costs
 from persist.compute.sql.types import to_arrow
 from persist.errors import AsOfCompacted, BeforeViewBegan, InvalidUsage
 from persist.sql import InputBehind, Wanted, plan_views
@@ -224,14 +224,12 @@ def test_inputs_of_a_timeline_and_of_none_are_told_apart(client: persist.Client)
         client.create_view("v", "SELECT t.a FROM t JOIN u USING (a)")
 
 
-def test_a_first_refresh_takes_little_at_a_time_and_keeps_what_is_sealed(
-    client: persist.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_refresh_takes_little_at_a_time_and_keeps_what_is_sealed(client: persist.Client) -> None:
     table = client.create_or_load("t", key={"a": int}, value={"b": int})
     for first in range(0, 60, 10):
         table.write([((time, time), time, 1) for time in range(first, first + 10)], seal=first + 10).result()
-    monkeypatch.setattr(running.running, "CATCH_UP_UPDATES_MIN", 12)
     view = client.create_view("v", SUM, start=0, memory_budget=1)
+    view.live.options = {**view.live.options, "costs": Costs(catch_up_updates=12)}
     uppers = []
     commits = client.engine.seqno
 

@@ -13,7 +13,7 @@ from persist.codecs.types.schema import TIME_MAX
 from persist.compute.dataflow.cluster.exchanges import StagePlan, cut
 from persist.compute.dataflow.cluster.tasks import Slice, SourceSlices, StageTask, Stored, Written
 from persist.compute.dataflow.plan.plan import Source
-from persist.compute.dataflow.ports.output import NEVER, Output, end_of
+from persist.compute.dataflow.ports.output import NEVER, Output, find_end
 from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.ports.sinks import Outputs
 from persist.compute.dataflow.program import Program
@@ -40,7 +40,7 @@ class Job:
         self._outputs: Outputs = ports.outputs
         self._location, self._storage, self._parallel = location, storage, parallel
         self._readers = {reader.operator.collection: reader for reader in ports.sources}
-        self.until = min((end_of(reader.handle.contents().upper) for reader in ports.sources), default=NEVER)
+        self.until = min((find_end(reader.handle.contents().upper) for reader in ports.sources), default=NEVER)
         self.stages = cut(program.plan.without_unused())
         self._open = ExitStack()
         self._slices: dict[str, tuple[CollectionAddress, list[Slice], int, int]] = {}

@@ -1,18 +1,18 @@
 """The aggregates of `agg`: their types, and which of them are sums of numbers that records contribute.
 
 count, sum and mean are *accumulable*: a group's state is a few sums, whatever its size, to which each record adds whole
-numbers. A record contributes to slots; each slot's sum is the sum of diffs of an update ((key, slot), time, diff), so
-the ordinary arrangement keeps it, and what was taken away leaves nothing behind.
+numbers. A record contributes to slots. The sum of a slot is the sum of diffs of updates ((key, slot), time, diff), so
+the ordinary arrangement keeps it, and a retraction leaves no residue.
 
     slot 0               the number of records: 1 for each
     slot (a, nulls)      1 for each value of aggregate a that is NULL, because hardly any is
     slot (a, limb i)     the digits of the value at 2**(32 * i)
 
-Integers have two limbs. A float is a whole number of 2**-1074: it has digits in at most three of its limbs, and the sum
-of the limbs is the exact sum of the floats, rounded once when it is read (Kulisch accumulators, kept sparse). NaN and
-the infinities are counted in slots of their own. Neumaier's compensated sum was rejected: it leaves residues.
+Integers have two limbs. A float is a whole number of 2**-1074, with digits in at most three limbs. The sum of the limbs
+is the exact sum of the floats, and is rounded once when it is read (sparse Kulisch accumulators). NaN and the
+infinities are counted in slots of their own. Neumaier's compensated sum was rejected: it leaves residues.
 
-`contributions` gives what records add to the slots.
+`contributions` computes the digits of values.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,15 @@ import pyarrow.types as pat
 from persist.codecs.errors import DiffOverflow, SchemaMismatch
 from persist.codecs.order.sums import whole_numbers
 from persist.compute.dataflow.operators.moments import product_digits
-from persist.compute.dataflow.updates.batch import NONE, largest, mixed, products, starts_of
+from persist.compute.dataflow.state.costs import USUAL, Costs
+from persist.compute.dataflow.updates.batch import NONE, find_starts, largest, mixed, products
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, is_narrow
 
 VARIANCES = ("var_pop", "var_samp", "stddev_pop", "stddev_samp", "sem")  # Of floats.
 ACCUMULABLE = ("count", "sum", "mean", "wide_sum", "total", *VARIANCES)
 NULLS, NAN, INFINITE, MINUS_INFINITE, FIRST_LIMB = range(5)
-SQUARES = 96  # The slots from here on are those of the squares of floats; those before, of floats, are fewer.
+SQUARES = 96  # From here on, slots are for squares of floats.
 SLOTS = 256  # Slots of one aggregate; the first of aggregate a is 1 + a * SLOTS.
 _BITS = np.int64(32)
 _MASK = np.int64(0xFFFFFFFF)
@@ -47,7 +48,7 @@ class Wanted:
 
     Attributes:
         of, result: types of the values and of the aggregate.
-        constant: what every value is, if that is known: the number of records then says it all.
+        constant: the value of all records, if they have one: the number of records then determines the aggregate.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Wanted:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the number of records says it all."""
+        """Whether the number of records determines it."""
         return self.constant is not None and self.kind in ("count", "sum")
 
 
@@ -120,23 +121,23 @@ def float_slots(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
 def _with_squares(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
     """Return what floats contribute, and their squares."""
     rows, places, amounts = product_digits([np.where(np.isfinite(values), values, 0.0)] * 2)
-    both = zip(float_slots(values), (rows, places + SQUARES, amounts), strict=True)
-    one, slots, more = (np.concatenate(pair) for pair in both)
-    return one, slots, more
+    contributions = zip(float_slots(values), (rows, places + SQUARES, amounts), strict=True)
+    rows_of_both, slots, more = (np.concatenate(pair) for pair in contributions)
+    return rows_of_both, slots, more
 
 
 def whole_slots(values: npt.NDArray[np.object_]) -> tuple[Ints, Ints, Ints]:
     """Return what whole numbers of any size contribute, as `float_slots` does."""
     rows, slots, amounts = [], [], []
-    rest, limb = values, 0
-    while len(rest) and limb < 5:
+    remainders, limb = values, 0
+    while len(remainders) and limb < 5:
         last = limb == 4
-        amount = (rest if last else rest & int(_MASK)).astype(np.int64)
+        amount = (remainders if last else remainders & int(_MASK)).astype(np.int64)
         contributing = np.flatnonzero(amount)
         rows.append(contributing)
         slots.append(np.full(len(contributing), FIRST_LIMB + limb))
         amounts.append(amount[contributing])
-        rest, limb = rest >> 32, limb + 1
+        remainders, limb = remainders >> 32, limb + 1
     return tuple(np.concatenate(pieces or [np.empty(0, np.int64)]) for pieces in (rows, slots, amounts))  # type: ignore[return-value]
 
 
@@ -191,8 +192,7 @@ def check_int64(sums: list[int], name: str) -> Ints:
     return np.array(sums, np.int64)
 
 
-MANY_ROWS = 4096  # From so many updates on, those of one key and time are summed before they are taken apart.
-FEW_GROUPS = 4  # If there are at least so many of them in the mean.
+FEW_GROUPS = 4  # If a key and time has fewer updates in the mean, they are not summed.
 
 
 def contributions(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
@@ -202,13 +202,16 @@ def contributions(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tu
     if pat.is_floating(of):
         values = domain.decode(words, of).cast(pa.float64()).to_numpy(zero_copy_only=False)
         return _with_squares(values) if kind in VARIANCES else float_slots(values)
-    if pat.is_decimal128(of):  # What a value contributes is told of each alone, as it may be taken away alone.
+    if pat.is_decimal128(of):  # Each value is split by itself, because it may be retracted by itself.
         large = (words >= FIRST_WIDE).nonzero()[0]
         if not len(large):
             return integer_slots(words)
         small = (words < FIRST_WIDE).nonzero()[0]
-        (rows, *digits), (others, *more) = integer_slots(words.take(small)), _of_values(words.take(large), of, domain)
-        parts = zip((small.take(rows), *digits), (large.take(others), *more), strict=True)
+        (rows, *digits), (large_rows, *more) = (
+            integer_slots(words.take(small)),
+            _of_values(words.take(large), of, domain),
+        )
+        parts = zip((small.take(rows), *digits), (large.take(large_rows), *more), strict=True)
         return tuple(np.concatenate(pieces) for pieces in parts)  # type: ignore[return-value]
     return _of_values(words, of, domain) if pat.is_decimal(of) or pat.is_uint64(of) else integer_slots(words)
 
@@ -217,7 +220,7 @@ def _of_values(words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints
     return whole_slots(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
 
 
-def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Domain) -> Ints:
+def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Domain, costs: Costs = USUAL) -> Ints:
     """Return what updates contribute to slots: key words, slot, times, diffs.
 
     Args:
@@ -226,10 +229,10 @@ def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Dom
     """
     summed = [numbered for numbered in enumerate(aggregates) if not numbered[1].is_counted]
     if not summed:
-        made = np.empty((len(updates) + 1, updates.shape[1]), np.int64)
-        made[:keys], made[keys], made[keys + 1 :] = updates[:keys], 0, updates[keys:]
-        return made
-    if updates.shape[1] >= MANY_ROWS and not any(_has_many_slots(aggregate) for _, aggregate in summed):
+        contributed = np.empty((len(updates) + 1, updates.shape[1]), np.int64)
+        contributed[:keys], contributed[keys], contributed[keys + 1 :] = updates[:keys], 0, updates[keys:]
+        return contributed
+    if updates.shape[1] >= costs.summed_rows and not any(_has_many_slots(aggregate) for _, aggregate in summed):
         grouped = _by_group(updates, keys, summed)
         if grouped is not None:
             return grouped
@@ -237,7 +240,7 @@ def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Dom
     rows = [np.arange(updates.shape[1])]
     slots = [np.zeros(updates.shape[1], np.int64)]
     amounts = [np.ones(updates.shape[1], np.int64)]
-    for at, (number, wanted) in enumerate(summed):
+    for at, (number, aggregation) in enumerate(summed):
         words = updates[keys + at]
         is_null = words == NULL
         if is_null.any():
@@ -245,20 +248,20 @@ def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Dom
             rows.append(nulls)
             slots.append(np.full(len(nulls), NULLS + (1 + number * SLOTS)))
             amounts.append(np.ones(len(nulls), np.int64))
-            value_rows, into, amount = contributions(wanted.kind, words[places], wanted.of, domain)
+            value_rows, into, amount = contributions(aggregation.kind, words[places], aggregation.of, domain)
             value_rows = places[value_rows]
         else:
-            value_rows, into, amount = contributions(wanted.kind, words, wanted.of, domain)
+            value_rows, into, amount = contributions(aggregation.kind, words, aggregation.of, domain)
         rows.append(value_rows)
         slots.append(into + (1 + number * SLOTS))
         amounts.append(amount)
     every = np.concatenate(rows)
     # Each update as often as it contributes; its values make room for the slot.
-    kept = [*range(keys), 0, *range(keys + len(summed), len(updates))]
-    made = updates.take(kept, axis=0).take(every, axis=1)
-    made[keys] = np.concatenate(slots)
-    made[-1] = products(made[-1], np.concatenate(amounts))
-    return made
+    picks = [*range(keys), 0, *range(keys + len(summed), len(updates))]
+    contributed = updates.take(picks, axis=0).take(every, axis=1)
+    contributed[keys] = np.concatenate(slots)
+    contributed[-1] = products(contributed[-1], np.concatenate(amounts))
+    return contributed
 
 
 def _has_many_slots(wanted: Wanted) -> bool:
@@ -272,7 +275,7 @@ def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) ->
     """Return what `exploded` does, one update for each slot of a key and time; None if that does not pay.
 
     A load of a million updates with three aggregates by 100 keys takes 131 ms of CPU with it, and 333 ms without. The
-    slots and the amounts in them are those of `integer_slots`, so that single updates take away what was summed.
+    slots and amounts are the same as in `integer_slots`, so single updates can retract a part of a sum.
     """
     times = updates[keys + len(summed) : -1]
     marks = mixed(np.concatenate((updates[:keys], times))) if keys or len(times) else None
@@ -281,7 +284,7 @@ def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) ->
     # Bring updates of one key and time together, by a hash, and mark where each group begins.
     order = marks.argsort(kind="stable")
     marks = marks.take(order)
-    firsts = starts_of(marks)
+    firsts = find_starts(marks)
     if len(firsts) * FEW_GROUPS > len(order):
         return None
     sorted_ = updates.take(order, axis=1)
@@ -293,22 +296,22 @@ def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) ->
     if most >= 2**30 or (len(diffs) * most >= 2**30 and int(np.abs(diffs).sum()) >= 2**30):
         return None  # Sums of digits might not fit.
     columns = [(0, np.add.reduceat(diffs, firsts))]
-    for at, (number, wanted) in enumerate(summed):
+    for at, (number, aggregate) in enumerate(summed):
         words = sorted_[keys + at]
         is_null = words == NULL
         counts = np.where(is_null, 0, diffs)
         base = 1 + number * SLOTS
         if is_null.any():
             columns.append((base + NULLS, np.add.reduceat(np.where(is_null, diffs, 0), firsts)))
-        if wanted.kind != "count":
+        if aggregate.kind != "count":
             is_small = (words >= -(2**31)) & (words < 2**31)
-            # As in `integer_slots`, but each digit counts as often as its update says.
+            # As in `integer_slots`, but multiplied by the diffs.
             low = np.where(is_small, words, words & np.int64(0xFFFFFFFF)) * counts
             high = np.where(is_small, 0, words >> np.int64(32)) * counts
             columns.append((base + FIRST_LIMB, np.add.reduceat(low, firsts)))
             columns.append((base + FIRST_LIMB + 1, np.add.reduceat(high, firsts)))
-    made = np.empty((keys + 1 + len(times) + 1, len(firsts) * len(columns)), np.int64)
+    contributed = np.empty((keys + 1 + len(times) + 1, len(firsts) * len(columns)), np.int64)
     for at, (slot, sums) in enumerate(columns):
-        part = made[:, at * len(firsts) : (at + 1) * len(firsts)]
+        part = contributed[:, at * len(firsts) : (at + 1) * len(firsts)]
         part[:keys], part[keys], part[keys + 1 : -1], part[-1] = names[:keys, firsts], slot, names[keys:, firsts], sums
-    return made[:, made[-1] != 0]
+    return contributed[:, contributed[-1] != 0]

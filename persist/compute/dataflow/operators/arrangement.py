@@ -1,8 +1,9 @@
-"""Arrangements: the state that joins and reductions look up, all of it or what was requested.
+"""Arrangements: the state that joins and reductions look up, whole or partial.
 
 An arrangement is the complete updates of a collection, indexed by key, for all operators that use this key. In each
-pass it takes what has become ready as one new batch. Readers see the batch and, apart from it, the spine of all
-before. Each reader says from which frontier on it will compare times; the arrangement compacts up to the meet of these.
+pass it takes the updates that became ready as one new batch. Readers see the batch and, apart from it, the spine of
+earlier updates. Each reader has a frontier from which on it compares times. The arrangement compacts up to the meet of
+these frontiers.
 
 A program that goes on from sealed outputs need not read its sources whole: its arrangements are *partial*. If a reader
 looks up keys that a partial arrangement does not hold, it requests the contents of its input for them, and keeps them.
@@ -10,11 +11,11 @@ The request passes from operator to operator down to the sources, which read the
 operator whose output is stored answers from there.
 
     a partial arrangement holds, for each key in `loaded`, all updates of its input at times before this pass
-    new updates of other keys are dropped: a later request for such a key finds them in the contents
+    new updates of other keys are dropped: a later request finds them in the contents
 
-So a program with empty arrangements is refreshed at the cost of what its changes touch, and one with full arrangements
-reads changes only; in between are those that keep what they requested. The idea is Noria's upquery into partial state
-(Gjengset et al., OSDI 2018); here times make it exact, since contents are those of one sealed time.
+So a program with empty arrangements is refreshed at the cost of the keys that its changes touch, and a program with
+full arrangements reads changes only. The idea is Noria's upquery into partial state (Gjengset et al., OSDI 2018). Here
+times make it exact, because contents belong to one sealed time.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from persist.compute.dataflow.updates.batch import (
     to_batch,
     with_diffs,
 )
-from persist.compute.dataflow.updates.times import Ints, meet_of
+from persist.compute.dataflow.updates.times import Ints, meet_all
 from persist.core.antichain import Antichain
 
 ReaderFrontier = Callable[[], Antichain]
@@ -45,7 +46,7 @@ class Arrangement(StashingOperator):
 
     Attributes:
         new: the updates that became ready in this pass or iteration, or None.
-        spine: all before; of a partial arrangement, those of the keys that it has loaded.
+        spine: earlier updates; a partial arrangement has those with loaded keys.
         loaded: these keys; None if it holds all.
         seeds: reads the updates of some keys where a collection stores them; it returns None if that is not possible.
     """
@@ -72,11 +73,11 @@ class Arrangement(StashingOperator):
         self.seeds: Callable[[Ints], Ints | None] | None = None
 
     def read_from(self, frontier: ReaderFrontier) -> None:
-        """Take note of a reader: it compares times with those beyond its frontier only."""
+        """Register a reader, which compares times with times beyond its frontier only."""
         self._readers.append(frontier)
 
     def restore(self, updates: Ints, at: int) -> None:
-        """Take updates, in the next pass, for what comes of the input up to a time."""
+        """Take these updates in the next pass, in place of the input's updates up to a time."""
         self._restored = updates, at
 
     def shaped(self) -> Ints | None:
@@ -89,12 +90,12 @@ class Arrangement(StashingOperator):
         return np.concatenate((updates, arrived[:, arrived[self.layout.words] > at]), axis=1)
 
     def run(self) -> None:
-        self._keep()  # What is new in the iteration before.
+        self._keep()  # The batch of the previous iteration.
         self.new = self.taken()
         self.out = None if self.new is None else self.new[1:]
 
     def settle(self) -> None:
-        since = meet_of([read() for read in self._readers]) if self._readers else self.spine.since
+        since = meet_all([read() for read in self._readers]) if self._readers else self.spine.since
         if since is not self.spine.since:
             if since.is_empty:
                 # Nobody will ever look anything up here again.
@@ -166,29 +167,29 @@ class Arrangement(StashingOperator):
         return requested(self.inputs, keys, self.origins, self.with_shape)
 
     def lookup(self, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
-        """Return the updates of keys: the number of the key and the row, for each; with those of this pass, or not."""
+        """Return the updates of keys, each with the number of its key; with has_new, updates of this pass as well."""
         if self.loaded is not None and keys.shape[1]:
             self._load(keys)
         numbers, rows = self.spine.lookup(hashes, keys)
         if has_new and self.new is not None:
-            others, more = _in_batch(hashes, keys, self.new)
-            if len(others):
-                numbers, rows = np.concatenate((numbers, others)), np.concatenate((rows, more), axis=1)
+            new_numbers, more = _in_batch(hashes, keys, self.new)
+            if len(new_numbers):
+                numbers, rows = np.concatenate((numbers, new_numbers)), np.concatenate((rows, more), axis=1)
         return numbers, rows
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
         chunks = [batch[1 : 1 + self.layout.words] for batch in self.spine.batches()]
         chunks += [] if self.new is None else [self.new[1 : 1 + self.layout.words]]
-        kept = [(words, self.schema) for words in [*chunks, *self.waiting_words()]]
+        entries = [(words, self.schema) for words in [*chunks, *self.waiting_words()]]
         if self.loaded is not None:
             columns = pa.schema([self.schema.field(at) for at in range(self.layout.keys)])
-            kept += [(batch[1 : 1 + self.layout.keys], columns) for batch in self.loaded.batches()]
-        return kept
+            entries += [(batch[1 : 1 + self.layout.keys], columns) for batch in self.loaded.batches()]
+        return entries
 
     def bytes(self) -> int:
         return self.spine.bytes + (0 if self.loaded is None else self.loaded.bytes)
 
 
 def _in_batch(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
-    ones, others = matches(hashes, keys, batch)
-    return ones, batch.take(others, axis=1)
+    numbers, places = matches(hashes, keys, batch)
+    return numbers, batch.take(places, axis=1)

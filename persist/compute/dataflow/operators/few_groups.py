@@ -1,7 +1,7 @@
 """Reductions of a few records over partially ordered times, in plain Python: they take less than each call of numpy.
 
-They stay, because loops live on them: a moved edge of a reachability takes 0.8 ms with them, and 1.8 ms without
-(medians of two runs each, in alternation); one of strongly connected components takes 14 ms and 23 ms.
+Loops need them: a moved edge of a reachability takes 0.8 ms with them, and 1.8 ms without; a moved edge of strongly
+connected components takes 14 ms and 23 ms (medians of two runs each, in alternation).
 
 A group is a dictionary from value words to multiplicities, none of them 0.
 """
@@ -36,17 +36,17 @@ def corrections(
     Args:
         times: of each key, in an order in which none comes before a lesser one.
         records: of each key, at all times.
-        given: what the output of each key was given before; the changes are added.
+        given: the earlier updates of the output of each key; the changes are added.
         width: how many value words a record has.
     """
     differences = []
     for rank in range(max(map(len, times), default=0)):
         items = [(number, key_times[rank]) for number, key_times in enumerate(times) if rank < len(key_times)]
         groups = [accumulated(records[number], time) for number, time in items]
-        made = _made(logic, groups, [number for number, _ in items], keys, width)
-        for (number, time), wanted in zip(items, made, strict=True):
+        results = _made(logic, groups, [number for number, _ in items], keys, width)
+        for (number, time), records_at_time in zip(items, results, strict=True):
             is_there = accumulated(given[number], time)
-            change = added(is_there, [(values, -diff) for values, diff in wanted])
+            change = added(is_there, [(values, -diff) for values, diff in records_at_time])
             for values, diff in change.items():
                 given[number].append((values, time, -diff))
                 differences.append((number, values, time, -diff))
@@ -56,14 +56,16 @@ def corrections(
 def _made(
     logic: Logic, groups: Sequence[Group], owners: Sequence[int], keys: Ints, width: int
 ) -> list[list[tuple[Values, int]]]:
-    """Return what the logic makes of each group, whose key is that of owners: value words, and how often."""
+    """Return the results of each group, as value words and multiplicities; owners are the numbers of the keys."""
     results: list[list[tuple[Values, int]]] = [[] for _ in groups]
     records = [(at, *values, diff) for at, group in enumerate(groups) for values, diff in group.items()]
     if records:
         rows = np.array(records, np.int64).reshape(len(records), width + 2).T
         numbers = np.array(owners)
-        made, columns, diffs = logic(rows[0], rows[1:-1], rows[-1], lambda at: keys.take(numbers.take(at), axis=1))
-        for at, values, diff in plain_rows(made, columns, diffs):
+        results_of, columns, diffs = logic(
+            rows[0], rows[1:-1], rows[-1], lambda at: keys.take(numbers.take(at), axis=1)
+        )
+        for at, values, diff in plain_rows(results_of, columns, diffs):
             results[at].append((values, diff))
     return results
 
@@ -92,7 +94,7 @@ def closed(times: Iterable[Coordinates], known: Iterable[Coordinates]) -> set[Co
     closed_times, known = set(times), set(known)
     fresh = closed_times
     while fresh:
-        fresh = {tuple(map(max, one, other)) for one in fresh for other in known} - closed_times
+        fresh = {tuple(map(max, fresh_time, known_time)) for fresh_time in fresh for known_time in known} - closed_times
         closed_times = closed_times | fresh
     return closed_times
 

@@ -1,13 +1,14 @@
-"""Folds: what an aggregate makes of the rows of frames, in an order. Groups and window frames are both frames.
+"""Folds: aggregates over the ordered rows of frames. Groups and window frames are both frames.
 
 A fold sees many frames at once. All arrays belong together by position, and are sorted by frame. Within a frame rows
-are in the order that the call asks for, and where that leaves something open, in the order of what is aggregated. So
-what a fold gives depends on the contents of its frame alone, and is an answer that SQL allows.
+are in the order of the call, and rows that are equal in it are in the order of the aggregated values. So a result
+depends on the contents of its frame alone, and SQL allows it.
 
 `GROUP BY` has one frame for each group (`folds`), and windows one for each row (`operators.windows`). Either way a row
 in a frame is one place in arrays: nothing is done row by row in Python.
 
-Cost: of a change of a group, the rows of the group; of windows, the rows of all frames, `CELLS_MAX` of them at a time.
+Cost: a change of a group costs the rows of the group; windows cost the rows of all frames, and look at
+`Costs.frame_rows` of them at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +26,9 @@ from persist.compute.dataflow.operators.aggregates import Wanted, contributions
 from persist.compute.dataflow.operators.logic import aggregate, copies, slot_sums
 from persist.compute.dataflow.operators.moments import STATISTICS, statistics
 from persist.compute.dataflow.plan.plan import WindowFunction
-from persist.compute.dataflow.updates.batch import starts_of
+from persist.compute.dataflow.updates.batch import find_starts
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain, directed, ranks
-
-CELLS_MAX = 1 << 21  # Rows of frames that are looked at together, if no frame has more.
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,35 +61,35 @@ class Rows:
         return ranks(self.domain, self.arguments[0], self.kinds[0])
 
     def placed(self, places: Ints, words: Ints) -> Ints:
-        """Return the words of all frames: those given for the frames of rows at places, and NULL for the others."""
-        made = np.full(self.count, NULL, np.int64)
-        made[self.owners.take(places)] = words
-        return made
+        """Return a word for each frame: these for the frames of rows at places, and NULL for the others."""
+        every_word = np.full(self.count, NULL, np.int64)
+        every_word[self.owners.take(places)] = words
+        return every_word
 
     def firsts(self) -> tuple[Ints, Ints]:
         """Return where the frames that have rows begin and end."""
-        firsts = starts_of(self.owners)
+        firsts = find_starts(self.owners)
         return firsts, np.append(firsts[1:], len(self.owners))[: len(firsts)]
 
 
 def folds(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Callable[..., Any]:
-    """Return the logic of a reduction that gives one record for each group, with a column for each call."""
+    """Return the logic of a reduction with one record for each group, and a column for each call."""
 
-    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: Any) -> tuple[Ints, Ints, Ints]:
+    def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: Any) -> tuple[Ints, Ints, Ints]:
         # A record of multiplicity n is n rows, and each group is one frame.
         rows = copies(diffs)
         groups, values = groups.take(rows), values.take(rows, axis=1)
-        firsts = starts_of(groups)
+        firsts = find_starts(groups)
         owners = np.arange(len(firsts)).repeat(np.diff(np.append(firsts, len(groups))))
         columns = []
         for call in calls:
             at = [schema.get_field_index(name) for name in call.arguments]
-            given = Rows(
+            frame_rows = Rows(
                 owners, [values[row] for row in at], [schema.field(row).type for row in at], len(firsts), domain
             )
-            columns.append(folded(call, given, values, schema, np.arange(len(owners))))
-        made = np.array(columns, np.int64).reshape(len(columns), len(firsts))
-        return groups.take(firsts), made, np.ones(len(firsts), np.int64)
+            columns.append(folded(call, frame_rows, values, schema, np.arange(len(owners))))
+        results = np.array(columns, np.int64).reshape(len(columns), len(firsts))
+        return groups.take(firsts), results, np.ones(len(firsts), np.int64)
 
     return logic
 
@@ -129,24 +128,24 @@ def _distinct(rows: Rows) -> Ints:
     marks = np.ones(len(order), np.bool_)
     columns = [rows.owners.take(order), *(words.take(order) for words in rows.arguments)]
     marks[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    kept = order[marks]  # The sort is stable, so these are the first ones.
-    kept.sort()
-    return kept
+    firsts = order[marks]  # The sort is stable, so these are the first ones.
+    firsts.sort()
+    return firsts
 
 
-def framed(low: Ints, high: Ints) -> Iterator[tuple[slice, Ints, Ints]]:
+def framed(low: Ints, high: Ints, rows_max: int) -> Iterator[tuple[slice, Ints, Ints]]:
     """Yield frames [low, high) some at a time: which ones, and of each of their rows the frame (from 0) and the place.
 
-    Frames that are larger than CELLS_MAX come alone.
+    A frame of more than rows_max rows comes alone.
     """
     ends = (high - low).cumsum()
     first = 0
     while first < len(low):
-        before = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(ends.searchsorted(before + CELLS_MAX, side="right")))
+        rows_before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(ends.searchsorted(rows_before + rows_max, side="right")))
         sizes = high[first:last] - low[first:last]
         owners = np.arange(last - first).repeat(sizes)
-        places = np.arange(len(owners)) + (low[first:last] - (ends[first:last] - sizes - before)).repeat(sizes)
+        places = np.arange(len(owners)) + (low[first:last] - (ends[first:last] - sizes - rows_before)).repeat(sizes)
         yield slice(first, last), owners, places
         first = last
 
@@ -181,7 +180,7 @@ def _extreme(is_max: bool) -> Fold:
     return extreme
 
 
-def _extreme_by(is_max: bool) -> Fold:
+def _make_arg_extreme(is_max: bool) -> Fold:
     """Return the first argument of the first row in which the second one is least or greatest."""
 
     def extreme(call: WindowFunction, rows: Rows) -> Ints:
@@ -200,10 +199,10 @@ def _count(call: WindowFunction, rows: Rows) -> Ints:
 def _summed(kind: str) -> Fold:
     def total(call: WindowFunction, rows: Rows) -> Ints:
         of = rows.kinds[0]
-        wanted = Wanted(call.name, kind, of, call.result)
+        aggregation = Wanted(call.name, kind, of, call.result)
         at, slots, amounts = contributions(kind, rows.arguments[0], of, rows.domain)
         groups, slots, sums = slot_sums(rows.owners.take(at), slots, amounts, np.ones(len(at), np.int64))
-        return aggregate(wanted, _count(call, rows), groups, slots, sums, rows.domain)
+        return aggregate(aggregation, _count(call, rows), groups, slots, sums, rows.domain)
 
     return total
 
@@ -213,7 +212,7 @@ def _bits(function: Any) -> Fold:
         firsts, _ = rows.firsts()
         if not len(firsts):
             return rows.placed(firsts, firsts)
-        # Words of unsigned integers of 64 bits are no numbers; and what comes of two numbers may be the word of NULL.
+        # Words of uint64 are not numbers, and a result may be the word of NULL.
         values = rows.domain.decode(rows.arguments[0], rows.kinds[0]).to_numpy(zero_copy_only=False)
         return rows.placed(firsts, rows.domain.encode(pa.array(function.reduceat(values, firsts), rows.kinds[0])))
 
@@ -221,15 +220,15 @@ def _bits(function: Any) -> Fold:
 
 
 def _mode(call: WindowFunction, rows: Rows) -> Ints:
-    """Return the value that comes most often; if several do, the one that comes first."""
+    """Return the most frequent value; of several, the first."""
     order = np.lexsort((rows.first_ranks(), rows.owners))  # It is stable, so runs of a value begin with its first row.
     owners, words = rows.owners, rows.arguments[0].take(order)
     # The runs of equal values in each frame, and how long they are.
-    starts = starts_of(owners, words)
+    starts = find_starts(owners, words)
     counts = np.diff(np.append(starts, len(words)))
     # The longest run of each frame is put first; among equally long ones, the run whose value comes first.
     best = np.lexsort((order.take(starts), -counts, owners.take(starts)))
-    places = starts.take(best.take(starts_of(owners.take(starts).take(best))))
+    places = starts.take(best.take(find_starts(owners.take(starts).take(best))))
     return rows.placed(places, words.take(places))
 
 
@@ -242,8 +241,8 @@ def _lists(kind: pa.DataType, rows: Rows) -> pa.Array:
     sizes = np.bincount(rows.owners, minlength=rows.count)
     offsets = np.concatenate(([0], sizes.cumsum()))
     values = rows.domain.decode(rows.arguments[0], rows.kinds[0])
-    made = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=pa.array(sizes == 0))
-    return made.cast(kind)
+    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=pa.array(sizes == 0))
+    return lists.cast(kind)
 
 
 def _joined_texts(call: WindowFunction, rows: Rows) -> Ints:
@@ -254,13 +253,13 @@ def _histogram(call: WindowFunction, rows: Rows) -> Ints:
     order = np.lexsort((rows.first_ranks(), rows.owners))
     owners, words = rows.owners, rows.arguments[0].take(order)
     # Each run of equal values in a frame is an entry of its map, with its length.
-    starts = starts_of(owners, words)
+    starts = find_starts(owners, words)
     counts = np.diff(np.append(starts, len(words)))
     sizes = np.bincount(owners.take(starts), minlength=rows.count)
     offsets = pa.array(np.concatenate(([0], sizes.cumsum())), pa.int32(), mask=None)
     keys = rows.domain.decode(words.take(starts), rows.kinds[0])
-    made = pa.MapArray.from_arrays(offsets, keys, pa.array(counts, pa.uint64())).cast(call.result)
-    return rows.domain.encode(pc.if_else(pa.array(sizes == 0), pa.scalar(None, call.result), made))
+    maps = pa.MapArray.from_arrays(offsets, keys, pa.array(counts, pa.uint64())).cast(call.result)
+    return rows.domain.encode(pc.if_else(pa.array(sizes == 0), pa.scalar(None, call.result), maps))
 
 
 def _quantile(call: WindowFunction, rows: Rows) -> Ints:
@@ -271,8 +270,8 @@ def _quantile(call: WindowFunction, rows: Rows) -> Ints:
     if not call.constants[1]:
         return rows.placed(firsts, columns[0])
     every = np.array(columns, np.int64).reshape(len(columns), len(firsts)).T.reshape(-1)
-    made = replace(rows, owners=rows.owners.take(firsts).repeat(len(columns)), arguments=[every])
-    return rows.domain.encode(_lists(call.result, replace(made, kinds=[call.result.value_type])))
+    elements = replace(rows, owners=rows.owners.take(firsts).repeat(len(columns)), arguments=[every])
+    return rows.domain.encode(_lists(call.result, replace(elements, kinds=[call.result.value_type])))
 
 
 def quantiles(
@@ -295,16 +294,16 @@ def quantiles(
     columns = []
     for share in shares:
         if not is_between:
-            columns.append(at(_place_at(share, sizes)))
+            columns.append(at(_find_place(share, sizes)))
             continue
         exact = (sizes - 1) * (share[0] / share[1] if isinstance(share, tuple) else share)
         low, high = np.floor(exact).astype(np.int64), np.ceil(exact).astype(np.int64)
-        one, other = at(low), at(high)
-        columns.append(np.where(low == high, one, _interpolated(one, other, exact - low, kind, domain)))
+        lows, highs = at(low), at(high)
+        columns.append(np.where(low == high, lows, _interpolated(lows, highs, exact - low, kind, domain)))
     return columns
 
 
-def _place_at(share: Any, sizes: Ints) -> Ints:
+def _find_place(share: Any, sizes: Ints) -> Ints:
     """Return the least place that at least a share of the rows is at or before."""
     if isinstance(share, tuple):  # A whole number over another: exact.
         part, whole = share
@@ -319,18 +318,18 @@ def _interpolated(one: Ints, other: Ints, share: Any, kind: pa.DataType, domain:
         decoded = (domain.decode(words, kind).cast(pa.float64()) for words in (one, other))
         low, high = (values.to_numpy(zero_copy_only=False) for values in decoded)
         with np.errstate(all="ignore"):
-            made = low + (high - low) * share
-        return domain.encode(pa.array(made).cast(kind))
+            numbers = low + (high - low) * share
+        return domain.encode(pa.array(numbers).cast(kind))
     if pat.is_decimal(kind) and kind.precision > 18:
         decoded = (domain.decode(words, kind) for words in (one, other))
         lows, highs = (whole_numbers(pa.chunked_array([values])).tolist() for values in decoded)
     else:
         lows, highs = one.tolist(), other.tolist()
     # As DuckDB, towards zero; but of the exact value between them.
-    made = [int(low + (high - low) * Fraction(part)) for low, high, part in zip(lows, highs, share, strict=True)]
+    numbers = [int(low + (high - low) * Fraction(part)) for low, high, part in zip(lows, highs, share, strict=True)]
     if pat.is_decimal(kind) and kind.precision > 18:
-        return domain.of_digits(made, kind)
-    return np.array(made, np.int64)
+        return domain.of_digits(numbers, kind)
+    return np.array(numbers, np.int64)
 
 
 def _mad(call: WindowFunction, rows: Rows) -> Ints:
@@ -367,8 +366,8 @@ FOLDS: dict[str, Fold] = {
     "max": _extreme(True),
     "bool_and": _extreme(False),
     "bool_or": _extreme(True),
-    "arg_min": _extreme_by(False),
-    "arg_max": _extreme_by(True),
+    "arg_min": _make_arg_extreme(False),
+    "arg_max": _make_arg_extreme(True),
     "count_star": _count,
     "count": _count,
     "regr_count": _count,

@@ -1,38 +1,37 @@
 """Joins of two inputs or more, all as delta joins: each new batch looks up the other inputs, one after the other.
 
-Let A, B, C be what was there before a pass and a, b, c what is new. The new pairs are
+Let A, B, C be the contents of the inputs before a pass, and a, b, c their new batches. The new pairs are
 
     (A + a)(B + b)(C + c) - ABC  =  a B C  +  (A + a) b C  +  (A + a)(B + b) c
 
 so a change of input i meets inputs before i with, and those after i without, their new batches; every combination is
 met once, whatever the times. The time of a result is the least upper bound of the times it comes from, its diff the
-product of the diffs. NULL in a key equals nothing, unless the join says that it equals itself.
+product of the diffs. NULL in a key equals nothing, unless the join has `null_equals`.
 
-A path says in which order a change of one input looks up the others. Columns that must be equal form a class, and a
-partial result holds one word for each class it knows. Among the inputs that are not in the result yet and of which
-some column is known, the next one is that with the fewest expected partners; if nothing is known of their sizes, the
-one of which most columns are known. Its key are these columns. So every look-up is in an arrangement of an input
-itself, and nothing intermediate is kept.
+A path is the order in which a change of one input looks up the others. Columns that must be equal form a class, and a
+partial result holds one word for each class it knows. The next input is the one with the fewest expected partners, or,
+if sizes are unknown, with the most known columns; its key are its known columns. So every look-up is in an arrangement
+of an input itself, and nothing intermediate is kept.
 
-Cost: for each new update, a binary search per batch of each other input, and what is found.
+Cost: for each new update, a binary search per batch of each other input, and the partners.
 
-`BoundedJoin` is for joins with one bound: what is above, or below, a value that all records are compared with.
+`BoundedJoin` is for joins with one bound: all records are compared with one value.
 
     HAVING sum(x) > (SELECT sum(x) * 0.1 FROM facts)    join[all, output: [filter(left > right) . map(of the left)]]
 
-The right is one record, the *bound*. When it changes, each record of the left is looked up, and most are put out and
-taken back at once: they are above the old bound and above the new one. This join keeps the records of a large left in
-the order of what is compared, and looks up those between the two bounds only. All others are the same for both, as the
-output has no column of the bound. The condition itself is still asked of what was looked up, so the order need only be
-no finer than it.
+The right is one record, the *bound*. An ordinary join would look up each record of the left when the bound changes,
+although most are above both the old and the new bound. This join keeps the records of a large left in the order of the
+compared term, and looks up only the records between both bounds. The result for the others is the same, because the
+output has no column of the bound. The condition still filters the records, so the order may be coarser than it.
 
-What is kept is a cache of the left's arrangement, for totally ordered times: made when a bound changes for the first
-time, and dropped when many records change at once. Cost: of a changed bound, about log2(n) comparisons and the records
-in between; of a changed record of the left, about the same more.
+The order is a cache of the left's arrangement, for totally ordered times. The first change of the bound makes it, and a
+change of many records drops it. Cost: a changed bound costs about log2(n) comparisons and the records in between; a
+changed record of the left costs about log2(n) comparisons more.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,17 +71,19 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What a new batch of one input does.
+    """The look-ups of a new batch of one input.
 
     Attributes:
         start: an arrangement of the input, whose new batch begins it.
         steps: the look-ups.
         picks: rows of the partial result that make the output, in its order.
+        partners: estimates how many records of the input have the same values of some columns; None if unknown.
     """
 
     start: Arrangement
     steps: tuple[Step, ...]
     picks: tuple[int, ...]
+    partners: Callable[[tuple[str, ...]], float | None]
 
 
 class JoinOperator(Operator):
@@ -113,37 +114,46 @@ class JoinOperator(Operator):
         updates = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         self.out = self._shape(updates)
 
-    def looked_up(self, step: Step, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
-        """Return what a step finds: for each row the number of its key."""
+    def look_up(self, step: Step, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
+        """Return the rows that a step finds, each with the number of its key."""
         return step.arrangement.lookup(hashes, keys, has_new=has_new)
 
     def computed(self, keys: Keys | None) -> Ints:
-        path, own = self.path_of(keys)
-        rows = path.start.contents(own)
+        path, start_keys = self.choose_path(keys)
+        rows = path.start.contents(start_keys)
         batch = np.concatenate((np.zeros((1, rows.shape[1]), np.int64), rows))
         joined = self._followed(path, batch, has_new=False)
         if joined is None:
             joined = np.empty((len(path.picks) + batch.shape[0] - path.start.layout.words - 1, 0), np.int64)
-        made = self._shape(joined)
-        return made if keys is None else made[:, keys.selects(made)]
+        contents = self._shape(joined)
+        return contents if keys is None else contents[:, keys.selects(contents)]
 
-    def path_of(self, keys: Keys | None) -> tuple[Path, Keys | None]:
-        """Return the path whose input has most of the columns of keys, and the keys by the columns of its start.
+    def choose_path(self, keys: Keys | None) -> tuple[Path, Keys | None]:
+        """Return the path that is expected to begin with the fewest records of some keys, and the keys of its start.
 
-        Without keys, it is the path that begins at an input that is small, if there is one.
+        If nothing is known of the inputs, it is the path whose input has most of the columns of keys. Without keys, it
+        is a path that begins at a small input, if there is one.
         """
         if keys is None:
             return max(self.paths, key=lambda path: path.start.inputs[0].is_small), None
         below, _ = keys.traced(self.origins)
-        best: tuple[int, Path, Keys | None] = (0, self.paths[0], None)
+        best: tuple[Path, Keys | None] = self.paths[0], None
+        least: tuple[float, int] | None = None
         for path in self.paths if below is not None else ():
             assert below is not None
-            places = tuple(place if place < path.start.layout.words else None for place in path.picks)
-            own, _ = below.traced(places)
-            count = 0 if own is None else sum(path.start.origins[column] is not None for column in own.columns)
-            if count > best[0]:
-                best = count, path, own
-        return best[1:]
+            start_keys, _ = below.traced([place if place < path.start.layout.words else None for place in path.picks])
+            count = (
+                0
+                if start_keys is None
+                else sum(path.start.origins[column] is not None for column in start_keys.columns)
+            )
+            if start_keys is None or not count:
+                continue
+            partners = path.partners(tuple(path.start.schema.names[column] for column in start_keys.columns))
+            rank = float("inf") if partners is None else partners * max(1, start_keys.words.shape[1]), -count
+            if least is None or rank < least:
+                best, least = (path, start_keys), rank
+        return best
 
     def _followed(self, path: Path, new: Ints, *, has_new: bool = True) -> Ints | None:
         layout = path.start.layout
@@ -163,15 +173,15 @@ class JoinOperator(Operator):
                 # Look-ups of ascending hashes are faster, and pay for the sort of many rows.
                 order = hashes.argsort(kind="stable")
                 hashes, keys = hashes.take(order), keys.take(order, axis=1, mode="clip")
-            numbers, rows = self.looked_up(step, hashes, keys, has_new=has_new and step.has_new)
+            numbers, rows = self.look_up(step, hashes, keys, has_new=has_new and step.has_new)
             if not len(numbers):
                 return None
             if order is not None:
                 numbers = order.take(numbers)
             # Each row as often as it has partners, with the partner's words beside its own, from the later of both
             # times on.
-            taken = [words.take(numbers, axis=1, mode="clip"), rows[1 : 1 + target.words].take(step.takes, axis=0)]
-            words = np.concatenate(taken)
+            parts = [words.take(numbers, axis=1, mode="clip"), rows[1 : 1 + target.words].take(step.takes, axis=0)]
+            words = np.concatenate(parts)
             times = np.maximum(times.take(numbers, axis=1, mode="clip"), target.times(rows))
             diffs = products(diffs.take(numbers), rows[-1])
         joined = np.empty((len(path.picks) + len(times) + 1, len(diffs)), np.int64)
@@ -218,7 +228,7 @@ class JoinPaths:
         self._class: dict[Place, Place] = {(0, name): (0, name) for name in schemas[0].names}
         named = {name: (0, name) for name in schemas[0].names}
         for number, pairs in enumerate(on, 1):
-            equal = {other: named[one] for one, other in pairs}
+            equal = {column: named[earlier] for earlier, column in pairs}
             for name in schemas[number].names:
                 self._class[number, name] = self._class[equal[name]] if name in equal else (number, name)
                 if name not in equal:
@@ -236,15 +246,19 @@ class JoinPaths:
 
     def _route(self, start: int) -> list[tuple[int, tuple[str, ...]]]:
         """Return which inputs are looked up from a start, and by which columns."""
-        known = {self._class[start, name] for name in self._schemas[start].names}
-        left = [number for number in range(len(self._schemas)) if number != start]
+        known_places = {self._class[start, name] for name in self._schemas[start].names}
+        remaining = [number for number in range(len(self._schemas)) if number != start]
         route = []
-        while left:
-            keys = {number: tuple(sorted(self._known(number, known))) for number in left}
-            best = min(left, key=lambda number: self._cost(number, keys[number]))
+        while remaining:
+            keys = {number: tuple(sorted(self._known(number, known_places))) for number in remaining}
+            best = (
+                min(remaining, key=lambda number: self._cost(number, keys[number]))
+                if len(remaining) > 1
+                else remaining[0]
+            )
             route.append((best, keys[best]))
-            known |= {self._class[best, name] for name in self._schemas[best].names}
-            left.remove(best)
+            known_places |= {self._class[best, name] for name in self._schemas[best].names}
+            remaining.remove(best)
         return route
 
     def _cost(self, number: int, keys: tuple[str, ...]) -> tuple[bool, float, int]:
@@ -266,9 +280,9 @@ class JoinPaths:
             rows.setdefault(self._class[start, name], at)
         height = len(names)
         steps = []
-        for number, looked_up in route:
-            target, target_names = self._arrangement(number, looked_up)
-            places = tuple(rows[self._class[number, name]] for name in looked_up)
+        for number, look_up in route:
+            target, target_names = self._arrangement(number, look_up)
+            places = tuple(rows[self._class[number, name]] for name in look_up)
             takes = []
             for at, name in enumerate(target_names):
                 if self._class[number, name] not in rows:
@@ -276,39 +290,40 @@ class JoinPaths:
                     height += 1
                     takes.append(at)
             steps.append(Step(target, places, tuple(takes), has_new=number < start))
-        return Path(arrangement, tuple(steps), tuple(rows[place] for place in self._outputs))
+        picks = tuple(rows[place] for place in self._outputs)
+        return Path(arrangement, tuple(steps), picks, partial(self._partners, start))
 
 
 _COMPARISONS = ("less", "less_equal", "greater", "greater_equal")
 
 
 def compared(join: Join, schemas: Sequence[pa.Schema]) -> tuple[Term, Term] | None:
-    """Return what of the left a join compares with what of its bound; None if it is no join with a bound."""
+    """Return the terms of the left and of the bound that a join compares; None for other joins."""
     if len(schemas) != 2 or any(join.on) or not all(isinstance(stage, Filter | Map) for stage in join.after):
         return None
-    left, right = (set(schema.names) for schema in schemas)
+    left_names, bound_names = (set(schema.names) for schema in schemas)
     pairs: list[tuple[Term, Term]] = []
     for stage in join.after:
         if isinstance(stage, Map):
-            is_left = all(columns_of(term) <= left for _, term in stage.outputs)
+            is_left = all(columns_of(term) <= left_names for _, term in stage.outputs)
             return pairs[0] if len(pairs) == 1 and is_left else None
         assert isinstance(stage, Filter)
         for part in factored_conjuncts(stage.condition):
-            if columns_of(part) <= left:
+            if columns_of(part) <= left_names:
                 continue
             if not (isinstance(part, Call) and calls(part, *_COMPARISONS)):
                 return None
-            one, other = part.arguments
-            if columns_of(one) <= right:
-                one, other = other, one
-            if not (columns_of(one) <= left and columns_of(other) <= right):
+            left_term, bound_term = part.arguments
+            if columns_of(left_term) <= bound_names:
+                left_term, bound_term = bound_term, left_term
+            if not (columns_of(left_term) <= left_names and columns_of(bound_term) <= bound_names):
                 return None
-            kind = type_of(one, schemas[0], "join")
+            kind = type_of(left_term, schemas[0], "join")
             # Words of two types do not compare; and where NaN is neither above nor below, it is in no order.
             is_in_order = not pat.is_floating(kind) or part.function.startswith(SQL)
-            if not (has_rank(kind) and is_in_order and type_of(other, schemas[1], "join") == kind):
+            if not (has_rank(kind) and is_in_order and type_of(bound_term, schemas[1], "join") == kind):
                 return None
-            pairs.append((one, other))
+            pairs.append((left_term, bound_term))
     return None
 
 
@@ -335,27 +350,27 @@ class BoundedJoin(JoinOperator):
         self._order = Order(by, [kind, *(pa.int64() for _ in schema)], domain)
         self._kind = kind
         self._ranked: Ranked | None = None
-        self._between: Ints | None = None  # What is looked up of the left in this pass, if not all.
+        self._between: Ints | None = None  # The records of the left that this pass looks up, if not all.
 
     def run(self) -> None:
-        bound, left = self._bound.new, self._left.new
+        bound, left_new = self._bound.new, self._left.new
         self._between = None
         if bound is not None and self._left.spine.rows >= self.costs.large_rows:
-            self._between = self._looked_at(bound)
+            self._between = self._find_between(bound)
         try:
             super().run()
         finally:
-            self._between = None  # Who requests contents sees all records.
-        if self._ranked is not None and left is not None:
-            if left.shape[1] * self.costs.change_rows > 2 * self._ranked.rows:
+            self._between = None  # Requests for contents see all records.
+        if self._ranked is not None and left_new is not None:
+            if left_new.shape[1] * self.costs.change_rows > 2 * self._ranked.rows:
                 self._ranked = None
                 return
-            for *record, _, diff in self._ordered(left[1:]).T.tolist():
+            for *record, _, diff in self._ordered(left_new[1:]).T.tolist():
                 self._ranked.add(tuple(record), diff)
 
-    def looked_up(self, step: Step, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
+    def look_up(self, step: Step, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
         if self._between is None or step.arrangement is not self._left:
-            return super().looked_up(step, hashes, keys, has_new=has_new)
+            return super().look_up(step, hashes, keys, has_new=has_new)
         rows = self._between
         if has_new and self._left.new is not None:
             rows = np.concatenate((rows, self._left.new), axis=1)
@@ -374,7 +389,7 @@ class BoundedJoin(JoinOperator):
     def bytes(self) -> int:
         return 0 if self._ranked is None else self._ranked.bytes
 
-    def _looked_at(self, bound: Ints) -> Ints | None:
+    def _find_between(self, bound: Ints) -> Ints | None:
         """Return the records of the left, of earlier passes, between a bound and the one before; None for all."""
         is_one_for_another = bound.shape[1] == 2 and bound[-2, 0] == bound[-2, 1] and sorted(bound[-1]) == [-1, 1]
         words = self._of_bound(bound[1:])[0].tolist() if is_one_for_another else [NULL]

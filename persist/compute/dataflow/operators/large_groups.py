@@ -2,9 +2,8 @@
 
 A reduction looks at the whole group of a change. That is the fastest way for small groups, and for changes of a good
 part of a large one. A large group of which few records change is ranked, and kept so from then on: the aggregates are
-read off its edges and its middle. A ranked group is made from the arrangement, which stays what the
-reduction keeps. So it is a cache, which is dropped whenever looking at the whole group is cheaper, or when there is no
-room.
+read off its edges and its middle. A ranked group is made from the arrangement, which stays what the reduction keeps. So
+it is a cache. It is dropped when a look at the whole group is cheaper, or when there is no room.
 
 This is for totally ordered times only, where the records of a group before a change are one multiset.
 """
@@ -24,7 +23,7 @@ from persist.compute.dataflow.operators.logic import aggregate
 from persist.compute.dataflow.plan.plan import Counted, WindowFunction
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.ranked import Order, Ranked, Record, has_rank
-from persist.compute.dataflow.updates.batch import check_sum, products, starts_of
+from persist.compute.dataflow.updates.batch import check_sum, find_starts, products
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
 
@@ -32,11 +31,11 @@ Made: TypeAlias = dict[Record, int]
 
 
 class Group(ABC):
-    """One group: its records with their multiplicities, and what the reduction makes of them.
+    """One group: its records with their multiplicities, and its results.
 
     Attributes:
         orders: in which its records are kept.
-        shown: what was made of it, where that is kept.
+        shown: its results, if they are kept.
     """
 
     orders: Collection[Ranked]
@@ -69,16 +68,16 @@ class MadeGroup(Group):
         """Return the results of the group: records of the output with their multiplicities."""
 
     def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
-        before = self.made() if self.shown is None else self.shown
+        earlier = self.made() if self.shown is None else self.shown
         self.add(records, diffs)
-        self.shown = after = self.made()
-        changes = [[*record, after.get(record, 0) - before.get(record, 0)] for record in before.keys() | after.keys()]
+        self.shown = later = self.made()
+        changes = [[*record, later.get(record, 0) - earlier.get(record, 0)] for record in earlier.keys() | later.keys()]
         changes = [change for change in changes if change[-1]]
         rows = np.array(changes, np.int64).reshape(len(changes), max(map(len, changes), default=1)).T
         return rows[:-1], rows[-1]
 
 
-Ranking: TypeAlias = Callable[[Ints, Ints], Group]  # Of records, int64[words, n], and their diffs.
+Ranking: TypeAlias = Callable[[Ints, Ints], Group]  # Its arguments are records, int64[words, n], and their diffs.
 
 
 class TopGroup(MadeGroup):
@@ -98,7 +97,7 @@ class TopGroup(MadeGroup):
     def made(self) -> Made:
         if self._counted == "row_number":
             return dict(self._ranked.taken(self._skip, self._count))
-        made: Made = {}
+        results: Made = {}
         place, peers = 0, None
         for record, copies in self._ranked.taken(0, self._ranked.total):
             agree = [record[at] for at in self._by]
@@ -107,10 +106,10 @@ class TopGroup(MadeGroup):
                     break
                 peers = agree
                 place += self._counted == "dense_rank"
-            made[record] = copies
+            results[record] = copies
             if self._counted == "rank":
                 place += copies
-        return made
+        return results
 
 
 class AggregatedGroup(MadeGroup):
@@ -121,18 +120,18 @@ class AggregatedGroup(MadeGroup):
     ) -> None:
         self._aggregates = aggregates
         self._domain = domain
-        self._counts = dict.fromkeys(range(len(aggregates)), 0)  # Of values that are not NULL.
+        self._counts = dict.fromkeys(range(len(aggregates)), 0)  # The numbers of values that are not NULL.
         self._ranked: dict[int, Ranked] = {}
         self.orders = self._ranked.values()
         self._sums: dict[int, dict[int, int]] = {}
         self._count = _exact_sum(diffs)
-        for at, wanted in enumerate(aggregates):
+        for at, aggregation in enumerate(aggregates):
             is_value = records[at] != NULL
-            if wanted.kind in ACCUMULABLE:
+            if aggregation.kind in ACCUMULABLE:
                 self._sums[at] = {}
                 self._accumulate(at, records[at][is_value], diffs[is_value])
             else:
-                order = Order([(0, False, False)], [wanted.of], domain)
+                order = Order([(0, False, False)], [aggregation.of], domain)
                 self._ranked[at] = Ranked(order, records[at : at + 1, is_value], diffs[is_value], costs)
 
     def add(self, records: Ints, diffs: Ints) -> None:
@@ -150,21 +149,21 @@ class AggregatedGroup(MadeGroup):
     def made(self) -> Made:
         if not self._count:
             return {}
-        return {tuple(self._aggregate(at, wanted) for at, wanted in enumerate(self._aggregates)): 1}
+        return {tuple(self._aggregate(at, aggregation) for at, aggregation in enumerate(self._aggregates)): 1}
 
     def _accumulate(self, at: int, words: Ints, diffs: Ints) -> None:
         if not len(words):
             return
-        wanted, sums = self._aggregates[at], self._sums[at]
+        aggregation, sums = self._aggregates[at], self._sums[at]
         self._counts[at] += _exact_sum(diffs)
         check_sum(self._counts[at])
-        rows, slots, amounts = contributions(wanted.kind, words, wanted.of, self._domain)
+        rows, slots, amounts = contributions(aggregation.kind, words, aggregation.of, self._domain)
         distinct_slots, numbers = np.unique(slots, return_inverse=True)
         parts = products(amounts, diffs.take(rows))
         for number, slot in enumerate(distinct_slots.tolist()):
             total = sums.pop(slot, 0) + _exact_sum(parts[numbers == number])
             if not -(2**63) <= total < 2**63:
-                raise DiffOverflow(f"a sum of {wanted.name!r} became {total}, which does not fit int64")
+                raise DiffOverflow(f"a sum of {aggregation.name!r} became {total}, which does not fit int64")
             if total:
                 sums[slot] = total
 
@@ -245,7 +244,7 @@ def ranking_of_top(
 
 def ranking_of_aggregates(aggregates: Sequence[Wanted], domain: Domain, costs: Costs = USUAL) -> Ranking | None:
     """Return a function that ranks a group of `logic.multiset_aggregates`; None if its values cannot be ranked."""
-    if not all(wanted.kind in ACCUMULABLE or has_rank(wanted.of) for wanted in aggregates):
+    if not all(aggregation.kind in ACCUMULABLE or has_rank(aggregation.of) for aggregation in aggregates):
         return None
     return lambda records, diffs: AggregatedGroup(aggregates, domain, records, diffs, costs)
 
@@ -273,7 +272,7 @@ class LargeGroups:
         self._ranking = ranking
         self._costs = costs
         self._groups: dict[Record, Group] = {}  # Those used last come last.
-        self._sizes: dict[Record, int] = {}  # What it costs to look at the whole group: rows, as it was ranked.
+        self._sizes: dict[Record, int] = {}  # The rows of the whole group when it was ranked.
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -291,7 +290,7 @@ class LargeGroups:
     def known(self, keys: Ints, numbers: Ints, times: Ints) -> Flags:
         """Return which keys have a ranked group of which few enough records change.
 
-        The others are forgotten: whoever asks looks at them as a whole.
+        The others are forgotten, and are looked at as a whole.
 
         Args:
             keys: int64[k, n], each once.
@@ -349,7 +348,7 @@ class LargeGroups:
         group = self._groups[key] = self._groups.pop(key)
         order = times.argsort(kind="stable")
         records, times, diffs = records.take(order, axis=1), times.take(order), diffs.take(order)
-        firsts = starts_of(times)
+        firsts = find_starts(times)
         changes = []
         for first, end in zip(firsts.tolist(), [*firsts[1:].tolist(), len(times)], strict=True):
             columns, changed = group.changed(records[:, first:end], diffs[first:end])

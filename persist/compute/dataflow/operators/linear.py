@@ -1,8 +1,8 @@
 """Linear operators at work: a stack of stages compiled to one function from updates to updates.
 
-Between the stages of a stack columns stay as they are, as words or as Arrow: a column that is only passed on is never
-decoded, and one that is computed is encoded once, at the end. Bulk work is done by Arrow and numpy; only functions that
-take Python records are called record by record.
+Between the stages of a stack columns stay words or Arrow: a copied column is never decoded, and a computed column is
+encoded once, at the end. Bulk work is done by Arrow and numpy; only functions that take Python records are called
+record by record.
 """
 
 from collections import namedtuple
@@ -40,7 +40,7 @@ from persist.core.errors import OperatorFailed
 from persist.core.expression.evaluation import as_array, conjuncts, evaluate, may_raise, together
 from persist.core.expression.term import Col, Lit, Term
 
-FEW_ROWS = 1024  # Up to so many updates, what a filter asks costs by its calls and not by its rows.
+FEW_ROWS = 1024  # Up to so many updates, a filter costs by its calls and not by its rows.
 Shape = Callable[[Ints], Ints]
 
 
@@ -97,7 +97,7 @@ class Frame(Mapping[str, pa.Array]):
     """Updates between stages; as a mapping, their columns as Arrow, and `_time`.
 
     Args:
-        origins: the rows of the updates that these were made of; None: these are the updates.
+        origins: for each row, the row of the stack's input that it comes from; None if these are the input.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Frame(Mapping[str, pa.Array]):
 
     @property
     def origins(self) -> Ints:
-        """The rows of the updates that these were made of."""
+        """For each row, the row of the stack's input that it comes from."""
         return np.arange(len(self.diffs)) if self._origins is None else self._origins
 
     def __getitem__(self, name: str) -> pa.Array:
@@ -174,7 +174,7 @@ class Frame(Mapping[str, pa.Array]):
 def traced(
     stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], domain: Domain, operator: str
 ) -> Callable[[Ints], tuple[Ints, Ints]]:
-    """Return what `compiled` does, but of which each call also returns the row that each update was made of."""
+    """Return the same function as `compiled`, but each call also returns the input row of each update."""
 
     run = _running(stages, operator)
 
@@ -213,10 +213,10 @@ def _running(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]
         try:
             return run(frame)
         except OperatorFailed:
-            kept = frame.where(uncancelled(frame.updates(frame.columns)))
-            if len(kept) == len(frame):
+            uncancelled_frame = frame.where(uncancelled(frame.updates(frame.columns)))
+            if len(uncancelled_frame) == len(frame):
                 raise
-        return run(kept)
+        return run(uncancelled_frame)
 
     return run_uncancelled
 
@@ -224,8 +224,9 @@ def _running(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]
 class _Sieve:
     """Keeps the updates for which a condition is true.
 
-    Its parts see one after the other what is left: one may guard the next against what raises. If updates are few,
-    a part that cannot raise sees what the one before it sees: to take what is left would cost more than it saves.
+    Each part sees the updates that the parts before it left, because a part may guard the next one against errors. If
+    updates are few, a part that cannot raise sees the same updates as the part before it: to take a subset would cost
+    more.
     """
 
     def __init__(self, condition: Term, operator: str) -> None:
@@ -297,12 +298,12 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
         case Delay():
             return _delayed(stage, frame, operator)
         case FilterFunction(function):
-            kept = [_is_kept(operator, function, record) for record in frame.records()]
-            return frame.where(np.array(kept, np.bool_))
+            is_kept = [_is_kept(operator, function, record) for record in frame.records()]
+            return frame.where(np.array(is_kept, np.bool_))
         case MapFunction(function, columns):
             records = frame.records()
-            made = [_called(operator, function, record) for record in records]
-            return frame.changed(_columns(made, records, columns, frame.domain, operator))
+            results = [_called(operator, function, record) for record in records]
+            return frame.changed(_columns(results, records, columns, frame.domain, operator))
         case BatchFunction():
             return _by_batch(stage, frame, operator)
         case FlatMap():
@@ -311,10 +312,10 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
 
 
 def _computed_all(outputs: Sequence[tuple[str, Term]], frame: Frame, operator: str) -> dict[str, Column]:
-    made = together([expression for _, expression in outputs], frame)
+    arrays = together([expression for _, expression in outputs], frame)
     return {
-        name: Column(frame.domain, made[place].type, None, made[place])
-        if place in made
+        name: Column(frame.domain, arrays[place].type, None, arrays[place])
+        if place in arrays
         else _computed(expression, frame, operator)
         for place, (name, expression) in enumerate(outputs)
     }
@@ -371,14 +372,14 @@ def _unnested(lists: Sequence[tuple[str, Term]], frame: Frame, operator: str) ->
     counts = np.maximum.reduce(list(sizes.values()))
     rows = np.arange(len(frame)).repeat(counts)
     at = np.arange(len(rows)) - (counts.cumsum() - counts).repeat(counts)  # The number of the element.
-    made = frame.take(rows)
-    columns = dict(made.columns)
+    repeated = frame.take(rows)
+    columns = dict(repeated.columns)
     for name, array in arrays.items():
         places = array.offsets.to_numpy()[:-1].astype(np.int64).take(rows) + at
         is_beyond = at >= sizes[name].take(rows)
         elements = array.values.take(pa.array(places, mask=is_beyond if is_beyond.any() else None))
         columns[name] = Column(frame.domain, elements.type, None, elements)
-    return made.changed(columns)
+    return repeated.changed(columns)
 
 
 def _bound(bound: Term, frame: Frame, operator: str) -> Ints:
@@ -413,9 +414,9 @@ def _within(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
     if end is None:
         return arrived
     stops = starts[end[starts] <= TIME_MAX]
-    gone = frame.take(stops)
-    gone.times[stage.dimension] = end[stops]
-    return _joined([arrived, gone.changed(diffs=negated(gone.diffs))])
+    ended = frame.take(stops)
+    ended.times[stage.dimension] = end[stops]
+    return _joined([arrived, ended.changed(diffs=negated(ended.diffs))])
 
 
 def _joined(frames: list[Frame]) -> Frame:
@@ -501,8 +502,8 @@ def _by_batch(stage: BatchFunction, frame: Frame, operator: str) -> Frame:
     names = list(frame.columns)
     batch = pa.RecordBatch.from_arrays([frame[name] for name in names], names=names)
     try:
-        made = stage.function(batch)
-        table = made if isinstance(made, pa.Table) else pa.Table.from_batches([made])
+        result = stage.function(batch)
+        table = result if isinstance(result, pa.Table) else pa.Table.from_batches([result])
     except Exception as error:
         raise OperatorFailed(operator, None, f"on a batch of {len(frame)} records it raised {error!r}") from error
     if table.num_rows != len(frame) or (table.schema.names, table.schema.types) != (
@@ -512,9 +513,8 @@ def _by_batch(stage: BatchFunction, frame: Frame, operator: str) -> Frame:
         raise OperatorFailed(
             operator,
             None,
-            f"from a batch of {len(frame)} records it made {table.num_rows} with the columns {table.schema}, and "
-            "must make "
-            f"as many with {stage.columns}",
+            f"from a batch of {len(frame)} records it made {table.num_rows} with the columns {table.schema}, and must "
+            f"make as many with {stage.columns}",
         )
     columns = {
         field.name: Column(frame.domain, field.type, frame.domain.encode(table[field.name])) for field in stage.columns
@@ -524,22 +524,22 @@ def _by_batch(stage: BatchFunction, frame: Frame, operator: str) -> Frame:
 
 def _flattened(stage: FlatMap, frame: Frame, operator: str) -> Frame:
     rows: list[int] = []
-    made: list[Any] = []
+    results: list[Any] = []
     times: list[tuple[int, ...]] = []
     diffs: list[int] = []
     records = frame.records()
     for row, record in enumerate(records):
         for result in _called(operator, lambda given: list(stage.function(given)), record):
             if stage.gives == "records":
-                made.append(result)
+                results.append(result)
             else:
-                made.append(_parts(stage, result, times, diffs, record, operator))
+                results.append(_parts(stage, result, times, diffs, record, operator))
             rows.append(row)
     sources = [records[row] for row in rows]
     places = np.array(rows, np.int64)
     flattened = Frame(
         frame.domain,
-        _columns(made, sources, stage.columns, frame.domain, operator),
+        _columns(results, sources, stage.columns, frame.domain, operator),
         frame.times.take(places, axis=1),
         frame.diffs.take(places),
         frame.origins.take(places),

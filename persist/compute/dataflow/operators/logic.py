@@ -1,4 +1,4 @@
-"""What reductions make of groups, many at a time.
+"""Logics of reductions: the results of many groups at a time.
 
 A logic takes the consolidated records of some groups and returns the results of these. All arrays of one call belong
 together by position, and are sorted by group:
@@ -39,7 +39,8 @@ from persist.compute.dataflow.operators.aggregates import (
 from persist.compute.dataflow.operators.linear import Column, Frame, row_columns
 from persist.compute.dataflow.operators.moments import LOWEST, STATISTICS, Sums, of_others
 from persist.compute.dataflow.plan.plan import Counted
-from persist.compute.dataflow.updates.batch import check_sum, largest, order_by, products, starts_of, summed
+from persist.compute.dataflow.state.costs import USUAL, Costs
+from persist.compute.dataflow.updates.batch import check_sum, find_starts, largest, order_by, products, summed
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain, directed, ranks
 from persist.core.errors import OperatorFailed
@@ -48,7 +49,6 @@ Result: TypeAlias = tuple[Ints, Ints, Ints]
 KeysOf: TypeAlias = Callable[[Ints], Ints]  # The key words of groups, int64[k, n].
 Logic: TypeAlias = Callable[[Ints, Ints, Ints, KeysOf], Result]
 
-FOREMOST_ROWS = 256  # From so many records on, it pays to look at the first column of an order alone first.
 COPIES_MAX = 1 << 31  # Records that are put into an order at once, each as often as it is there.
 NOTHING = np.empty((0, 0), np.int64)
 
@@ -65,16 +65,16 @@ def copies(diffs: Ints) -> Ints:
     return np.arange(len(diffs)).repeat(counts)
 
 
-def distinct(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+def distinct(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
     """Each record once, if its multiplicity is positive."""
     present = groups[diffs > 0]
     return present, np.empty((0, len(present)), np.int64), np.ones(len(present), np.int64)
 
 
 def threshold(function: Callable[[int], int], operator: str) -> Logic:
-    """Each record as often as a function of its multiplicity says."""
+    """Each record with a multiplicity that a function computes from its multiplicity."""
 
-    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+    def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         counts, at = np.unique(diffs, return_inverse=True)
         results = []
         for count in counts.tolist():
@@ -87,9 +87,9 @@ def threshold(function: Callable[[int], int], operator: str) -> Logic:
                     operator, None, f"of the multiplicity {count} it made {result!r}, and not an int64"
                 )
             results.append(result)
-        made = np.array(results, np.int64).take(at)
-        keep = made != 0
-        return groups[keep], np.empty((0, int(keep.sum())), np.int64), made[keep]
+        counts_of_rows = np.array(results, np.int64).take(at)
+        keep = counts_of_rows != 0
+        return groups[keep], np.empty((0, int(keep.sum())), np.int64), counts_of_rows[keep]
 
     return logic
 
@@ -99,22 +99,22 @@ def accumulated(aggregates: Sequence[Wanted], domain: Domain, *, is_complete: bo
     if is_complete:
         return _completely(aggregates, domain)
 
-    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+    def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         slots = values[0]
         is_count = slots == 0  # A group is there while the number of its records is not zero.
         present, records = groups[is_count], diffs[is_count]
-        # As groups are sorted, the place of each group among those that are there is a search.
+        # Groups are sorted, so a search finds the place of each among the present ones.
         at = present.searchsorted(groups)
-        there = present.take(at, mode="clip") == groups if len(present) else np.zeros(len(groups), np.bool_)
+        is_present = present.take(at, mode="clip") == groups if len(present) else np.zeros(len(groups), np.bool_)
         columns = []
-        for number, wanted in enumerate(aggregates):
-            if wanted.is_counted:
-                columns.append(_counted(wanted, records))
+        for number, aggregation in enumerate(aggregates):
+            if aggregation.is_counted:
+                columns.append(_count_records(aggregation, records))
                 continue
             low = 1 + number * SLOTS
-            mine = there & (slots >= low) & (slots < low + SLOTS)
-            own, into, sums = at[mine], slots[mine] - low, diffs[mine]
-            columns.append(aggregate(wanted, _not_null(records, own, into, sums), own, into, sums, domain))
+            is_own = is_present & (slots >= low) & (slots < low + SLOTS)
+            owners, into, sums = at[is_own], slots[is_own] - low, diffs[is_own]
+            columns.append(aggregate(aggregation, _not_null(records, owners, into, sums), owners, into, sums, domain))
         return present, np.array(columns, np.int64).reshape(len(columns), len(present)), np.ones(len(present), np.int64)
 
     return logic
@@ -125,35 +125,38 @@ def _completely(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
 
     A total of nothing is 0, and of multiplicities that add up to 0, what it is.
     """
-    zeros = [0 if wanted.kind == "count" else int(domain.of_digits([0], wanted.result)[0]) for wanted in aggregates]
+    zeros = [
+        0 if aggregation.kind == "count" else int(domain.of_digits([0], aggregation.result)[0])
+        for aggregation in aggregates
+    ]
 
-    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+    def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         slots = values[0]
         every, at = np.unique(groups, return_inverse=True)
         records = np.zeros(len(every), np.int64)
         records[at[slots == 0]] = diffs[slots == 0]
         columns = []
-        for number, wanted in enumerate(aggregates):
-            if wanted.is_counted:
-                columns.append(_counted(wanted, records))
+        for number, aggregation in enumerate(aggregates):
+            if aggregation.is_counted:
+                columns.append(_count_records(aggregation, records))
                 continue
             low = 1 + number * SLOTS
-            mine = (slots >= low) & (slots < low + SLOTS)
-            own, into, sums = at[mine], slots[mine] - low, diffs[mine]
-            if wanted.kind == "count":
-                columns.append(_not_null(records, own, into, sums))
+            is_own = (slots >= low) & (slots < low + SLOTS)
+            owners, into, sums = at[is_own], slots[is_own] - low, diffs[is_own]
+            if aggregation.kind == "count":
+                columns.append(_not_null(records, owners, into, sums))
                 continue
             is_limb = into >= FIRST_LIMB
-            totals = exact_sums(own[is_limb], into[is_limb], sums[is_limb], len(every))
-            columns.append(_decimals(wanted.name, totals, wanted.result, domain))
+            totals = exact_sums(owners[is_limb], into[is_limb], sums[is_limb], len(every))
+            columns.append(_decimals(aggregation.name, totals, aggregation.result, domain))
         words = np.array(columns, np.int64).reshape(len(columns), len(every))
-        there = (words != np.array(zeros, np.int64)[:, None]).any(axis=0)
-        return every[there], words[:, there], np.ones(int(there.sum()), np.int64)
+        is_present = (words != np.array(zeros, np.int64)[:, None]).any(axis=0)
+        return every[is_present], words[:, is_present], np.ones(int(is_present.sum()), np.int64)
 
     return logic
 
 
-def _counted(wanted: Wanted, records: Ints) -> Ints:
+def _count_records(wanted: Wanted, records: Ints) -> Ints:
     constant = wanted.constant if wanted.kind == "sum" else 1
     return records if constant == 1 else products(records, np.full(len(records), constant))
 
@@ -200,15 +203,15 @@ def aggregate(wanted: Wanted, counts: Ints, groups: Ints, slots: Ints, sums: Int
 def _variances(kind: str, counts: Ints, groups: Ints, slots: Ints, sums: Ints, domain: Domain) -> Ints:
     is_square = slots >= SQUARES
     is_one = (slots >= FIRST_LIMB) & ~is_square
-    ones = exact_sums(groups[is_one], slots[is_one], sums[is_one], len(counts))
+    totals = exact_sums(groups[is_one], slots[is_one], sums[is_one], len(counts))
     places = slots[is_square] - (SQUARES - FIRST_LIMB)
     squares = exact_sums(groups[is_square], places, sums[is_square], len(counts))
     has_other = np.zeros(len(counts), np.bool_)
     has_other[groups[(slots >= NAN) & (slots <= MINUS_INFINITE)]] = True
     _, made_of = STATISTICS[kind]
     values: list[float | None] = []
-    for count, one, square, is_other in zip(counts.tolist(), ones, squares, has_other.tolist(), strict=True):
-        group_sums = Sums(count, {"x": one << (LOWEST - 1074), "xx": square})  # Sums of floats are in 2**-1074.
+    for count, total, square, is_other in zip(counts.tolist(), totals, squares, has_other.tolist(), strict=True):
+        group_sums = Sums(count, {"x": total << (LOWEST - 1074), "xx": square})  # Sums of floats are in 2**-1074.
         values.append(None if count <= 0 else of_others(kind, count) if is_other else made_of(group_sums))
     return domain.encode(pa.array(values, pa.float64()))
 
@@ -237,28 +240,28 @@ def _with_infinities(words: Ints, groups: Ints, slots: Ints, sums: Ints, count: 
 
 
 def _decimals(name: str, values: Sequence[int | None], kind: pa.DataType, domain: Domain) -> Ints:
-    """Return the words of decimals, given as whole numbers of their last digit."""
-    there = [value for value in values if value is not None]
-    if there and max(max(there), -min(there)) >= 10**kind.precision:
+    """Return the words of decimals, from whole numbers of their last digit."""
+    numbers = [value for value in values if value is not None]
+    if numbers and max(max(numbers), -min(numbers)) >= 10**kind.precision:
         raise DiffOverflow(f"the sum {name!r} needs more than the {kind.precision} digits of {kind}")
     return domain.of_digits(values, kind)
 
 
 def multiset_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
-    """Aggregates of whole groups, of which the value words are those of the aggregates, in order."""
+    """Aggregates of whole groups; the value words are the arguments of the aggregates, in order."""
 
-    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
-        firsts = starts_of(groups)
+    def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
+        firsts = find_starts(groups)
         counts = summed(diffs, firsts) if len(firsts) else diffs
-        there = counts != 0
+        is_present = counts != 0
         sizes = np.diff(np.append(firsts, len(groups)))
         numbers = np.arange(len(firsts)).repeat(sizes)
         columns = [
-            _of_multiset(wanted, words, numbers, diffs, len(firsts), domain)
-            for wanted, words in zip(aggregates, values, strict=True)
+            _of_multiset(aggregation, words, numbers, diffs, len(firsts), domain)
+            for aggregation, words in zip(aggregates, values, strict=True)
         ]
         rows = np.array(columns, np.int64).reshape(len(columns), len(firsts))
-        return groups[firsts][there], rows[:, there], np.ones(int(there.sum()), np.int64)
+        return groups[firsts][is_present], rows[:, is_present], np.ones(int(is_present.sum()), np.int64)
 
     return logic
 
@@ -269,7 +272,7 @@ def _of_multiset(wanted: Wanted, words: Ints, numbers: Ints, diffs: Ints, count:
     if not is_value.all():
         words, numbers, diffs = words[is_value], numbers[is_value], diffs[is_value]
     if wanted.kind in ACCUMULABLE:
-        counts, firsts = np.zeros(count, np.int64), starts_of(numbers)
+        counts, firsts = np.zeros(count, np.int64), find_starts(numbers)
         if len(firsts):
             counts[numbers[firsts]] = summed(diffs, firsts)
         rows, slots, amounts = contributions(wanted.kind, words, wanted.of, domain)
@@ -277,7 +280,7 @@ def _of_multiset(wanted: Wanted, words: Ints, numbers: Ints, diffs: Ints, count:
         return aggregate(wanted, counts, groups, slots, sums, domain)
     numbers, words, diffs = _by_value(numbers, words, wanted.of, diffs, domain)
     results = np.full(count, NULL, np.int64)
-    firsts = starts_of(numbers)
+    firsts = find_starts(numbers)
     if not len(firsts):
         return results
     ends = np.append(firsts[1:], len(numbers))
@@ -297,7 +300,7 @@ def slot_sums(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[In
     groups, slots, sums = groups[order], slots[order], products(amounts, diffs)[order]
     if not len(groups):
         return groups, slots, sums
-    firsts = starts_of(groups, slots)
+    firsts = find_starts(groups, slots)
     return groups[firsts], slots[firsts], summed(sums, firsts)
 
 
@@ -307,7 +310,7 @@ def _by_value(numbers: Ints, words: Ints, of: pa.DataType, diffs: Ints, domain: 
     numbers, words, diffs = numbers[order], words[order], diffs[order]
     if not len(numbers):
         return numbers, words, diffs
-    firsts = starts_of(numbers, words)
+    firsts = find_starts(numbers, words)
     sums = summed(diffs, firsts)
     keep = sums > 0
     return numbers[firsts][keep], words[firsts][keep], sums[keep]
@@ -316,9 +319,9 @@ def _by_value(numbers: Ints, words: Ints, of: pa.DataType, diffs: Ints, domain: 
 def _middles(firsts: Ints, ends: Ints, diffs: Ints) -> Ints:
     """Return where the lower middle of each group is."""
     running = diffs.cumsum()
-    before = running[firsts] - diffs[firsts]
-    totals = running[ends - 1] - before
-    return running.searchsorted(before + (totals + 1) // 2)
+    earlier = running[firsts] - diffs[firsts]
+    totals = running[ends - 1] - earlier
+    return running.searchsorted(earlier + (totals + 1) // 2)
 
 
 def top_k(
@@ -329,6 +332,7 @@ def top_k(
     *,
     skip: int = 0,
     counted: Counted = "row_number",
+    costs: Costs = USUAL,
 ) -> Logic:
     """The first records of each group in the order of some columns, and of the others where those agree.
 
@@ -340,13 +344,13 @@ def top_k(
     """
     every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {by_row for by_row, *_ in by})]
 
-    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+    def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         keep: Flags = diffs > 0
         if not keep.all():
             groups, values, diffs = groups[keep], values[:, keep], diffs[keep]
         if not len(groups):
             return groups, values, diffs
-        if len(groups) >= FOREMOST_ROWS and count + skip < len(groups) and counted != "dense_rank":
+        if len(groups) >= costs.foremost_rows and count + skip < len(groups) and counted != "dense_rank":
             row, down, first = every[0]
             foremost = _foremost(groups, directed(domain, values[row], kinds[row], down, first), count + skip)
             groups, values, diffs = groups.take(foremost), values.take(foremost, axis=1), diffs.take(foremost)
@@ -358,16 +362,16 @@ def top_k(
             ]
             return groups[order], values[:, order], diffs[order]
         groups, values, diffs = groups[order], values[:, order], np.minimum(diffs[order], count + skip)
-        firsts = starts_of(groups)
+        firsts = find_starts(groups)
         # How many records of the group stand before each one, and how many copies of it lie between skip and the end.
         running = diffs.cumsum()
-        before = running - diffs
+        earlier = running - diffs
         sizes = np.diff(np.append(firsts, len(groups)))
-        seen = before - before[firsts].repeat(sizes)
-        ends = np.minimum(seen + diffs, count + skip)
-        taken = ends - np.maximum(seen, skip)
-        keep = taken > 0
-        return groups[keep], values[:, keep], taken[keep]
+        passed = earlier - earlier[firsts].repeat(sizes)
+        ends = np.minimum(passed + diffs, count + skip)
+        copies_taken = ends - np.maximum(passed, skip)
+        keep = copies_taken > 0
+        return groups[keep], values[:, keep], copies_taken[keep]
 
     return logic
 
@@ -384,8 +388,8 @@ def _within_rank(count: int, counted: Counted, groups: Ints, keys: list[Ints], d
     if counted == "dense_rank":
         return peers - peers.take(first) < count
     # The sums are of no more than count for each record: what is behind that does not matter.
-    before = np.minimum(diffs, count).cumsum() - np.minimum(diffs, count)
-    return before.take(is_new.nonzero()[0]).take(peers) - before.take(first) < count
+    earlier = np.minimum(diffs, count).cumsum() - np.minimum(diffs, count)
+    return earlier.take(is_new.nonzero()[0]).take(peers) - earlier.take(first) < count
 
 
 def _foremost(groups: Ints, places: Ints, count: int) -> Ints:
@@ -395,9 +399,9 @@ def _foremost(groups: Ints, places: Ints, count: int) -> Ints:
     """
     order = order_by((groups, places))
     groups, places = groups.take(order), places.take(order)
-    firsts = starts_of(groups)
+    firsts = find_starts(groups)
     sizes = np.diff(np.append(firsts, len(groups)))
-    # The place up to which records of each group may count: that of its count-th record, or of its last one.
+    # The place of the last record of each group that may count.
     lasts = places.take(firsts + np.minimum(sizes, count) - 1)
     foremost: Ints = order[places <= lasts.repeat(sizes)]
     return foremost
@@ -411,30 +415,36 @@ def user_function(
     domain: Domain,
     operator: str,
 ) -> Logic:
-    """What a Python function makes of each key and the pairs (record, multiplicity) of its group."""
+    """The results of a Python function for each key and the pairs (record, multiplicity) of its group."""
 
-    def logic(groups: Ints, words: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
-        firsts = starts_of(groups)
-        held = {field.name: Column(domain, field.type, words[at]) for at, field in enumerate(values)}
-        records = Frame(domain, held, NOTHING, diffs).records()
+    def logic(groups: Ints, words: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
+        firsts = find_starts(groups)
+        value_columns = {field.name: Column(domain, field.type, words[at]) for at, field in enumerate(values)}
+        records = Frame(domain, value_columns, NOTHING, diffs).records()
         pairs = list(zip(records, diffs.tolist(), strict=True))
-        rows = keys_of(groups[firsts])
-        shown = [domain.decode(rows[at], field.type).to_pylist() for at, field in enumerate(keys)]
-        names = shown[0] if len(shown) == 1 else list(zip(*shown, strict=True)) if shown else [()] * len(firsts)
-        made: list[Any] = []
+        rows = find_keys(groups[firsts])
+        key_columns = [domain.decode(rows[at], field.type).to_pylist() for at, field in enumerate(keys)]
+        names = (
+            key_columns[0]
+            if len(key_columns) == 1
+            else list(zip(*key_columns, strict=True))
+            if key_columns
+            else [()] * len(firsts)
+        )
+        results: list[Any] = []
         counts: list[int] = []
         sources: list[Any] = []
         places: list[int] = []
         ends = [*firsts[1:].tolist(), len(groups)]
         for number, (first, end, key) in enumerate(zip(firsts.tolist(), ends, names, strict=True)):
             for record, count in _results(function, key, pairs[first:end], operator):
-                made.append(record)
+                results.append(record)
                 counts.append(count)
                 sources.append(key)
                 places.append(number)
-        out = row_columns(made, sources, columns, domain, operator)
+        out = row_columns(results, sources, columns, domain, operator)
         owners = groups[firsts].take(np.array(places, np.int64))
-        return owners, np.array(out, np.int64).reshape(len(columns), len(made)), np.array(counts, np.int64)
+        return owners, np.array(out, np.int64).reshape(len(columns), len(results)), np.array(counts, np.int64)
 
     return logic
 

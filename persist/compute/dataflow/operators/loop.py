@@ -1,9 +1,9 @@
 """Scopes of iteration at work.
 
-A scope's times have one coordinate more, the iteration. In each pass it runs its operators once for each iteration in
-which there is something to do, from the least on: what entered is there in iteration 0, what a variable is set to comes
-back one iteration later, and what operators let wait for an iteration is done when that comes. A later iteration never
-makes work for an earlier one, so when nothing waits any more the pass has come to its fixed point.
+A scope's times have one coordinate more, the iteration. In each pass it runs its operators once for each iteration that
+has work, from the least on. Entered updates are there in iteration 0, and the result of a variable comes back one
+iteration later. Updates that wait for an iteration are processed then. A later iteration never makes work for an
+earlier one, so the pass has reached its fixed point when no update waits.
 
 Changes of later passes meet the iterations of earlier ones, because arrangements keep the iterations apart. So a change
 costs the iterations, and in each the keys, that it makes a difference to.
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from persist.compute.dataflow.operators.operators import Operator, Position
 from persist.compute.dataflow.updates.batch import Layout, to_batch
-from persist.compute.dataflow.updates.times import Ints, Stash, meet_of
+from persist.compute.dataflow.updates.times import Ints, Stash, meet_all
 from persist.compute.dataflow.updates.words import NULL
 from persist.core.antichain import Antichain
 from persist.core.errors import NotConverging, OperatorFailed
@@ -29,10 +29,10 @@ LAST_ENTRY = 2**62
 class EnterOperator(Operator):
     """Brings updates into a scope, from an iteration of each on, or from the first one.
 
-    Updates of later iterations are given with the others in the first one. Whoever keeps state lets them wait.
+    The first iteration passes updates of later ones on, too. Operators that keep state let them wait.
 
     Args:
-        row: the word of the records that says from which iteration on, and that does not enter; None for the first.
+        row: the word of the records that is the first iteration of each, and does not enter; None for iteration 0.
 
     Attributes:
         last: the latest iteration in which something has entered.
@@ -50,30 +50,30 @@ class EnterOperator(Operator):
         return self._source.out is not None and self._source.out.shape[1] > 0
 
     def run(self) -> None:
-        given = self._source.out
-        if given is None or self.rounds[-1] > 0:
+        updates = self._source.out
+        if updates is None or self.rounds[-1] > 0:
             self.out = None
             return
         if self._row is None:
-            rounds = np.zeros((1, given.shape[1]), np.int64)
+            rounds = np.zeros((1, updates.shape[1]), np.int64)
         else:
-            rounds, given = given[self._row : self._row + 1], np.delete(given, self._row, axis=0)
+            rounds, updates = updates[self._row : self._row + 1], np.delete(updates, self._row, axis=0)
             if rounds.size:
                 latest = int(rounds.max())
                 self._check(int(rounds.min()))
                 self._check(latest)
                 self.last = max(self.last, latest)
-        self.out = np.concatenate((given[:-1], rounds, given[-1:]))
+        self.out = np.concatenate((updates[:-1], rounds, updates[-1:]))
 
     def _check(self, entry: int) -> None:
         if not 0 <= entry <= LAST_ENTRY:
-            shown = "NULL" if entry == NULL else str(entry)
-            what = f"a record was to enter at iteration {shown}; iterations to enter at are from 0 to {LAST_ENTRY}"
+            text = "NULL" if entry == NULL else str(entry)
+            what = f"a record was to enter at iteration {text}; iterations to enter at are from 0 to {LAST_ENTRY}"
             raise OperatorFailed(self.title, None, what)
 
 
 class VariableOperator(Operator):
-    """What a stream gave in the iteration before; its scope sets `feedback`."""
+    """The updates of a stream in the previous iteration; its scope sets `feedback`."""
 
     def __init__(self, at: Position, schema: pa.Schema) -> None:
         super().__init__(at)
@@ -86,10 +86,10 @@ class VariableOperator(Operator):
     def feed(self) -> None:
         """Take what the stream gave in this iteration, for the next."""
         assert self.feedback is not None
-        given = self.feedback.out
-        if given is not None and given.shape[1]:
+        fed = self.feedback.out
+        if fed is not None and fed.shape[1]:
             # Consolidated, so that what cancels out does not make another iteration.
-            updates = to_batch(given, self._layout)[1:].copy()
+            updates = to_batch(fed, self._layout)[1:].copy()
             updates[-2] += 1
             self._stash.add(updates)
 
@@ -112,7 +112,7 @@ class VariableOperator(Operator):
 
 
 class LeaveOperator(Operator):
-    """What a stream of a scope gave in all iterations of a pass, summed over them."""
+    """The updates of a stream of a scope in a pass, summed over all iterations."""
 
     def __init__(self, at: Position, loop: "Loop", source: Operator) -> None:
         super().__init__(at)
@@ -122,9 +122,9 @@ class LeaveOperator(Operator):
 
     def collect(self) -> None:
         """Take what the stream gave in this iteration."""
-        given = self._source.out
-        if given is not None and given.shape[1]:
-            self._given.append(np.delete(given, -2, axis=0))
+        collected = self._source.out
+        if collected is not None and collected.shape[1]:
+            self._given.append(np.delete(collected, -2, axis=0))
 
     def run(self) -> None:
         parts, self._given = self._given, []
@@ -149,7 +149,7 @@ class Loop(Operator):
         self.inputs = list(sources)
 
     def advance(self) -> None:
-        self.place(meet_of(operator.frontier for operator in self.inputs), ())
+        self.place(meet_all(operator.frontier for operator in self.inputs), ())
 
     def place(self, frontier: Antichain, rounds: tuple[int, ...]) -> None:
         super().place(frontier, rounds)

@@ -1,10 +1,10 @@
 """Statistics of floats: variances, correlations, regressions, skewness, from exact sums that are rounded once.
 
 Each is a quotient of sums of products: of x, of x * x, of x * y and so on. A float is a whole number times a power of
-two, so a product of floats is one, too. Digits of the products, at base 2**27, are summed by their places as whole
-numbers (as in `operators.aggregates`), and the sums of a group are put together as one whole number of 2**-1126 for
-each factor. What is made of them is exact up to the last step, which rounds. So the order of rows does not matter, and
-equal values have the variance 0.
+two, and so is a product of floats. Digits of the products, at base 2**27, are summed by their places as whole numbers
+(as in `operators.aggregates`), and the sums of a group are put together as one whole number of 2**-1126 for each
+factor. Statistics of them are exact up to the last step, which rounds. So the order of rows does not matter, and equal
+values have the variance 0.
 
 A group with a NaN or an infinity has none of this: its statistics are NaN, as in DuckDB, unless it has one row only.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from persist.compute.dataflow.updates.batch import starts_of
+from persist.compute.dataflow.updates.batch import find_starts
 from persist.compute.dataflow.updates.times import Ints
 
 _DIGIT = 27
@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def product_digits(factors: Sequence[Floats]) -> tuple[Ints, Ints, Ints]:
-    """Return what the products of finite floats are made of: the row, the place in units of 32 bits, and the amount.
+    """Return the digits of products of finite floats: the row, the place in units of 32 bits, and the amount.
 
     The product of row i is the sum of its amounts times `2**(32 * place - 1126 * len(factors))`.
     """
@@ -52,13 +52,13 @@ def product_digits(factors: Sequence[Floats]) -> tuple[Ints, Ints, Ints]:
         digits.append(carry)
     rows, places, amounts = [], [], []
     for at, digit in enumerate(digits):
-        there = digit.nonzero()[0]
+        is_digit = digit.nonzero()[0]
         # A digit, moved to its power of two, reaches into two units of 32 bits at most.
-        low = lows.take(there) + _DIGIT * at
-        shifted = digit.take(there) << (low & 31)
+        low = lows.take(is_digit) + _DIGIT * at
+        shifted = digit.take(is_digit) << (low & 31)
         for number, amount in enumerate((shifted & 0xFFFFFFFF, shifted >> np.int64(32))):
             is_some = amount.nonzero()[0]
-            rows.append(there.take(is_some))
+            rows.append(is_digit.take(is_some))
             places.append((low.take(is_some) >> 5) + number)
             amounts.append(amount.take(is_some))
     return np.concatenate(rows), np.concatenate(places), np.concatenate(amounts)
@@ -77,7 +77,7 @@ def summed_products(owners: Ints, factors: Sequence[Floats], count: int) -> list
     every, places, amounts = every.take(order), places.take(order), amounts.take(order)
     totals = [0] * count
     if len(every):
-        firsts = starts_of(every, places)
+        firsts = find_starts(every, places)
         sums = np.add.reduceat(amounts, firsts)
         for owner, place, total in zip(
             every.take(firsts).tolist(), places.take(firsts).tolist(), sums.tolist(), strict=True
@@ -101,9 +101,9 @@ def root(over: int, under: int) -> float:
     # So many bits that what is cut off only ever matters between two floats, where the last bit, set, stands for it.
     shift = max(0, 132 - over.bit_length() + under.bit_length())
     shift += shift & 1
-    scaled, rest = divmod(over << shift, under)
+    scaled, remainder = divmod(over << shift, under)
     whole = isqrt(scaled)
-    is_exact = not rest and whole * whole == scaled
+    is_exact = not remainder and whole * whole == scaled
     return quotient(2 * whole + (not is_exact), 1 << (shift // 2 + 1))
 
 
@@ -197,11 +197,11 @@ def _covar_samp(sums: Sums) -> float | None:
 
 
 def _corr(sums: Sums) -> float | None:
-    ones, others, both = (sums.spread(product) for product in ("xx", "yy", "xy"))
-    if not ones or not others:
+    x_spread, y_spread, xy_spread = (sums.spread(product) for product in ("xx", "yy", "xy"))
+    if not x_spread or not y_spread:
         return nan
-    size = root(both**2, ones * others)
-    return size if both >= 0 else -size
+    size = root(xy_spread**2, x_spread * y_spread)
+    return size if xy_spread >= 0 else -size
 
 
 # In regressions, x depends on y. They are DuckDB's first and second argument.
@@ -218,13 +218,13 @@ def _intercept(sums: Sums) -> float | None:
 
 
 def _r2(sums: Sums) -> float | None:
-    ones, others = sums.spread("xx"), sums.spread("yy")
-    if not others:
+    x_spread, y_spread = sums.spread("xx"), sums.spread("yy")
+    if not y_spread:
         return None
-    return quotient(sums.spread("xy") ** 2, ones * others) if ones else 1.0
+    return quotient(sums.spread("xy") ** 2, x_spread * y_spread) if x_spread else 1.0
 
 
-def _sum_of(product: str) -> Statistic:
+def _make_sum(product: str) -> Statistic:
     return lambda sums: quotient(sums.spread(product), sums.count << _SQUARE)
 
 
@@ -246,9 +246,9 @@ STATISTICS: dict[str, tuple[tuple[str, ...], Statistic]] = {
     "regr_intercept": (_TWO, _intercept),
     "regr_r2": (_TWO, _r2),
     "regr_slope": (_TWO, _slope),
-    "regr_sxx": (("y", "yy"), _sum_of("yy")),
-    "regr_sxy": (("x", "y", "xy"), _sum_of("xy")),
-    "regr_syy": (("x", "xx"), _sum_of("xx")),
+    "regr_sxx": (("y", "yy"), _make_sum("yy")),
+    "regr_sxy": (("x", "y", "xy"), _make_sum("xy")),
+    "regr_syy": (("x", "xx"), _make_sum("xx")),
 }
 
 
@@ -270,19 +270,21 @@ def statistics(name: str, owners: Ints, values: Sequence[Floats], count: int) ->
         product: summed_products(finite, [columns[letter][is_finite] for letter in product], count)
         for product in products
     }
-    made: list[float | None] = []
+    results: list[float | None] = []
     for at, rows in enumerate(np.bincount(owners, minlength=count).tolist()):
         if not rows:
-            made.append(None)
+            results.append(None)
         elif not has_other[at]:
-            made.append(made_of(Sums(rows, {product: totals[at] for product, totals in sums.items()})))
+            results.append(made_of(Sums(rows, {product: totals[at] for product, totals in sums.items()})))
         elif name in ("regr_avgx", "regr_avgy"):
-            made.append(float(columns[letters[0]][owners == at].sum()))  # An infinity, which no count changes, or NaN.
+            results.append(
+                float(columns[letters[0]][owners == at].sum())
+            )  # An infinity, which no count changes, or NaN.
         elif name == "regr_r2" and _is_one(columns["y"][owners == at]):
-            made.append(None)
+            results.append(None)
         else:
-            made.append(of_others(name, rows))
-    return made
+            results.append(of_others(name, rows))
+    return results
 
 
 def _is_one(values: Floats) -> bool:
@@ -290,7 +292,7 @@ def _is_one(values: Floats) -> bool:
 
 
 def of_others(name: str, rows: int) -> float | None:
-    """Return a statistic of a group of so many rows, of which some are no finite numbers."""
+    """Return a statistic of a group of so many rows, some of which are not finite numbers."""
     if rows == 1 and name in ("var_pop", "stddev_pop", "regr_sxx", "regr_syy"):
         return 0.0
     return nan if rows >= _ROWS_MIN.get(name, 1) and name != "regr_intercept" else None

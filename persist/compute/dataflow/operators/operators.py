@@ -1,15 +1,15 @@
-"""What the operators of a running dataflow have in common, and the simple ones.
+"""The base of the operators of a running dataflow, and the simple ones.
 
-A dataflow is run in passes. In a pass each operator is called once, after those that it reads, or in a scope once per
-iteration; it takes what they gave in `out`, and gives updates itself. An operator that keeps state lets updates wait
+A dataflow is run in passes. In a pass each operator is called once, after its inputs, or in a scope once per iteration.
+It takes the updates in `out` of its inputs, and puts its own into `out`. An operator that keeps state lets updates wait
 until they are *ready*: their time is not beyond the frontier of its inputs and, in a scope, not in a later iteration.
-So whatever it gives is right for its time, and at its time.
+So its updates are final for their times.
 
-Within a pass all inputs of the dataflow have the same view of time, so no message about progress ever travels: the
-frontier of an operator is the meet of those of what it reads.
+Within a pass all inputs of the dataflow have the same view of time, so no messages about progress are needed: the
+frontier of an operator is the meet of the frontiers of its inputs.
 
-**Two functions.** `run` gives what is new of an operator's output. `contents` gives what the output held before this
-pass, for some keys or for all: what partial arrangements request (`persist.compute.dataflow.operators.arrangement`).
+**Two functions.** `run` computes the new updates of the output. `contents` computes what the output held before this
+pass, for some keys or for all. Partial arrangements request it (`persist.compute.dataflow.operators.arrangement`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ from persist.compute.dataflow.updates.batch import (
     to_batch,
     uncancelled,
 )
-from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, beyond, meet_of
+from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, beyond, meet_all
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Coordinates, as_given
 from persist.core.errors import OperatorFailed
@@ -36,14 +36,14 @@ from persist.core.errors import OperatorFailed
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where in a dataflow an operator is.
+    """The place of an operator in a dataflow.
 
     Attributes:
         title: how messages call it.
         inputs: the operators it reads.
         outer: how many dimensions the times of the program have.
         depth: how many iterations it is in.
-        costs: when it goes another way.
+        costs: numbers of rows at which it works in another way.
     """
 
     title: str
@@ -57,16 +57,16 @@ class Operator:
     """One operator of a running dataflow.
 
     Attributes:
-        may_rest: it may be left out of a pass in which nobody needs what it gives: what it keeps is what it reads.
+        may_rest: a pass that does not need its results may leave it out, because it has no state besides its inputs.
         title, inputs, outer, depth, costs: see `Position`.
-        dimensions: of its times: those of the program, and one for each iteration.
+        dimensions: the number of coordinates of its times: of the program, and one for each iteration.
         frontier: how far its inputs are complete, in the program's dimensions.
         rounds: the iterations that are under way, outermost first.
-        out: what it gave in this pass; None for nothing.
-        moves_times: it may give, of what it takes, updates of later times.
+        out: its updates of this pass, or None.
+        moves_times: it may turn updates into updates of later times.
         origins: of each word of the output, the word that it copies of what the operator's last stages are applied to.
         stored: reads the contents of the output from a collection.
-        given_out, seconds: updates that it gave, and the time that it took, in all passes.
+        given_out, seconds: the number of its updates, and the time that it took, in all passes.
     """
 
     may_rest: ClassVar[bool] = False
@@ -92,7 +92,7 @@ class Operator:
         if len(self.inputs) == 1:
             self.frontier = self.inputs[0].frontier
         elif self.inputs:
-            self.frontier = meet_of(operator.frontier for operator in self.inputs)
+            self.frontier = meet_all(operator.frontier for operator in self.inputs)
 
     def run(self) -> None:
         """Do the work of this pass, or of this iteration."""
@@ -114,7 +114,7 @@ class Operator:
 
     @property
     def is_small(self) -> bool:
-        """Whether all contents cost no more to read than those of a few keys."""
+        """Whether reading all contents costs no more than reading a few keys."""
         return False
 
     def ready(self, times: Ints) -> Flags:
@@ -148,7 +148,7 @@ class Operator:
         self.rounds = rounds
 
     def bound(self) -> int | None:
-        """Return from which value of the last coordinate on no time can be ready; None if that cannot be told."""
+        """Return the value of the last coordinate from which on no time is ready; None if it is unknown."""
         if self.rounds:
             return self.rounds[-1] + 1
         return self.frontier.time if self.outer == 1 else None
@@ -172,7 +172,7 @@ class Operator:
             yield self.title, rows, self.bytes()
 
     def given(self) -> Ints | None:
-        """Return what the inputs gave, together."""
+        """Return the updates of all inputs."""
         if len(self.inputs) == 1:
             return self.inputs[0].out
         parts = [operator.out for operator in self.inputs if operator.out is not None]
@@ -206,12 +206,12 @@ class StashingOperator(Operator):
 
     Args:
         layout: of the batches it makes of them.
-        shape: what is done to updates first.
+        shape: is applied to updates first.
         adds_up: the shape makes several updates of each, and many of these are equal. Then it is applied piece by
             piece, and what each piece amounts to is kept: a first build takes a fraction of the memory.
 
     Attributes:
-        is_last_reader: nobody else reads what the inputs gave after this one has.
+        is_last_reader: no other operator reads the updates of the inputs after this one.
     """
 
     is_last_reader = False
@@ -227,15 +227,15 @@ class StashingOperator(Operator):
         self.stash = Stash(axis, slice(layout.words, layout.words + layout.dimensions))
 
     def shaped(self) -> Ints | None:
-        """Return what the input gave, after what is done to it first."""
-        given = self.given()
+        """Return the updates of the input after the shape."""
+        updates = self.given()
         if self.is_last_reader:
             for source in self.inputs:
                 source.out = None  # It goes with this frame, before anything is sorted.
-        return None if given is None else self.with_shape(given)
+        return None if updates is None else self.with_shape(updates)
 
     def with_shape(self, updates: Ints) -> Ints:
-        """Return updates after what is done to them first."""
+        """Return updates after the shape."""
         if not self._adds_up or updates.shape[1] <= self.costs.piece_rows:
             return self.shape(updates)
         updates = updates[:, uncancelled(updates)]  # A piece does not see that another one takes a record back.
@@ -279,10 +279,10 @@ class StashingOperator(Operator):
 
 
 class EntryOperator(Operator):
-    """Where updates come in from outside: an input, or a source. Its owner sets `out` and `frontier`.
+    """An input or a source: updates come in from outside. Its owner sets `out` and `frontier`.
 
     Attributes:
-        has_few: whether what it holds is read whole whatever is requested.
+        has_few: whether every request reads all that it holds.
     """
 
     def __init__(self, at: Position) -> None:
@@ -310,8 +310,8 @@ class LinearOperator(Operator):
         self.shape = shape
 
     def run(self) -> None:
-        given = self.inputs[0].out
-        self.out = None if given is None or not given.shape[1] else self.shape(given)
+        updates = self.inputs[0].out
+        self.out = None if updates is None or not updates.shape[1] else self.shape(updates)
 
     def computed(self, keys: Keys | None) -> Ints:
         return requested(self.inputs, keys, self.origins, self.shape)
@@ -339,7 +339,7 @@ class ConcatOperator(Operator):
 
 
 class SealedWithOperator(ConcatOperator):
-    """All updates of the first input. What is complete is so for all inputs."""
+    """All updates of the first input, complete only as far as all inputs are."""
 
     def run(self) -> None:
         self.out = self.inputs[0].out
@@ -414,7 +414,7 @@ class CaptureOperator(ConsolidateOperator):
 
 
 class SinkOperator(ConsolidateOperator):
-    """Holds the complete updates of this pass for whoever writes them."""
+    """Holds the complete updates of this pass for an output."""
 
     may_rest = False
 
@@ -425,7 +425,7 @@ class SinkOperator(ConsolidateOperator):
         self.keys = keys
 
 
-def shown_by(
+def make_inspector(
     function: Callable[[pa.Table], object], schema: pa.Schema, domain: Domain, operator: str
 ) -> Callable[[Ints], object]:
     """Return the function that shows updates as a table to a function."""

@@ -2,20 +2,20 @@
 
 The records of the partition are blocks in order (`persist.compute.dataflow.state.ranked`), which a change replaces and
 never writes to. So the partition before a change, and after it, are two lists of blocks, and what both have in common
-are the same arrays. What is in between are *changed places*; between these are *stretches* of equal records. A row of a
-stretch has the same answer as before unless
+are the same arrays. In between lie *changed places*, and between these *stretches* of equal records. A row of a stretch
+has the same answer as before unless
 
 - a changed place is in its reach: so many rows back or ahead, or among the rows that agree with it in the order;
-- or a total over the rows before its stretch has changed: their number for `row_number`, their sum for a running sum.
-  A function that looks at the end of the partition depends on what stands behind, too.
+- or a total over the rows before its stretch has changed: their number for `row_number`, their sum for a running sum. A
+  function of the end of the partition also depends on the rows behind.
 
-Rows for which one of these holds are computed in both partitions, by the functions of `operators.windows`, which are
-given the totals over the rows before; the difference is the change. No other row is looked at.
+Only such rows are computed in both partitions, by the functions of `operators.windows` and the totals over the rows
+before. The difference is the change.
 
     totals over rows = [rows, groups of rows that agree, for each sum a `Totals`], of each block, and added up
 
 Cost of a change: about log2(n) comparisons for each record, one addition for each block, and the rows whose answer
-changes. Memory: that of the records.
+changes. Memory: the records.
 """
 
 from bisect import bisect_right
@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from persist.compute.dataflow.operators.large_groups import Group, Ranking
 from persist.compute.dataflow.operators.logic import copies
-from persist.compute.dataflow.operators.windows import EXTREMES, SUMMED, Totals, column_of, placed, totals
+from persist.compute.dataflow.operators.windows import EXTREMES, SUMMED, Totals, compute_column, placed, totals
 from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.ranked import Order, Ranked, has_rank
@@ -44,7 +44,7 @@ Span: TypeAlias = tuple[int, int, int, int]  # Records from and to, before the c
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """What else the answer of a row depends on: so many rows back and ahead, and totals over rows.
+    """The neighbours that the answer of a row depends on: so many rows back and ahead, and totals over rows.
 
     Attributes:
         of: what is counted of the rows before or behind: "rows", "peers", a sum by its number; "first" is a row.
@@ -90,7 +90,7 @@ def _reach(call: WindowFunction, number: int) -> _Reach | None:
         has_peers |= mode == "range"
         back, ahead = max(back, -offset), max(ahead, offset)
     if call.function in EXTREMES and call.end is None:
-        return None  # What stands behind is the whole without what stands before, which minima do not tell.
+        return None  # The rows behind are the whole less the rows before, and minima cannot be subtracted.
     if call.function == "last_value":
         return _Reach(back, ahead, has_peers) if call.end is not None else None
     if call.function == "first_value":
@@ -107,14 +107,14 @@ def ranking_of_windows(
     if not all(is_ordered(schema.field(call.arguments[0]).type) for call in calls if call.function in EXTREMES):
         return None
     reaches = [_reach(call, at) for at, call in enumerate(calls)]
-    known = [reach for reach in reaches if reach is not None]
-    if len(known) < len(reaches):
+    bounded = [reach for reach in reaches if reach is not None]
+    if len(bounded) < len(reaches):
         return None
     by = [(schema.get_field_index(name), down, first) for name, down, first in calls[0].by]
     named = dict.fromkeys(at for at, *_ in by)
     every = [next(key for key in by if key[0] == at) for at in named]
     order = Order([*every, *((at, False, False) for at in range(len(schema)) if at not in named)], schema.types, domain)
-    window = _Window(tuple(calls), known, schema, domain, [*named], costs.window_rows)
+    window = _Window(tuple(calls), bounded, schema, domain, [*named], costs)
     return lambda records, diffs: WindowedGroup(window, Ranked(order, records, diffs, costs))
 
 
@@ -125,18 +125,18 @@ class _Window:
     schema: pa.Schema
     domain: Domain
     by: Sequence[int]
-    long: int
+    costs: Costs
 
     def sums(self, block: Ints) -> list[Totals]:
-        """Return the totals of the arguments of sums, and empty ones for functions that are no sums."""
-        made = []
+        """Return the totals of the arguments of sums; empty totals for other functions."""
+        columns = []
         for call in self.calls:
             if call.function in SUMMED:
                 at = self.schema.get_field_index(call.arguments[0])
-                made.append(totals(call.function, block[at], block[-1], self.schema.field(at).type, self.domain))
+                columns.append(totals(call.function, block[at], block[-1], self.schema.field(at).type, self.domain))
             else:
-                made.append(Totals())
-        return made
+                columns.append(Totals())
+        return columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,35 +167,35 @@ class _Partition:
     """A partition as it was at one time.
 
     Args:
-        known: the totals over blocks of other partitions, by the identity of the block; those of this one are added.
+        known: the totals over blocks of other partitions, by the identity of the block; this one adds its own.
     """
 
     def __init__(self, blocks: list[Ints], window: _Window, known: dict[int, tuple[Ints, _Block]]) -> None:
         self.blocks = blocks
         self._window = window
-        made = []
+        summaries = []
         for block in blocks:
             if id(block) not in known:
                 known[id(block)] = block, _Block(block, window)
-            made.append(known[id(block)][1])
+            summaries.append(known[id(block)][1])
         self.known = {id(block): known[id(block)] for block in blocks}
         self.starts: list[int] = [0, *accumulate(block.shape[1] for block in blocks)]
         self.total = self.starts[-1]
-        self._rows = [0, *accumulate(summary.rows for summary in made)]
-        self._opens = []  # Of each block, whether its first row agrees with none before.
+        self._rows = [0, *accumulate(summary.rows for summary in summaries)]
+        self._opens = []  # Whether the first row of each block has no peer before it.
         last = None
-        for summary in made:
+        for summary in summaries:
             self._opens.append(summary.first is not None and summary.first != last)
             last = summary.last if summary.first is not None else last
         self._peers = [
             0,
-            *accumulate(summary.peers + opens for summary, opens in zip(made, self._opens, strict=True)),
+            *accumulate(summary.peers + opens for summary, opens in zip(summaries, self._opens, strict=True)),
         ]
         self._sums = []
         for at, call in enumerate(window.calls):
             zero = Totals()
             if call.function in SUMMED:
-                self._sums.append([*accumulate((summary.sums[at] for summary in made), add, initial=zero)])
+                self._sums.append([*accumulate((summary.sums[at] for summary in summaries), add, initial=zero)])
             else:
                 self._sums.append([zero] * (len(blocks) + 1))
         self.first = next((block[:, int(np.argmax(block[-1] > 0))] for block in blocks if (block[-1] > 0).any()), None)
@@ -203,7 +203,7 @@ class _Partition:
     def records(self, first: int, end: int) -> Ints:
         """Return some records in order, with their multiplicities."""
         parts = [np.empty((len(self._window.schema) + 1, 0), np.int64)] if first >= end else []
-        at = self._block_of(first)
+        at = self._find_block(first)
         while first < end and at < len(self.blocks) and self.starts[at] < end:
             start = self.starts[at]
             parts.append(self.blocks[at][:, max(first - start, 0) : end - start])
@@ -212,13 +212,13 @@ class _Partition:
 
     def before(self, record: int) -> _Sum:
         """Return the totals over the records before one."""
-        at = self._block_of(record)
+        at = self._find_block(record)
         rows, peers, sums = self._rows[at], self._peers[at], [column[at] for column in self._sums]
         if record > self.starts[at]:
             part = _Block(self.blocks[at][:, : record - self.starts[at]], self._window)
             rows += part.rows
             peers += part.peers + (self._opens[at] if part.rows else 0)
-            sums = [one + other for one, other in zip(sums, part.sums, strict=True)]
+            sums = [earlier + more for earlier, more in zip(sums, part.sums, strict=True)]
         return _Sum(rows, peers, sums)
 
     def keys(self, first: int, end: int) -> Ints:
@@ -229,7 +229,7 @@ class _Partition:
         return self._end_of_peers(record, -1)
 
     def peers_end(self, record: int) -> int:
-        """Return the record behind those that agree with one in the order."""
+        """Return the record behind the peers of one."""
         return self._end_of_peers(record, 1)
 
     def _end_of_peers(self, record: int, sign: int) -> int:
@@ -244,15 +244,15 @@ class _Partition:
         return at
 
     def moved(self, record: int, rows: int) -> int:
-        """Return the record that so many rows back, or ahead, take one to: or one that is further."""
-        at, step, left = record, abs(rows), abs(rows)
-        while left > 0 and ((at < self.total) if rows > 0 else (at > 0)):
+        """Return the record so many rows ahead, or back, or one that is further."""
+        at, step, remaining = record, abs(rows), abs(rows)
+        while remaining > 0 and ((at < self.total) if rows > 0 else (at > 0)):
             first, end = (at, min(at + step, self.total)) if rows > 0 else (max(at - step, 0), at)
-            left -= int(np.clip(self.records(first, end)[-1], 0, left).sum())
+            remaining -= int(np.clip(self.records(first, end)[-1], 0, remaining).sum())
             at = end if rows > 0 else first
         return at
 
-    def _block_of(self, record: int) -> int:
+    def _find_block(self, record: int) -> int:
         return bisect_right(self.starts, record) - 1
 
 
@@ -269,17 +269,17 @@ class WindowedGroup(Group):
             self._ranked.add(tuple(record), diff)
         old = self._partition
         self._partition = new = _Partition(self._ranked.blocks, self._window, old.known)
-        gone, come = [], []
-        for old_first, old_end, new_first, new_end in _pieces(self._affected(old, new), self._window.long):
+        retracted, added = [], []
+        for old_first, old_end, new_first, new_end in _pieces(self._affected(old, new), self._window.costs.window_rows):
             was, now = self._answers(old, old_first, old_end), self._answers(new, new_first, new_end)
             was, now = _different(was, now)
-            gone.append(was)
-            come.append(now)
+            retracted.append(was)
+            added.append(now)
         height = len(self._window.schema) + len(self._window.calls)
         empty = np.empty((height, 0), np.int64)
-        columns = np.concatenate((empty, *gone, *come), axis=1)
+        columns = np.concatenate((empty, *retracted, *added), axis=1)
         changes = np.ones(columns.shape[1], np.int64)
-        changes[: sum(rows.shape[1] for rows in gone)] = -1
+        changes[: sum(rows.shape[1] for rows in retracted)] = -1
         return columns, changes
 
     def _affected(self, old: _Partition, new: _Partition) -> list[Span]:
@@ -291,7 +291,7 @@ class WindowedGroup(Group):
         has_peers = any(reach.has_peers for reach in self._window.reaches)
         spans: list[Span] = []
         for number, stretch in enumerate(stretches):
-            first, end, other, other_end = stretch
+            first, end, new_first, new_end = stretch
             if number:
                 spans.append(changed[number - 1])
             if first == end:
@@ -306,30 +306,30 @@ class WindowedGroup(Group):
             if number < len(stretches) - 1 and (ahead or has_peers):
                 tail = max(old.peers_begin(end - 1) if has_peers else end, first)
                 tail = max(old.moved(tail, -ahead), first)
-            spans.append((first, head, other, other + head - first))
+            spans.append((first, head, new_first, new_first + head - first))
             tail = max(tail, head)
-            spans.append((tail, end, other + tail - first, other_end))
-        return _joined(spans, self._window.long)
+            spans.append((tail, end, new_first + tail - first, new_end))
+        return _joined(spans, self._window.costs.window_rows)
 
     def _depends(self, old: _Partition, new: _Partition, stretch: Span) -> bool:
         """Return whether a total that a function needs, over what is before a stretch or behind it, has changed."""
-        first, end, other, other_end = stretch
-        was, now = old.before(first), new.before(other)
+        first, end, new_first, new_end = stretch
+        was, now = old.before(first), new.before(new_first)
         for reach in self._window.reaches:
             if reach.of == "first":
                 same = old.first is not None and new.first is not None
                 if reach.from_begin and not (same and bool((old.first[:-1] == new.first[:-1]).all())):  # type: ignore[index]
                     return True
             elif reach.of == "peers":
-                # Whether the first of the stretch agree with what stands before them is a change of those behind, too.
-                ends = old.before(old.peers_end(first)), new.before(new.peers_end(other))
+                # If the first rows of the stretch get or lose peers before them, the rows behind change as well.
+                ends = old.before(old.peers_end(first)), new.before(new.peers_end(new_first))
                 if ends[0].peers != ends[1].peers:
                     return True
             elif reach.from_begin and _of(was, reach) != _of(now, reach):
                 return True
         if not any(reach.to_end for reach in self._window.reaches):
             return False
-        was, now = old.before(end), new.before(other_end)
+        was, now = old.before(end), new.before(new_end)
         whole, whole_now = old.before(old.total), new.before(new.total)
         return any(
             _of(whole, reach) + -_of(was, reach) != _of(whole_now, reach) + -_of(now, reach)
@@ -338,7 +338,7 @@ class WindowedGroup(Group):
         )
 
     def _answers(self, partition: _Partition, first: int, end: int) -> Ints:
-        """Return the output of some records: their words, and what each function says of each of their rows."""
+        """Return the output of some records: their words, and the result of each function for each row."""
         window = self._window
         if first >= end:
             return np.empty((len(window.schema) + len(window.calls), 0), np.int64)
@@ -351,20 +351,20 @@ class WindowedGroup(Group):
         records = partition.records(begin, stop)
         rows = copies(records[-1])
         values = records[:-1].take(rows, axis=1)
-        wanted = (rows >= first - begin) & (rows < end - begin)
-        before, whole = partition.before(begin), partition.before(partition.total)
-        begins, ends = np.full(len(rows), -before.rows), np.full(len(rows), whole.rows - before.rows)
+        is_asked_for = (rows >= first - begin) & (rows < end - begin)
+        earlier, whole = partition.before(begin), partition.before(partition.total)
+        begins, ends = np.full(len(rows), -earlier.rows), np.full(len(rows), whole.rows - earlier.rows)
         keys = [values[at] for at in window.by]
         columns = []
-        for call, was, every in zip(window.calls, before.sums, whole.sums, strict=True):
-            places = replace(placed(call, begins, ends, keys), before=was, whole=every, peers_before=before.peers)
+        for call, was, every in zip(window.calls, earlier.sums, whole.sums, strict=True):
+            places = replace(placed(call, begins, ends, keys), before=was, whole=every, peers_before=earlier.peers)
             if call.function == "first_value" and call.start is None and partition.first is not None:
                 first_word = partition.first[window.schema.get_field_index(call.arguments[0])]
                 column = np.where(places.high > places.begins, first_word, NULL)
             else:
-                column = column_of(call, places, values, window.schema, window.domain)
-            columns.append(np.asarray(column, np.int64)[wanted])
-        return np.concatenate((values[:, wanted], np.array(columns, np.int64).reshape(len(columns), -1)))
+                column = compute_column(call, places, values, window.schema, window.domain, window.costs)
+            columns.append(np.asarray(column, np.int64)[is_asked_for])
+        return np.concatenate((values[:, is_asked_for], np.array(columns, np.int64).reshape(len(columns), -1)))
 
 
 def _of(sum_: _Sum, reach: _Reach) -> Any:
@@ -372,23 +372,24 @@ def _of(sum_: _Sum, reach: _Reach) -> Any:
 
 
 def _changed_places(old: _Partition, new: _Partition) -> Iterator[Span]:
-    """Yield where records differ: those of blocks that only one partition has, without what is equal at their edges."""
-    at_new = {id(block): at for at, block in enumerate(new.blocks)}
-    one = other = 0
+    """Yield the spans in which records differ: blocks that only one partition has, without equal records at their
+    edges."""
+    new_places = {id(block): at for at, block in enumerate(new.blocks)}
+    at_old = at_new = 0
     count, count_new = len(old.blocks), len(new.blocks)
-    while one < count or other < count_new:
-        if one < count and other < count_new and old.blocks[one] is new.blocks[other]:
-            one, other = one + 1, other + 1
+    while at_old < count or at_new < count_new:
+        if at_old < count and at_new < count_new and old.blocks[at_old] is new.blocks[at_new]:
+            at_old, at_new = at_old + 1, at_new + 1
             continue
-        end = one
-        while end < count and id(old.blocks[end]) not in at_new:
-            end += 1
-        other_end = at_new[id(old.blocks[end])] if end < count else count_new
-        spans = (old.starts[one], old.starts[end], new.starts[other], new.starts[other_end])
+        old_end = at_old
+        while old_end < count and id(old.blocks[old_end]) not in new_places:
+            old_end += 1
+        new_end = new_places[id(old.blocks[old_end])] if old_end < count else count_new
+        spans = (old.starts[at_old], old.starts[old_end], new.starts[at_new], new.starts[new_end])
         was, now = old.records(*spans[:2]), new.records(*spans[2:])
         head, tail = _equal_edges(was, now)
         yield spans[0] + head, spans[1] - tail, spans[2] + head, spans[3] - tail
-        one, other = end, other_end
+        at_old, at_new = old_end, new_end
 
 
 def _equal_edges(one: Ints, other: Ints) -> tuple[int, int]:
@@ -402,7 +403,7 @@ def _equal_edges(one: Ints, other: Ints) -> tuple[int, int]:
 
 
 def _different(was: Ints, now: Ints) -> tuple[Ints, Ints]:
-    """Return answers without those that are the same in both."""
+    """Return the answers that differ."""
     head, tail = _equal_edges(was, now)
     was, now = was[:, head : was.shape[1] - tail], now[:, head : now.shape[1] - tail]
     if was.shape == now.shape:
@@ -413,15 +414,15 @@ def _different(was: Ints, now: Ints) -> tuple[Ints, Ints]:
 
 def _between(changed: Sequence[Span], total: int, total_new: int) -> list[Span]:
     """Return the stretches before, between and behind changed places."""
-    stretches, at, other = [], 0, 0
+    stretches, old_at, new_at = [], 0, 0
     for old_first, old_end, new_first, new_end in changed:
-        stretches.append((at, old_first, other, new_first))
-        at, other = old_end, new_end
-    return [*stretches, (at, total, other, total_new)]
+        stretches.append((old_at, old_first, new_at, new_first))
+        old_at, new_at = old_end, new_end
+    return [*stretches, (old_at, total, new_at, total_new)]
 
 
 def _joined(spans: Sequence[Span], long: int) -> list[Span]:
-    """Return spans, with those that follow each other as one, unless they are long."""
+    """Return spans, of which short adjacent ones are joined."""
     joined: list[Span] = []
     for span in spans:
         if span[0] == span[1] and span[2] == span[3]:
@@ -436,10 +437,10 @@ def _joined(spans: Sequence[Span], long: int) -> list[Span]:
 
 def _pieces(spans: Sequence[Span], long: int) -> Iterator[Span]:
     """Yield spans; long stretches, of as many records before and after, in pieces."""
-    for first, end, other, other_end in spans:
-        if end - first != other_end - other:
-            yield first, end, other, other_end
+    for first, end, new_first, new_end in spans:
+        if end - first != new_end - new_first:
+            yield first, end, new_first, new_end
             continue
         for at in range(first, end, long):
             stop = min(at + long, end)
-            yield at, stop, other + at - first, other + stop - first
+            yield at, stop, new_first + at - first, new_first + stop - first

@@ -1,20 +1,20 @@
-"""Reductions: what a logic makes of each key's records, kept up to date.
+"""Reductions: the results of a logic for each key's records, kept up to date.
 
-When the records of a key have changed at some times, its output may change at these times, and at all least upper
-bounds of them with other times of the key; nowhere else. Differential dataflow calls these times interesting.
+If the records of a key change at some times, its output may change only at these times and at their least upper bounds
+with other times of the key. Differential dataflow calls these times interesting.
 
-**Totally ordered times** (`TotalReduce`). The interesting times are those of the changes. The key's records are put
-into versions, one before and one after each time; the logic sees all versions of all keys at once, and the output at a
-time is what it makes of one version minus what it makes of the one before. Nothing but the input is kept. Large groups
-are not looked at as a whole where the logic allows for that; see `persist.compute.dataflow.operators.large_groups`.
+**Totally ordered times** (`TotalReduce`). Only the times of the changes are interesting. The key's records are put into
+versions, one before and one after each time. The logic sees all versions of all keys at once; the output at a time is
+the result of one version minus that of the version before. Only the input is kept. Some logics need not look at large
+groups as a whole (`persist.compute.dataflow.operators.large_groups`).
 
-**Partially ordered times** (`PartialReduce`). All least upper bounds have to be looked at, in any number of dimensions:
-the closure of the times of the changes with all times of the key, to its fixed point. Those that are complete are done
-in an order in which none comes before a lesser one; the others wait. At each the output is corrected to what the logic
-makes of the records at times up to it, so what was given before is kept, too.
+**Partially ordered times** (`PartialReduce`). All least upper bounds are interesting, in any number of dimensions: the
+closure of the times of the changes with all times of the key. Complete times are done in an order that extends the
+order of times; the others wait. At each, the output is corrected to the result for the records at times up to it, so
+the earlier output is kept as well.
 
-Cost: of a change, the records of its key, or their logarithm where they are ranked; of accumulable aggregates, these
-are a few sums.
+Cost of a change: the records of its key, or their logarithm if they are ranked; accumulable aggregates have a few sums
+for each key.
 """
 
 import itertools
@@ -30,21 +30,21 @@ from persist.compute.dataflow.operators.logic import KeysOf, Logic, Result
 from persist.compute.dataflow.operators.operators import Operator, Position
 from persist.compute.dataflow.operators.versions import number_moments, rows_of_keys, rows_of_others, split_versions
 from persist.compute.dataflow.state.spine import Allocate, Spine
-from persist.compute.dataflow.updates.batch import Keys, Layout, distinct_keys, key_hashes, starts_of, to_batch
+from persist.compute.dataflow.updates.batch import Keys, Layout, distinct_keys, find_starts, key_hashes, to_batch
 from persist.compute.dataflow.updates.times import Flags, Ints, Stash
 from persist.core.antichain import Coordinates
 from persist.core.progress import check_limits
 
 
 class ReduceOperator(Operator):
-    """What both kinds have in common.
+    """The base of both kinds.
 
     Args:
         arrangement: the input by key.
         logic: what to make of groups.
         columns: how many value words the output has.
         shape: what is done to the output.
-        ranking: how to keep large groups in order, if the logic is one that allows for it.
+        ranking: keeps large groups in order, if the logic allows it.
     """
 
     may_rest = True
@@ -69,10 +69,10 @@ class ReduceOperator(Operator):
         self.out_layout = Layout(self.keys, len(schema) - self.keys, self.dimensions)
         self.allocate = allocate
 
-    def made(self, groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
-        """Return what the logic makes of groups; of none, nothing."""
+    def made(self, groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
+        """Return the results of groups; none for no groups."""
         if len(groups):
-            return self.logic(groups, values, diffs, keys_of)
+            return self.logic(groups, values, diffs, find_keys)
         return groups, np.empty((self.out_layout.values, 0), np.int64), diffs
 
     def shaped(self, batch: Ints) -> Ints | None:
@@ -90,37 +90,37 @@ class TotalReduce(ReduceOperator):
         keys, hashes, numbers = distinct_keys(new, self.arrangement.layout)
         changes = []
         if self.large is not None:
-            known = self.large.known(keys, numbers, new[-2])
-            if known.any():
-                changes.append(self.shape(self._ranked_changes(known, keys, numbers, new)))
-                keys, hashes = keys[:, ~known], hashes[~known]
-                numbers, new = rows_of_others(known, numbers, new)
+            is_ranked = self.large.known(keys, numbers, new[-2])
+            if is_ranked.any():
+                changes.append(self.shape(self._ranked_changes(is_ranked, keys, numbers, new)))
+                keys, hashes = keys[:, ~is_ranked], hashes[~is_ranked]
+                numbers, new = rows_of_others(is_ranked, numbers, new)
         if keys.shape[1]:
             old_numbers, old = self.arrangement.lookup(hashes, keys, has_new=False)
-            changes += self._changes_of(keys, numbers, new, old_numbers, old)
+            changes += self._find_changes(keys, numbers, new, old_numbers, old)
         updates = changes[0] if len(changes) == 1 else np.concatenate(changes, axis=1)
         self.out = updates if updates.shape[1] else None
 
     def computed(self, keys: Keys | None) -> Ints:
-        made = self._groups_of(self._records_of(keys))
-        return made if keys is None else made[:, keys.selects(made)]
+        results = self._compute_groups(self._find_records(keys))
+        return results if keys is None else results[:, keys.selects(results)]
 
-    def _records_of(self, keys: Keys | None) -> Ints:
+    def _find_records(self, keys: Keys | None) -> Ints:
         """Return the records of the groups that have some keys, or more of them, as updates by group."""
         arrangement = self.arrangement
         below = None if keys is None else keys.traced(self.origins)[0]
         group = tuple(place if place < self.keys else None for place in range(self.keys + len(self.schema)))
-        own = None if below is None else below.traced(group)[0]
-        if own is None:
+        own_keys = None if below is None else below.traced(group)[0]
+        if own_keys is None:
             arrangement.load_all()
             return arrangement.contents(None)
-        if len(own.columns) < self.keys:
-            return arrangement.contents(own)
-        words = own.words.take([own.columns.index(column) for column in range(self.keys)], axis=0)
+        if len(own_keys.columns) < self.keys:
+            return arrangement.contents(own_keys)
+        words = own_keys.words.take([own_keys.columns.index(column) for column in range(self.keys)], axis=0)
         return arrangement.lookup(key_hashes(words), words, has_new=False)[1][1:]
 
-    def _groups_of(self, records: Ints) -> Ints:
-        """Return what the logic makes of records of one time, as updates."""
+    def _compute_groups(self, records: Ints) -> Ints:
+        """Return the results for records of one time, as updates."""
         layout, time = self.arrangement.layout, 0
         if records.shape[1]:
             time = int(records[-2].max())
@@ -143,29 +143,29 @@ class TotalReduce(ReduceOperator):
             self.large.clear()
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
-        # The records of ranked groups are in the arrangement; what they came to is not.
-        shown = [] if self.large is None else list(self.large.shown())
+        # The arrangement has the records of ranked groups, but not their results.
+        results = [] if self.large is None else list(self.large.shown())
         columns = pa.schema([self.schema.field(at) for at in range(self.keys, len(self.schema))])
-        return [(np.array(shown, np.int64).reshape(len(shown), len(columns)).T, columns)] if shown else []
+        return [(np.array(results, np.int64).reshape(len(results), len(columns)).T, columns)] if results else []
 
     def bytes(self) -> int:
         return 0 if self.large is None else self.large.bytes
 
-    def _changes_of(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> list[Ints]:
-        """Return how the output of keys changes, given what was there before; rank the groups for which that pays.
+    def _find_changes(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> list[Ints]:
+        """Return the changes of the output of keys, and rank the groups for which that pays.
 
-        Each piece of it is shaped at once, so that what it was made of goes.
+        Each piece is shaped at once, which frees the memory of its input.
         """
         changes, count = [], keys.shape[1]
         if self.large is not None and len(old_numbers) >= self.costs.large_rows:
             sizes = np.bincount(old_numbers, minlength=count)
-            wanted = self.large.worthwhile(sizes, numbers, new[-2])
-            for at in wanted.tolist():
-                mine = old[:, old_numbers == at]
-                self.large.make(tuple(keys[:, at].tolist()), self.arrangement.layout.value_rows(mine), mine[-1])
-            if len(wanted):
+            worthwhile = self.large.worthwhile(sizes, numbers, new[-2])
+            for at in worthwhile.tolist():
+                records = old[:, old_numbers == at]
+                self.large.make(tuple(keys[:, at].tolist()), self.arrangement.layout.value_rows(records), records[-1])
+            if len(worthwhile):
                 ranked = np.zeros(count, np.bool_)
-                ranked[wanted] = True
+                ranked[worthwhile] = True
                 changes.append(self.shape(self._ranked_changes(ranked, keys, numbers, new)))
                 keys = keys[:, ~ranked]
                 numbers, new = rows_of_others(ranked, numbers, new)
@@ -179,27 +179,25 @@ class TotalReduce(ReduceOperator):
     def _in_pieces(
         self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
     ) -> list[Ints]:
-        """Return what `_in_blocks` does, of some keys after the other: what they share is only their operator.
-
-        Memory: several times `Costs.piece_rows`, or the rows of the largest key, besides what is given and returned.
-        """
+        """Return the result of `_in_blocks`, for some keys after the other. Memory: several times `Costs.piece_rows`,
+        or the rows of the largest key, besides arguments and results."""
         count = keys.shape[1]
         check_limits()
         if len(numbers) + len(old_numbers) <= self.costs.piece_rows or count == 1:
             return [self.shape(self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one_time)[1:])]
         changes = []
         for first, end in ((0, count // 2), (count // 2, count)):
-            arrived, before = rows_of_keys(first, end, numbers, new), rows_of_keys(first, end, old_numbers, old)
-            changes += self._in_pieces(keys[:, first:end], *arrived, *before, is_one_time=is_one_time)
+            arrived, earlier = rows_of_keys(first, end, numbers, new), rows_of_keys(first, end, old_numbers, old)
+            changes += self._in_pieces(keys[:, first:end], *arrived, *earlier, is_one_time=is_one_time)
         return changes
 
     def _ranked_changes(self, ranked: Flags, keys: Ints, numbers: Ints, new: Ints) -> Ints:
         """Return how the output of ranked groups changes."""
         assert self.large is not None
-        # The rows of ranked groups, those of each group together.
-        mine = ranked.take(numbers).nonzero()[0]
-        mine = mine.take(numbers.take(mine).argsort(kind="stable"))
-        owners, rows = numbers.take(mine), new.take(mine, axis=1)
+        # The rows of ranked groups, group by group.
+        places = ranked.take(numbers).nonzero()[0]
+        places = places.take(numbers.take(places).argsort(kind="stable"))
+        owners, rows = numbers.take(places), new.take(places, axis=1)
         firsts = owners.searchsorted(ranked.nonzero()[0]).tolist()
         changes = [np.empty((self.out_layout.words + 2, 0), np.int64)]
         for first, end in zip(firsts, [*firsts[1:], len(owners)], strict=True):
@@ -211,8 +209,7 @@ class TotalReduce(ReduceOperator):
     def _in_blocks(
         self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
     ) -> Ints:
-        """Do what `_changes` does, so many of each key's times at once that versions take a bounded amount of
-        memory."""
+        """Return the result of `_changes`, for so many times of each key at once that memory is bounded."""
         if is_one_time:
             return self._changes(keys, numbers, new, old_numbers, old, is_one_time=True)
         _, _, sizes, ranks = number_moments(numbers, new[-2])
@@ -231,10 +228,10 @@ class TotalReduce(ReduceOperator):
             present = np.zeros(count, np.bool_)
             present[numbers[block]] = True
             place = present.cumsum() - 1
-            here = present[old_numbers].nonzero()[0]
-            before = (place[old_numbers[here]], old[:, here])
+            old_places = present[old_numbers].nonzero()[0]
+            earlier = (place[old_numbers[old_places]], old[:, old_places])
             part = (keys[:, present], place[numbers[block]], new[:, block])
-            changes.append(self._changes(*part, *before, is_one_time=False))
+            changes.append(self._changes(*part, *earlier, is_one_time=False))
             # The next block is of later times, so these rows are old ones then.
             old_numbers = np.concatenate((old_numbers, numbers[block]))
             old = np.concatenate((old, new[:, block]), axis=1)
@@ -251,7 +248,7 @@ class TotalReduce(ReduceOperator):
     def _changes(
         self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
     ) -> Ints:
-        """Return how the output of keys changes, given which records are old and which come at which time."""
+        """Return the changes of the output of keys, from their old records and the new updates."""
         layout = self.arrangement.layout
         times = new[-2]
         count = keys.shape[1]
@@ -274,12 +271,12 @@ class TotalReduce(ReduceOperator):
         groups, values, sums = split_versions(changes, layout.values, sizes, firsts)
         bases = firsts + np.arange(count)  # The version of each key before all its moments.
 
-        def keys_of(versions: Ints) -> Ints:
+        def find_keys(versions: Ints) -> Ints:
             return keys.take(bases.searchsorted(versions, side="right") - 1, axis=1)
 
-        made, columns, diffs = self.made(groups, values, sums, keys_of)
-        owners = bases.searchsorted(made, side="right") - 1
-        ranks = made - bases.take(owners) - 1
+        result_versions, columns, diffs = self.made(groups, values, sums, find_keys)
+        owners = bases.searchsorted(result_versions, side="right") - 1
+        ranks = result_versions - bases.take(owners) - 1
         # A version begins at its moment, and ends at the next one.
         begins, ends = np.flatnonzero(ranks >= 0), np.flatnonzero(ranks + 1 < sizes.take(owners))
         picks = np.concatenate((begins, ends))
@@ -359,23 +356,23 @@ class PartialReduce(ReduceOperator):
     def _run_few(self, new: Ints | None, due: list[Ints]) -> None:
         """Do what `run` does, of a few pairs of key and time."""
         layout = self.arrangement.layout
-        wanted: dict[Values, set[Coordinates]] = {}
+        times_of_keys: dict[Values, set[Coordinates]] = {}
         pairs = [chunk.T.tolist() for chunk in due]
         if new is not None:
             pairs.append(np.concatenate((layout.key_rows(new), layout.times(new))).T.tolist())
         for pair in itertools.chain.from_iterable(pairs):
-            wanted.setdefault(tuple(pair[: self.keys]), set()).add(tuple(pair[self.keys :]))
-        keys = np.array([*wanted], np.int64).reshape(len(wanted), self.keys).T
+            times_of_keys.setdefault(tuple(pair[: self.keys]), set()).add(tuple(pair[self.keys :]))
+        keys = np.array([*times_of_keys], np.int64).reshape(len(times_of_keys), self.keys).T
         hashes = key_hashes(keys)
         numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
         if len(numbers) > self.costs.plain_rows:
-            todo = [[number, *time, 1] for number, times in enumerate(wanted.values()) for time in times]
+            todo = [[number, *time, 1] for number, times in enumerate(times_of_keys.values()) for time in times]
             self._corrected(np.array(todo, np.int64).T, keys, hashes, numbers, records)
             return
         every = _by_key(keys, numbers, records, layout)
         times: list[list[Coordinates]] = []
         later: list[list[int]] = []
-        for (key, at), rows in zip(wanted.items(), every, strict=True):
+        for (key, at), rows in zip(times_of_keys.items(), every, strict=True):
             due_at = sorted(closed(at, (time for _, time, _ in rows)))
             times.append([time for time in due_at if self.is_ready(time)])
             later += [[*key, *time] for time in due_at if not self.is_ready(time)]
@@ -387,9 +384,9 @@ class PartialReduce(ReduceOperator):
     def _work_few(self, times: list[list[Coordinates]], keys: Ints, hashes: Ints, records: list[list[Record]]) -> None:
         """Do what `_work` does, of a few records of each key."""
         layout = self.arrangement.layout
-        given = _by_key(keys, *self.output.lookup(hashes, keys), self.out_layout)
+        outputs = _by_key(keys, *self.output.lookup(hashes, keys), self.out_layout)
         names = keys.T.tolist()
-        changes = corrections(self.logic, times, records, given, keys, layout.values)
+        changes = corrections(self.logic, times, records, outputs, keys, layout.values)
         if changes:
             rows = [[*names[number], *values, *time, diff] for number, values, time, diff in changes]
             batch = to_batch(np.array(rows, np.int64).T, self.out_layout)
@@ -398,23 +395,25 @@ class PartialReduce(ReduceOperator):
 
     def _closed(self, pairs: Ints, keys: Ints, numbers: Ints, times: Ints) -> Ints:
         """Return [key number, time …, 1], closed under least upper bounds with the times of each key."""
-        # The distinct times of each key, by key: those of key k stand from lower[k] up to upper[k].
-        known = np.empty((self.dimensions + 2, len(numbers)), np.int64)
-        known[0], known[1:-1], known[-1] = numbers, times, 1
-        known = _unique(known, 1, self.dimensions)
-        order = known[1].argsort(kind="stable")
-        known = known[1:].take(order, axis=1)
-        lower = known[0].searchsorted(np.arange(keys.shape[1]))
-        upper = known[0].searchsorted(np.arange(keys.shape[1]), side="right")
+        # The distinct times of each key; key k has the places from lower[k] up to upper[k].
+        key_times = np.empty((self.dimensions + 2, len(numbers)), np.int64)
+        key_times[0], key_times[1:-1], key_times[-1] = numbers, times, 1
+        key_times = _unique(key_times, 1, self.dimensions)
+        order = key_times[1].argsort(kind="stable")
+        key_times = key_times[1:].take(order, axis=1)
+        lower = key_times[0].searchsorted(np.arange(keys.shape[1]))
+        upper = key_times[0].searchsorted(np.arange(keys.shape[1]), side="right")
         fresh = pairs
         while fresh.shape[1]:
             # Each fresh pair together with each time of its key; a bound is the maximum of both in each dimension.
             counts = (upper - lower).take(fresh[0])
-            ones = np.arange(fresh.shape[1]).repeat(counts)
-            others = np.arange(len(ones)) + (lower.take(fresh[0]) - counts.cumsum() + counts).take(ones)
-            bounds = fresh.take(ones, axis=1)
-            np.maximum(bounds[1:-1], known[1:-1].take(others, axis=1), out=bounds[1:-1])
-            moved = (bounds[1:-1] != fresh[1:-1].take(ones, axis=1)).any(axis=0)
+            fresh_places = np.arange(fresh.shape[1]).repeat(counts)
+            known_places = np.arange(len(fresh_places)) + (lower.take(fresh[0]) - counts.cumsum() + counts).take(
+                fresh_places
+            )
+            bounds = fresh.take(fresh_places, axis=1)
+            np.maximum(bounds[1:-1], key_times[1:-1].take(known_places, axis=1), out=bounds[1:-1])
+            moved = (bounds[1:-1] != fresh[1:-1].take(fresh_places, axis=1)).any(axis=0)
             if not moved.any():
                 break
             fresh = _without(_unique(bounds[:, moved], 1, self.dimensions)[1:], pairs, self.dimensions)
@@ -422,34 +421,34 @@ class PartialReduce(ReduceOperator):
         return pairs
 
     def _work(self, todo: Ints, keys: Ints, hashes: Ints, numbers: Ints, records: Ints) -> None:
-        """Correct the output at complete pairs [key number, time …, 1], in an order that extends that of times."""
+        """Correct the output at complete pairs [key number, time …, 1], earlier times first."""
         layout = self.arrangement.layout
-        # The pairs by key and time; a rank says how many pairs of the same key come before.
+        # The pairs by key and time; a rank is the number of earlier pairs of the key.
         order = np.lexsort((*todo[-2:0:-1], todo[0]))
         todo = todo.take(order, axis=1)
-        starts = starts_of(todo[0])
+        starts = find_starts(todo[0])
         ranks = np.arange(todo.shape[1]) - starts.repeat(np.diff(np.append(starts, todo.shape[1])))
         # Only the rows of keys that have a pair are looked at.
-        wanted = np.zeros(keys.shape[1], np.bool_)
-        wanted[todo[0]] = True
-        given_numbers, given = self.output.lookup(hashes, keys)
-        if not wanted.all():
-            keep = wanted[numbers]
+        has_pair = np.zeros(keys.shape[1], np.bool_)
+        has_pair[todo[0]] = True
+        output_numbers, outputs = self.output.lookup(hashes, keys)
+        if not has_pair.all():
+            keep = has_pair[numbers]
             numbers, records = numbers[keep], records[:, keep]
-            keep = wanted[given_numbers]
-            given_numbers, given = given_numbers[keep], given[:, keep]
+            keep = has_pair[output_numbers]
+            output_numbers, outputs = output_numbers[keep], outputs[:, keep]
         corrections = []
         record_rows = (numbers, layout.value_rows(records), layout.times(records), records[-1])
         for rank in range(int(ranks.max()) + 1):
             # One pair of each key at a time, because later pairs see what earlier ones have corrected.
             items = todo[:, ranks == rank]
-            given_rows = (
-                given_numbers,
-                self.out_layout.value_rows(given),
-                self.out_layout.times(given),
-                given[-1],
+            output_rows = (
+                output_numbers,
+                self.out_layout.value_rows(outputs),
+                self.out_layout.times(outputs),
+                outputs[-1],
             )
-            changes = self._at(items, keys, record_rows, given_rows)
+            changes = self._at(items, keys, record_rows, output_rows)
             if changes.shape[1]:
                 rows = np.empty((self.out_layout.words + self.dimensions + 1, changes.shape[1]), np.int64)
                 owners = items[0].take(changes[0])
@@ -458,9 +457,9 @@ class PartialReduce(ReduceOperator):
                 rows[self.out_layout.words : -1] = items[1:-1].take(changes[0], axis=1)
                 rows[-1] = changes[-1]
                 corrections.append(rows)
-                given_numbers = np.concatenate((given_numbers, owners))
+                output_numbers = np.concatenate((output_numbers, owners))
                 padded = np.concatenate((np.zeros((1, rows.shape[1]), np.int64), rows))
-                given = np.concatenate((given, padded), axis=1)
+                outputs = np.concatenate((outputs, padded), axis=1)
         if corrections:
             batch = to_batch(np.concatenate(corrections, axis=1), self.out_layout)
             self.output.insert(batch)
@@ -474,16 +473,18 @@ class PartialReduce(ReduceOperator):
         given: tuple[Ints, Ints, Ints, Ints],
     ) -> Ints:
         """Return how the output changes at items, one time for each key: [item, values …, diff]."""
-        # Which item each key has; -1 for none.
+        # The item of each key; -1 for none.
         place = np.full(keys.shape[1], -1)
         place[items[0]] = np.arange(items.shape[1])
         acc = _accumulated(records, place, items)
-        made, columns, diffs = self.made(acc[0], acc[1:-1], acc[-1], lambda at: keys.take(items[0].take(at), axis=1))
-        wanted = np.concatenate((made[None], columns, diffs[None]))
-        # What the output should be, less what it is.
-        is_ = _accumulated(given, place, items)
-        is_[-1] *= -1
-        return _consolidated(np.concatenate((wanted, is_), axis=1))
+        result_items, columns, diffs = self.made(
+            acc[0], acc[1:-1], acc[-1], lambda at: keys.take(items[0].take(at), axis=1)
+        )
+        results = np.concatenate((result_items[None], columns, diffs[None]))
+        # The target of the output, less its current records.
+        current = _accumulated(given, place, items)
+        current[-1] *= -1
+        return _consolidated(np.concatenate((results, current), axis=1))
 
 
 def _by_key(keys: Ints, numbers: Ints, rows: Ints, layout: Layout) -> list[list[Record]]:
@@ -509,11 +510,11 @@ def _unique(rows: Ints, keys: int, dimensions: int) -> Ints:
 
 
 def _without(rows: Ints, known: Ints, dimensions: int) -> Ints:
-    """Return those of rows that are not known: both are [key number, times …, 1], each distinct."""
-    both = np.concatenate((rows, known), axis=1)
+    """Return the rows that are not known; both are distinct rows of [key number, times …, 1]."""
+    joined = np.concatenate((rows, known), axis=1)
     # Equal rows are summed: a row of sum 1 is new, of 2 known, of 3 both.
-    both[-1, : rows.shape[1]], both[-1, rows.shape[1] :] = 1, 2
-    batch = to_batch(both, Layout(1, 0, dimensions))
+    joined[-1, : rows.shape[1]], joined[-1, rows.shape[1] :] = 1, 2
+    batch = to_batch(joined, Layout(1, 0, dimensions))
     return batch[1:, batch[-1] == 1]
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from persist.compute.dataflow.updates.batch import starts_of
+from persist.compute.dataflow.updates.batch import find_starts
 from persist.compute.dataflow.updates.times import Flags, Ints
 
 
@@ -11,8 +11,8 @@ def rows_of_keys(first: int, end: int, numbers: Ints, rows: Ints) -> tuple[Ints,
     if bool((numbers[1:] >= numbers[:-1]).all()):
         start, stop = numbers.searchsorted((first, end)).tolist()
         return numbers[start:stop] - first, rows[:, start:stop]
-    mine = ((numbers >= first) & (numbers < end)).nonzero()[0]
-    return numbers.take(mine) - first, rows.take(mine, axis=1)
+    places = ((numbers >= first) & (numbers < end)).nonzero()[0]
+    return numbers.take(places) - first, rows.take(places, axis=1)
 
 
 def rows_of_others(flags: Flags, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
@@ -22,16 +22,16 @@ def rows_of_others(flags: Flags, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]
 
 
 def number_moments(numbers: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the distinct times of keys, in the order of key and time; where each key's begin, and how many it has;
-    and for each row the rank of its time among those of its key."""
+    """Return the distinct times of keys by key and time; the first place and the number of each key's; and the rank of
+    each row's time in its key."""
     order = np.lexsort((times, numbers))
     owners, moments = numbers[order], times[order]
     # A moment begins where the key or the time differs from the row before.
     news = np.ones(len(order), np.bool_)
     news[1:] = (owners[1:] != owners[:-1]) | (moments[1:] != moments[:-1])
     owners, moments = owners[news], moments[news]
-    firsts = starts_of(owners)
-    # The number of each row's moment, less that of the first moment of its key.
+    firsts = find_starts(owners)
+    # The number of each row's moment, less the first one of its key.
     ranks = np.empty(len(order), np.int64)
     ranks[order] = news.cumsum() - 1
     return moments, firsts, np.diff(np.append(firsts, len(owners))), ranks - firsts.take(numbers)
@@ -61,9 +61,9 @@ def split_versions(changes: Ints, values: int, sizes: Ints, firsts: Ints) -> tup
     running = cells.cumsum()
     running -= (running.take(begins) - cells.take(begins)).repeat(widths)
     # A record is in the versions where its multiplicity is not 0. Versions are numbered through all keys.
-    there = running.nonzero()[0]
-    unit = np.arange(len(units)).repeat(widths).take(there)
-    groups = there - begins.take(unit) + (firsts.take(owners) + owners).take(unit)
+    present = running.nonzero()[0]
+    unit = np.arange(len(units)).repeat(widths).take(present)
+    groups = present - begins.take(unit) + (firsts.take(owners) + owners).take(unit)
     order = groups.argsort(kind="stable")
     rows = units.take(unit.take(order))
-    return groups.take(order), words[1:].take(rows, axis=1), running.take(there.take(order))
+    return groups.take(order), words[1:].take(rows, axis=1), running.take(present.take(order))

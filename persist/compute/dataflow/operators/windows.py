@@ -1,12 +1,12 @@
-"""Window functions: each record of a partition with what its place among the others says.
+"""Window functions: each record of a partition with columns that depend on its place among the others.
 
-A partition is the group of a reduction. It is put in the order that a function asks for; what that leaves open, all
-columns of the record decide, so the result depends on the partition's contents alone. Copies of a record are as many
-rows. A frame is a range of rows from a row on; `peers` are the rows that agree in the order.
+A partition is the group of a reduction. It is sorted by the order of a function and then by all columns of the record,
+so the result depends on the partition's contents alone. Copies of a record are as many rows. A frame is a range of rows
+from a row on; `peers` are the rows that agree in the order.
 
-Cost: of a change, its whole partition; of most functions over a large one, less (`operators.ranked_windows`). Sums and
-counts of frames are differences of running ones; minima and maxima cost the logarithm of the largest frame
-for each row, and the aggregates of `operators.folds` the sizes of the distinct frames.
+Cost: a change costs its whole partition; most functions over a large one cost less (`operators.ranked_windows`). Sums
+and counts of frames are differences of running sums. Minima and maxima cost the logarithm of the largest frame for each
+row. The aggregates of `operators.folds` cost the sizes of the distinct frames.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,15 +23,16 @@ from persist.compute.dataflow.operators.aggregates import to_float
 from persist.compute.dataflow.operators.folds import Rows, folded, framed
 from persist.compute.dataflow.operators.logic import copies
 from persist.compute.dataflow.plan.plan import WindowFunction
-from persist.compute.dataflow.updates.batch import starts_of
+from persist.compute.dataflow.state.costs import USUAL, Costs
+from persist.compute.dataflow.updates.batch import find_starts
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, directed, ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals over rows: how many values there are, their sum, and how many are NaN, inf and -inf; for a minimum or a
-    maximum, the least of `_to_least`, which is not taken away again."""
+    """Totals over rows: the number of values, their sum, and the numbers of NaN, inf and -inf. A minimum or maximum has
+    the least of `_to_least`, which cannot be subtracted."""
 
     values: int = 0
     total: int = 0
@@ -39,7 +40,7 @@ class Totals:
     least: int | None = None
 
     def __add__(self, other: "Totals") -> "Totals":
-        nan, high, low = (one + two for one, two in zip(self.others, other.others, strict=True))
+        nan, high, low = (ours + other_count for ours, other_count in zip(self.others, other.others, strict=True))
         least = other.least if self.least is None else self.least
         if least is not None and other.least is not None:
             least = min(least, other.least)
@@ -83,14 +84,16 @@ class Places:
         return running.take(high) - running.take(low)
 
 
-def windows(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Callable[..., Any]:
-    """Return the logic of a reduction that gives the values and a column for each function."""
+def windows(
+    calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain, costs: Costs = USUAL
+) -> Callable[..., Any]:
+    """Return the logic of a reduction with the values and a column for each function."""
 
-    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: Any) -> tuple[Ints, Ints, Ints]:
+    def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: Any) -> tuple[Ints, Ints, Ints]:
         rows = copies(diffs)
         groups, values = groups.take(rows), values.take(rows, axis=1)
         ranked = [ranks(domain, words, field.type) for words, field in zip(values, schema, strict=True)]
-        columns = [_column(call, groups, values, ranked, schema, domain) for call in calls]
+        columns = [_column(call, groups, values, ranked, schema, domain, costs) for call in calls]
         every = np.concatenate((values, np.array(columns, np.int64).reshape(len(columns), len(groups))))
         return groups, every, np.ones(len(groups), np.int64)
 
@@ -98,7 +101,13 @@ def windows(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) 
 
 
 def _column(
-    call: WindowFunction, groups: Ints, values: Ints, ranked: list[Ints], schema: pa.Schema, domain: Domain
+    call: WindowFunction,
+    groups: Ints,
+    values: Ints,
+    ranked: list[Ints],
+    schema: pa.Schema,
+    domain: Domain,
+    costs: Costs,
 ) -> Ints:
     rows = [(schema.get_field_index(name), down, first) for name, down, first in call.by]
     keys = [directed(domain, values[row], schema.field(row).type, down, first) for row, down, first in rows]
@@ -107,12 +116,14 @@ def _column(
     bounds = _Bounds(call, groups.take(order), sorted_, schema, domain)
     places = placed(call, *_runs(groups.take(order)), [key.take(order) for key in keys], bounds)
     column = np.empty(len(groups), np.int64)
-    column[order] = column_of(call, places, sorted_, schema, domain)
+    column[order] = compute_column(call, places, sorted_, schema, domain, costs)
     return column
 
 
-def column_of(call: WindowFunction, places: Places, values: Ints, schema: pa.Schema, domain: Domain) -> Ints:
-    """Return the results of a function for rows in order, given their words."""
+def compute_column(
+    call: WindowFunction, places: Places, values: Ints, schema: pa.Schema, domain: Domain, costs: Costs
+) -> Ints:
+    """Return the results of a function for the words of rows in order."""
     arguments = [values[schema.get_field_index(name)] for name in call.arguments]
     kinds = [schema.field(name).type for name in call.arguments]
     is_plain = not (call.exclude or call.within or call.where or call.is_distinct)
@@ -120,11 +131,11 @@ def column_of(call: WindowFunction, places: Places, values: Ints, schema: pa.Sch
         return _nth_of_some(call, places, arguments[0], _eligible(call, arguments[0], values, schema))
     if call.function in ("lag", "lead") or (is_plain and not call.ignores_nulls and call.function in _FUNCTIONS):
         return _FUNCTIONS[call.function](call, places, arguments, kinds, domain)
-    return _folded(call, places, values, arguments, kinds, schema, domain)
+    return _folded(call, places, values, arguments, kinds, schema, domain, costs)
 
 
 def _eligible(call: WindowFunction, words: Ints, values: Ints, schema: pa.Schema) -> Flags:
-    """Return which rows count for a function of one row of a frame."""
+    """Return the rows that count for a function of one row of a frame."""
     eligible = np.ones(len(words), np.bool_)
     if call.where:
         eligible &= values[schema.get_field_index(call.where)] == 1
@@ -136,9 +147,9 @@ def _eligible(call: WindowFunction, words: Ints, values: Ints, schema: pa.Schema
 def _nth_of_some(call: WindowFunction, p: Places, words: Ints, eligible: Flags) -> Ints:
     """Return the value of the first, the last or the n-th row of each frame, of those rows that count."""
     places = eligible.nonzero()[0]
-    # How many rows that count are before each place: a frame is an interval of these, too.
-    before = np.concatenate(([0], eligible.cumsum()))
-    first, end = (before.take(np.clip(bound, 0, len(words))) for bound in (p.low, p.high))
+    # The number of counted rows before each place: a frame is an interval of these as well.
+    counted_before = np.concatenate(([0], eligible.cumsum()))
+    first, end = (counted_before.take(np.clip(bound, 0, len(words))) for bound in (p.low, p.high))
     number = (
         end - 1 if call.function == "last_value" else first + (call.number - 1 if call.function == "nth_value" else 0)
     )
@@ -156,21 +167,22 @@ def _folded(
     kinds: list[pa.DataType],
     schema: pa.Schema,
     domain: Domain,
+    costs: Costs,
 ) -> Ints:
-    """Return what an aggregate makes of the frames, each of which is looked at as a whole."""
+    """Return an aggregate of each frame, looked at as a whole."""
     call = replace(call, function=_FOLDS.get(call.function, call.function))
     low, high, back = p.low, p.high, None
     if not call.exclude:  # Rows of one frame have one value.
         frames, back = np.unique(np.stack((low, high)), axis=1, return_inverse=True)
         low, high = frames
-    made = np.empty(len(low), np.int64)
-    for part, owners, at in framed(low, high):
+    results = np.empty(len(low), np.int64)
+    for part, owners, at in framed(low, high, costs.frame_rows):
         if call.exclude:
             keep = _is_left(call.exclude, p, owners + part.start, at)
             owners, at = owners[keep], at[keep]
         rows = Rows(owners, [words.take(at) for words in arguments], kinds, part.stop - part.start, domain)
-        made[part] = folded(call, rows, values, schema, at, is_ordered=True)
-    return made if back is None else made.take(back.reshape(-1))
+        results[part] = folded(call, rows, values, schema, at, is_ordered=True)
+    return results if back is None else results.take(back.reshape(-1))
 
 
 def _is_left(exclude: str, p: Places, rows: Ints, at: Ints) -> Flags:
@@ -182,7 +194,7 @@ def _is_left(exclude: str, p: Places, rows: Ints, at: Ints) -> Flags:
 
 
 class _Bounds:
-    """Where the frames begin and end whose bounds are values of the column that the partition is ordered by."""
+    """The ends of frames whose bounds are values of the column that the partition is ordered by."""
 
     def __init__(self, call: WindowFunction, groups: Ints, values: Ints, schema: pa.Schema, domain: Domain) -> None:
         self._call = call
@@ -192,7 +204,7 @@ class _Bounds:
         self._domain = domain
 
     def places(self, column: str, *, is_end: bool) -> Ints:
-        """Return for each row how many rows stand before its bound; with is_end, those that agree with it, too."""
+        """Return for each row the number of rows before its bound, with is_end including rows equal to it."""
         name, down, first = self._call.by[0]
         row, bound = self._schema.get_field_index(name), self._schema.get_field_index(column)
         words = np.concatenate((self._values[row], self._values[bound]))
@@ -210,7 +222,7 @@ class _Bounds:
 def placed(
     call: WindowFunction, begins: Ints, ends: Ints, keys: Sequence[Ints], bounds: _Bounds | None = None
 ) -> Places:
-    """Return the places of rows in order, given where their partitions begin and end; rows agree if their keys do."""
+    """Return the places of rows in order; rows with equal keys are peers."""
     rows = len(begins)
     at = np.arange(rows)
     peers_begin, peers_end = begins, ends
@@ -249,7 +261,7 @@ def _of_groups(p: Places, offset: int, *, is_end: bool) -> Ints:
     """Return where the rows that agree in the order begin or end, so many groups of such rows further on."""
     if not len(p.at):
         return p.at
-    # Where each group of peers begins, and the number of each row's group.
+    # The first row of each group of peers, and the number of each row's group.
     firsts = (p.peers_begin == p.at).nonzero()[0]
     numbers = (p.peers_begin == p.at).cumsum() - 1
     target = numbers + offset
@@ -262,7 +274,7 @@ def _of_groups(p: Places, offset: int, *, is_end: bool) -> Ints:
 
 def _runs(words: Ints) -> tuple[Ints, Ints]:
     """Return for each row where the run of equal words that it is in begins and ends."""
-    firsts = starts_of(words)
+    firsts = find_starts(words)
     sizes = np.diff(np.append(firsts, len(words)))
     return firsts.repeat(sizes), (firsts + sizes).repeat(sizes)
 
@@ -307,23 +319,23 @@ def _ntile(call: WindowFunction, p: Places, *_: Any) -> Ints:
 def _shifted(sign: int) -> Function:
     def shift(call: WindowFunction, p: Places, arguments: list[Ints], *_: Any) -> Ints:
         by = sign * call.number
-        other = arguments[1] if len(arguments) > 1 else np.full(len(p.at), NULL, np.int64)
+        defaults = arguments[1] if len(arguments) > 1 else np.full(len(p.at), NULL, np.int64)
         target = p.at + by
         inside = (target >= p.begins) & (target < p.ends)
         if call.ignores_nulls and by:
             target, inside = _past_nulls(p, arguments[0] != NULL, by)
         rows = np.clip(np.where(inside, target, 0), 0, len(p.at) - 1) if len(p.at) else target
-        return np.where(inside, arguments[0].take(rows), other)
+        return np.where(inside, arguments[0].take(rows), defaults)
 
     return shift
 
 
 def _past_nulls(p: Places, is_value: Flags, by: int) -> tuple[Ints, Flags]:
-    """Return where the row is that stands so many rows with a value further on, and whether there is one."""
+    """Return the place of the row so many rows with a value further on, and whether it exists."""
     valued = is_value.nonzero()[0].astype(np.int64, copy=False)
-    before = np.concatenate(([0], is_value.cumsum()))  # Rows with a value before each place.
-    number: Ints = before.take(p.at) + by if by < 0 else before.take(p.at + 1) + by - 1
-    inside = (number >= before.take(p.begins)) & (number < before.take(p.ends))
+    values_before = np.concatenate(([0], is_value.cumsum()))  # Rows with a value before each place.
+    number: Ints = values_before.take(p.at) + by if by < 0 else values_before.take(p.at + 1) + by - 1
+    inside = (number >= values_before.take(p.begins)) & (number < values_before.take(p.ends))
     if not len(valued):
         return number, inside
     places: Ints = np.clip(number, 0, len(valued) - 1)
@@ -344,31 +356,31 @@ def _extreme(is_max: bool) -> Function:
         call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain
     ) -> Ints:
         [words] = arguments
-        order = directed_for(domain, words, kinds[0], is_max).argsort(kind="stable")
+        order = direct_words(domain, words, kinds[0], is_max).argsort(kind="stable")
         least = np.empty(len(words), np.int64)
         least[order] = np.arange(len(words))
         low, high = (np.clip(bound, 0, len(words)) for bound in (p.low, p.high))
-        made, sizes, width = np.full(len(words), NULL), high - low, 1
+        extremes, sizes, width = np.full(len(words), NULL), high - low, 1
         while len(least):  # The least of so many rows from each on; two of them, which may overlap, are a frame.
             rows = ((sizes >= width) & (sizes < 2 * width)).nonzero()[0]
             first, last = low.take(rows), high.take(rows) - width
-            made[rows] = words.take(order.take(np.minimum(least.take(first), least.take(last))))
+            extremes[rows] = words.take(order.take(np.minimum(least.take(first), least.take(last))))
             least, width = np.minimum(least[:-width], least[width:]), 2 * width
         if p.before.least is None:
-            return made
-        is_before = (p.low < 0) & ((made == NULL) | (_to_least(made, is_max) > p.before.least))
-        return np.where(is_before, _to_least(np.int64(p.before.least), is_max), made)
+            return extremes
+        is_before = (p.low < 0) & ((extremes == NULL) | (_to_least(extremes, is_max) > p.before.least))
+        return np.where(is_before, _to_least(np.int64(p.before.least), is_max), extremes)
 
     return extreme
 
 
 def _to_least(words: Any, is_max: bool) -> Any:
-    """Return numbers of which the least is that of the word wanted; and words of such numbers."""
+    """Return numbers whose least is the extreme word, and words of such numbers."""
     return ~words if is_max else words
 
 
-def directed_for(domain: Domain, words: Ints, kind: pa.DataType, is_max: bool) -> Ints:
-    """Return numbers of which the least is that of the value wanted; NULL is the greatest."""
+def direct_words(domain: Domain, words: Ints, kind: pa.DataType, is_max: bool) -> Ints:
+    """Return numbers whose least is the extreme value; NULL is the greatest."""
     places = ranks(domain, words, kind)
     return np.where(words == NULL, np.int64(2**63 - 1), ~places if is_max else places)
 
@@ -383,22 +395,22 @@ def _sum(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.
         if most >= 10**call.result.precision:
             raise DiffOverflow(f"a sum over a window needs more than the digits of {call.result}")
         if most >= FIRST_WIDE or not pat.is_decimal128(call.result):
-            there = zip(totals.tolist(), counts.tolist(), strict=True)
-            return domain.of_digits([total if n else None for total, n in there], call.result)
+            pairs = zip(totals.tolist(), counts.tolist(), strict=True)
+            return domain.of_digits([total if n else None for total, n in pairs], call.result)
     return np.where(counts == 0, NULL, totals.astype(np.int64))
 
 
 def _avg(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain) -> Ints:
     totals, counts = _totals(p, arguments[0], kinds[0], domain)
     if pat.is_floating(kinds[0]):
-        made = [to_float(total, n) if n else None for total, n in zip(totals.tolist(), counts.tolist(), strict=True)]
-        return _with_others(domain.encode(pa.array(made, pa.float64())), p, arguments[0], kinds[0], domain)
+        means = [to_float(total, n) if n else None for total, n in zip(totals.tolist(), counts.tolist(), strict=True)]
+        return _with_others(domain.encode(pa.array(means, pa.float64())), p, arguments[0], kinds[0], domain)
     scale = 10 ** kinds[0].scale if pat.is_decimal(kinds[0]) else 1
     if max(_magnitude(totals, 1), _magnitude(counts, scale)) <= 2**53:  # Then both are floats, and it is rounded once.
         shares = totals.astype(np.float64) / np.where(counts == 0, 1, counts * scale)
         return np.where(counts == 0, NULL, domain.encode(pa.array(shares)))
-    there = zip(totals.tolist(), counts.tolist(), strict=True)
-    return domain.encode(pa.array([total / (n * scale) if n else None for total, n in there], pa.float64()))
+    pairs = zip(totals.tolist(), counts.tolist(), strict=True)
+    return domain.encode(pa.array([total / (n * scale) if n else None for total, n in pairs], pa.float64()))
 
 
 def _totals(p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> tuple[Any, Ints]:
@@ -426,21 +438,21 @@ def wholes(words: Ints, kind: pa.DataType, domain: Domain) -> Any:
 
 
 def totals(function: str, words: Ints, diffs: Ints, kind: pa.DataType, domain: Domain) -> Totals:
-    """Return the totals over values with their multiplicities; those of negative multiplicity are left out."""
+    """Return the totals over values with positive multiplicities."""
     counted = (diffs > 0) & (words != NULL)
     words, weights = words[counted], diffs[counted].astype(object)
     if not len(words):
         return Totals()
     if function in EXTREMES:
         return Totals(least=int(_to_least(words, EXTREMES[function]).min()))
-    others = (0, 0, 0)
+    special = (0, 0, 0)
     if pat.is_floating(kind):
         floats = domain.decode(words, kind).cast(pa.float64()).to_numpy(zero_copy_only=False)
         counts = [int(weights[which].sum()) for which in (np.isnan(floats), floats == np.inf, floats == -np.inf)]
-        others = (counts[0], counts[1], counts[2])
+        special = (counts[0], counts[1], counts[2])
     is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind)
     total = (wholes(words, kind, domain).astype(object) * weights).sum() if is_number else 0
-    return Totals(int(weights.sum()), int(total), others)
+    return Totals(int(weights.sum()), int(total), special)
 
 
 def _wholes(values: pa.Array) -> Any:
@@ -453,14 +465,14 @@ def _wholes(values: pa.Array) -> Any:
 
 
 def _with_others(sums: Ints, p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> Ints:
-    """Return sums with those of frames that have a NaN or an infinity put right."""
+    """Return sums, corrected for frames with a NaN or an infinity."""
     floats = domain.decode(words, kind).cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
     if np.isfinite(floats).all() and not any(p.whole.others):
         return sums
     has = []
     flags = (np.isnan(floats), floats == np.inf, floats == -np.inf)
-    for others, before, whole in zip(flags, p.before.others, p.whole.others, strict=True):
-        has.append(p.framed(others.astype(np.int64), before, whole) > 0)
+    for is_special, count_before, whole in zip(flags, p.before.others, p.whole.others, strict=True):
+        has.append(p.framed(is_special.astype(np.int64), count_before, whole) > 0)
     # NaN wins, as do infinities of both signs; else the sum is the infinity that there is.
     special = np.where(has[0] | (has[1] & has[2]), np.nan, np.where(has[1], np.inf, -np.inf))
     return np.where(np.logical_or.reduce(has), domain.encode(pa.array(special)), sums)
@@ -482,6 +494,6 @@ _FUNCTIONS: dict[str, Function] = {
     "avg": _avg,
     **{function: _extreme(is_max) for function, is_max in EXTREMES.items()},
 }
-SUMMED = ("count", "sum", "avg", *EXTREMES)  # Those that are made of `Totals` of what stands before.
-# What functions of rows are called as folds.
+SUMMED = ("count", "sum", "avg", *EXTREMES)  # These use the `Totals` of the rows before.
+# The folds of functions of rows.
 _FOLDS = {"first_value": "first", "last_value": "last", "nth_value": "nth"}

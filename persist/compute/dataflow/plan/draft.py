@@ -1,7 +1,5 @@
-"""A program under construction, as its streams see it: the plan, and what was promised to those who watch it run.
-
-A watcher has captured updates, or a probe of how far a stream is complete.
-"""
+"""A program under construction: its plan, and its captures and probes. A capture has the updates of a stream, and a
+probe how far it is complete."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -39,13 +37,13 @@ def to_table(updates: Ints, schema: pa.Schema, domain: Domain) -> pa.Table:
 
 
 class DefinedAs(NamedTuple):
-    """What an output that is a view is made by.
+    """The definition of an output that is a view.
 
     Attributes:
         number: of its definition.
         since: the time from which on that holds.
         start: the time at which the view begins.
-        has_past: whether what it held at earlier times is kept; otherwise each commit gives that up.
+        has_past: whether it can be read at earlier times; otherwise each commit gives them up.
     """
 
     number: int
@@ -70,7 +68,7 @@ class Captured:
         self._layout = Layout(0, 0, 1)
 
     def attach(self, schema: pa.Schema, domain: Domain, dimensions: int, waiting: Callable[[], list[Ints]]) -> None:
-        """Begin anew, for a program that was opened; waiting gives the updates whose time is not complete."""
+        """Begin anew, for an opened program; waiting returns the updates whose times are not complete."""
         self._schema, self._domain, self._complete, self._waiting = schema, domain, [], waiting
         self._layout = Layout(len(schema), 0, dimensions)
 
@@ -94,13 +92,13 @@ class Captured:
         return table if complete is None else table.append_column("_early", pa.array(order >= complete))
 
     def take(self) -> pa.Table:
-        """Return the updates since the last call, and forget them; those that are early come again."""
+        """Return the updates since the last call, and forget them; early ones come again."""
         updates = self.updates()
         self._complete = []
         return updates
 
     def rows(self) -> list[tuple[tuple[object, ...], Time, int]]:
-        """Return all updates as Python tuples (record, time, diff), in time order; without those that are early."""
+        """Return all complete updates as Python tuples (record, time, diff), in time order."""
         schema, _ = self._attached()
         table = self.updates()
         if self._early:
@@ -170,10 +168,10 @@ class Draft:
         self.input_schemas: dict[str, CollectionSchema] = {}
 
     def scope(self, name: str, *, limit: int, inside: Any) -> Any:
-        """Return a new scope of iteration; a program defines it, because scopes are made of streams."""
+        """Return a new scope of iteration. `Program` implements it, because scopes return streams."""
         raise NotImplementedError
 
-    def upper_of(self, collection: str) -> Any:
+    def add_upper(self, collection: str) -> Any:
         """Return a stream without records that is complete as far as a collection is sealed."""
         raise NotImplementedError
 
@@ -182,7 +180,7 @@ class Draft:
         return optimised(self.plan)
 
     def outline(self) -> Plan:
-        """Return a plan that says of what each output is made, and whether it looks at times."""
+        """Return a plan that shows the sources of each output, and whether it reads times."""
         return self.plan.without_unused()
 
     def holders(self, collection: str) -> list[str]:
@@ -199,19 +197,16 @@ class Draft:
         return None
 
     def definition(self, collection: str) -> DefinedAs | None:
-        """Return what is known of the definition of an output that is a view.
-
-        If the output is sealed to just that time, its first commit makes of what it holds what it should hold.
-        """
+        """Return the definition of an output that is a view; None of other outputs. If the output is sealed to the time
+        `since`, its first commit corrects its contents."""
         return None
 
     def kept(self, number: int) -> str | None:
-        """Return what the hidden collection is called that keeps what the operator of a node has given; None if there
-        is none."""
+        """Return the name of the hidden collection with the output of a node; None if there is none."""
         return None
 
-    def every_kept(self, engine: Engine) -> list[str]:
-        """Return all hidden collections that there are of the program, of whatever version of it."""
+    def list_kept_names(self, engine: Engine) -> list[str]:
+        """Return the names of all hidden collections of the program, in any of its versions."""
         return []
 
     def add_probe(self, number: int) -> Probed:
@@ -233,8 +228,7 @@ class Draft:
                 case Source(other, _) | Upper(other) if other == collection:
                     raise InvalidUsage(
                         f"persist: the program reads collection {collection!r}, so it cannot write it too; for "
-                        "recursion "
-                        "use iterate()"
+                        "recursion use iterate()"
                     )
 
     def check_source(self, collection: str) -> None:
@@ -242,7 +236,6 @@ class Draft:
         for node in self.plan.nodes.values():
             if isinstance(node.operator, Persist) and node.operator.collection == collection:
                 raise InvalidUsage(
-                    f"source: the program writes collection {collection!r}, so it cannot read it too; use the "
-                    "stream that "
-                    "it persists"
+                    f"source: the program writes collection {collection!r}, so it cannot read it too; use the stream "
+                    "that it persists"
                 )

@@ -1,28 +1,25 @@
-"""Rewriting of plans: what is not needed is left out, and operators become one.
+"""Rewriting of plans: unneeded columns and records are left out, and operators are joined. Rules about outer joins and
+subqueries apply before a query is a plan (`persist.compute.sql.rewrite`). This module does the rest, for programs in
+Python and for queries, in this order:
 
-What a query means is rewritten before it is a plan (`persist.compute.sql.rewrite`): only there an outer join or a
-subquery is one thing. Everything else is done here, for programs in Python and for queries, in this order:
+1. *Unneeded data are left out at their origin* (`trimmed`). Unread columns are neither read from collections, nor
+   computed, nor arranged, except by `arrange_by_key`. A condition after a join moves before it, if it reads one input
+   only and never raises. A bound in time moves as well, so the join forgets records whose time is over.
+2. *Operators are joined* (`_fuse`). Adjacent linear operators become one; maps of maps become one map. Linear operators
+   before a join or a reduction become stages of its input, and later ones stages of its output, unless another operator
+   reads them. A join of a join becomes a delta join of all inputs, which keeps nothing in between.
 
-1. *What is not needed is left out where it comes from* (`trimmed`). Columns that nobody reads are neither read of
-   collections, nor computed, nor arranged, unless `arrange_by_key` asked for them. A condition after a join that reads
-   one input only, and never raises, moves before it. So does a bound in time: the join then forgets what is over.
-2. *Operators become one* (`_fuse`). Linear operators that follow each other are one; maps of maps are one map. Linear
-   operators before a join or a reduction become part of how it arranges its input, those after it of how it gives its
-   output, unless somebody else reads them too. A join of a join becomes a delta join of all inputs, so that nothing in
-   between is kept.
-
-In programs that write collections, operators that tell times apart stay as they are: what they give is kept.
-
-Delta joins look up first where few partners are to be found. How large sources are is read from the descriptors of
-parts when a program is opened, without a request: how many rows there are, which columns are a key, and between which
-bounds whole numbers lie, which says how many different ones there can be. It is a hint. What a program computes does
-not depend on it, only in which order it looks things up.
+In programs that write collections, operators that depend on times stay separate, because their output is stored. Delta
+joins first look up the input with the fewest partners. Sizes of sources are estimated from the descriptors of parts,
+without a request: the number of rows, the key, and the bounds of whole numbers, which limit the number of distinct
+values. Estimates only change the order of look-ups, never results.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -31,7 +28,7 @@ import pyarrow as pa
 
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME
-from persist.compute.dataflow.plan.origin import expressions_of, kept_apart
+from persist.compute.dataflow.plan.origin import find_separate, list_expressions
 from persist.compute.dataflow.plan.plan import (
     Aggregates,
     Arrange,
@@ -68,7 +65,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded
 
-# Which operator becomes one with its sole reader, and what is tried first: a stack between two joins goes to the later.
+# Pairs of operator and sole reader that are joined, in order: a stack between two joins goes to the later one.
 _LINEAR = (Linear, Linear)
 _FUSED = (_LINEAR, (Linear, Join | Reduce), (Join | Reduce, Linear), (Join, Join))
 
@@ -76,7 +73,7 @@ _FUSED = (_LINEAR, (Linear, Join | Reduce), (Join | Reduce, Linear), (Join, Join
 def optimised(plan: Plan) -> Plan:
     """Return an equivalent plan that does less."""
     smaller_plan = plan.without_unused()
-    apart = kept_apart(smaller_plan)
+    apart = find_separate(smaller_plan)
     while _fuse(smaller_plan, apart, *_LINEAR):
         pass
     smaller_plan = trimmed(smaller_plan)
@@ -85,35 +82,34 @@ def optimised(plan: Plan) -> Plan:
     readers = smaller_plan.consumers()
     for node in smaller_plan.nodes.values():
         if isinstance(node.operator, Join) and not node.operator.after:  # Nobody need read its keys.
-            read = read_by_all(smaller_plan, node, readers[node.number])
+            read = list_read_columns(smaller_plan, node, readers[node.number])
             smaller_plan.change(node.number, schema=_kept(node.schema, read))
     return smaller_plan
 
 
 def trimmed(plan: Plan) -> Plan:
-    """Return an equivalent plan that leaves columns which nobody reads, and records which joins need not see, out where
-    they come from.
+    """Return an equivalent plan without unread columns, and without records that joins need not see.
 
     Args:
         plan: as it was written, or with its linear operators fused: its joins and reductions have no stages.
     """
     smaller_plan = plan.without_unused()
-    apart, readers, placed = kept_apart(smaller_plan), smaller_plan.consumers(), list[int]()
-    for node in reversed(list(smaller_plan.nodes.values())):  # Who reads it comes first, and reads less by then.
-        before = _taken_over(smaller_plan, node, readers[node.number], apart)
+    apart, readers, placed = find_separate(smaller_plan), smaller_plan.consumers(), list[int]()
+    for node in reversed(list(smaller_plan.nodes.values())):  # Readers come first, and read less by then.
+        conditions = _move_conditions(smaller_plan, node, readers[node.number], apart)
         if node.number not in apart:
-            _trim(smaller_plan, node, read_by_all(smaller_plan, node, readers[node.number]))
+            _trim(smaller_plan, node, list_read_columns(smaller_plan, node, readers[node.number]))
         placed.append(node.number)
         if not isinstance(node.operator, Join | Concat | Consolidate):
-            continue  # What these read has to have just their columns. Others read columns by name.
+            continue  # Their inputs must have exactly their columns. Others read columns by name.
         inputs = list(node.inputs)
-        for at, names in enumerate(_reads_of(smaller_plan.nodes[node.number])):
+        for at, names in enumerate(_list_reads(smaller_plan.nodes[node.number])):
             source = smaller_plan.nodes[inputs[at]]
             assert names is not None  # Joins have no stages yet that could read all.
             if isinstance(source.operator, Arrange):
                 continue
             schema = _kept(source.schema, names)
-            stages = (*before.get(at, ()), *([] if schema is source.schema else [all_of(schema)]))
+            stages = (*conditions.get(at, ()), *([] if schema is source.schema else [make_projection(schema)]))
             if stages:
                 inputs[at] = smaller_plan.add(Linear(stages), (source.number,), schema, node.scope).number
                 readers[source.number].remove(node.number)
@@ -122,15 +118,17 @@ def trimmed(plan: Plan) -> Plan:
         smaller_plan.change(node.number, inputs=tuple(inputs))
     smaller_plan.nodes = {number: smaller_plan.nodes[number] for number in reversed(placed)}
     for node in list(smaller_plan.nodes.values()):
-        behind = (number if number in plan.nodes else _behind(smaller_plan, number) for number in node.inputs)
-        smaller_plan.change(node.number, inputs=tuple(behind))
+        inputs_now = (number if number in plan.nodes else _behind(smaller_plan, number) for number in node.inputs)
+        smaller_plan.change(node.number, inputs=tuple(inputs_now))
     return smaller_plan.without_unused()
 
 
 def _behind(plan: Plan, number: int) -> int:
-    """Return an operator itself, or the one whose columns it picks, if these are all by now."""
+    """Return an operator itself, or its input if it picks all columns of that."""
     node = plan.nodes[number]
-    is_same = node.operator == Linear((all_of(node.schema),)) and plan.nodes[node.inputs[0]].schema == node.schema
+    is_same = (
+        node.operator == Linear((make_projection(node.schema),)) and plan.nodes[node.inputs[0]].schema == node.schema
+    )
     return node.inputs[0] if is_same else number
 
 
@@ -144,12 +142,12 @@ def _trim(plan: Plan, node: Node, needed: set[str]) -> None:
             names = needed or {*node.schema.names[:1]}
             operator = Constant(table.select(_kept(node.schema, names).names))
         case Linear(stages):
-            stages, _ = _needed_of(stages, needed)
+            stages, _ = _trim_stages(stages, needed)
             if not needed >= {*node.schema.names} and not (stages and isinstance(stages[-1], Map)):
-                stages = (*stages, all_of(_kept(node.schema, needed)))
+                stages = (*stages, make_projection(_kept(node.schema, needed)))
             operator = Linear(stages)
         case Join(on):
-            names = needed | {one for pairs in on for one, _ in pairs}
+            names = needed | {left_name for pairs in on for left_name, _ in pairs}
         case Reduce(keys, _, Aggregates(outputs, is_complete=False)):
             outputs = tuple(output for output in outputs if output[0] in needed) or outputs[:1]
             values = tuple(dict.fromkeys(of for _, _, of in outputs))
@@ -164,43 +162,45 @@ def _kept(schema: pa.Schema, names: Set[str]) -> pa.Schema:
     return schema if names >= {*schema.names} else pa.schema([field for field in schema if field.name in names])
 
 
-def all_of(schema: pa.Schema) -> Map:
-    """Return the stage that gives just the columns of a schema."""
+def make_projection(schema: pa.Schema) -> Map:
+    """Return the stage that picks the columns of a schema."""
     return Map(tuple((name, Col(name)) for name in schema.names))
 
 
-def read_by_all(plan: Plan, node: Node, readers: Iterable[int]) -> set[str]:
+def list_read_columns(plan: Plan, node: Node, readers: Iterable[int]) -> set[str]:
     """Return which columns of an operator some others read."""
     every, read = {*node.schema.names}, set[str]()
     for reader in map(plan.nodes.__getitem__, readers):
-        for number, names in zip(edges_into(reader), _reads_of(reader), strict=True):
+        for number, names in zip(edges_into(reader), _list_reads(reader), strict=True):
             if number == node.number:
                 read |= every if names is None else every & names
     return read
 
 
-def _reads_of(node: Node) -> list[set[str] | None]:
-    """Return of each input which columns a node reads; None for all, or if it cannot be told."""
+def _list_reads(node: Node) -> list[set[str] | None]:
+    """Return the columns that a node reads of each input; None for all, or if unknown."""
     names = {*node.schema.names}
     match node.operator:
         case Linear(stages):
-            return [_needed_of(stages, names)[1]]
+            return [_trim_stages(stages, names)[1]]
         case Reduce(by, values, _, before):
-            return [_needed_of(before, {*by, *values})[1]]
+            return [_trim_stages(before, {*by, *values})[1]]
         case Concat() | Consolidate():
             return [names for _ in node.inputs]
         case Join(on, before, after):
-            needed = _needed_of(after, names)[1]
-            ours = {one for pairs in on for one, _ in pairs}
-            keys = [ours, *(ours | {other for _, other in pairs} for pairs in on)]
+            needed = _trim_stages(after, names)[1]
+            left_keys = {left_name for pairs in on for left_name, _ in pairs}
+            keys = [left_keys, *(left_keys | {right_name for _, right_name in pairs} for pairs in on)]
             inputs = zip(before, keys, strict=True)
-            return [None if needed is None else _needed_of(stages, needed | own)[1] for stages, own in inputs]
+            return [
+                None if needed is None else _trim_stages(stages, needed | own_keys)[1] for stages, own_keys in inputs
+            ]
     return [None for _ in edges_into(node)]
 
 
-def _needed_of(stages: Stages, needed: set[str]) -> tuple[Stages, set[str] | None]:
-    """Return stages that compute what is needed and no more, and which columns they read; None is for all."""
-    kept, read, is_all = list[Stage](), set(needed), False
+def _trim_stages(stages: Stages, needed: set[str]) -> tuple[Stages, set[str] | None]:
+    """Return stages that compute only the needed columns, and the columns that they read; None for all."""
+    needed_stages, read, is_all = list[Stage](), set(needed), False
     for stage in reversed(stages):
         match stage:
             case Map(outputs):
@@ -210,33 +210,33 @@ def _needed_of(stages: Stages, needed: set[str]) -> tuple[Stages, set[str] | Non
                 read -= {name for name, _ in lists}
             case MapFunction() | BatchFunction() | FlatMap() | FilterFunction():
                 is_all = True
-        read = read.union(*map(columns_of, expressions_of(stage)))
-        kept.append(stage)
-    return tuple(reversed(kept)), None if is_all else read - {TIME}
+        read = read.union(*map(columns_of, list_expressions(stage)))
+        needed_stages.append(stage)
+    return tuple(reversed(needed_stages)), None if is_all else read - {TIME}
 
 
-def _taken_over(plan: Plan, node: Node, readers: Sequence[int], apart: Set[int]) -> dict[int, Stages]:
+def _move_conditions(plan: Plan, node: Node, readers: Sequence[int], apart: Set[int]) -> dict[int, Stages]:
     """Take conditions and bounds in time from the only reader of a join; return those before each of its inputs."""
-    reader, before = plan.nodes[readers[0]] if len(readers) == 1 else node, dict[int, Stages]()
+    reader, conditions = plan.nodes[readers[0]] if len(readers) == 1 else node, dict[int, Stages]()
     if not isinstance(node.operator, Join) or not isinstance(reader.operator, Linear) or reader.number in apart:
-        return before
-    left = [*reader.operator.stages]
-    while left and isinstance(left[0], Filter | TemporalFilter):
-        parts = [(_sole_input(plan, node, node.operator, term, part), part) for term, part in _conditions(left[0])]
+        return conditions
+    stages = [*reader.operator.stages]
+    while stages and isinstance(stages[0], Filter | TemporalFilter):
+        parts = [(_sole_input(plan, node, node.operator, term, part), part) for term, part in _conditions(stages[0])]
         if len({at for at, _ in parts}) == 1:
-            parts = [(parts[0][0], left[0])]
-        left[:1] = stay = [part for at, part in parts if at is None]
+            parts = [(parts[0][0], stages[0])]
+        stages[:1] = stay = [part for at, part in parts if at is None]
         for at, part in parts:
             if at is not None:
-                before[at] = (*before.get(at, ()), part)
+                conditions[at] = (*conditions.get(at, ()), part)
         if stay:
             break
-    plan.change(reader.number, operator=Linear(tuple(left)))
-    return before
+    plan.change(reader.number, operator=Linear(tuple(stages)))
+    return conditions
 
 
 def _conditions(stage: Filter | TemporalFilter) -> list[tuple[Term, Stage]]:
-    """Return the conditions that a stage is made of, each with the stage that is it alone."""
+    """Return the conditions of a stage, each with a stage of its own."""
     if isinstance(stage, Filter):
         return [(stage.condition, stage)]
     halves = ((stage.lower, replace(stage, upper=None)), (stage.upper, replace(stage, lower=None)))
@@ -247,10 +247,10 @@ def _sole_input(plan: Plan, node: Node, join: Join, condition: Term, stage: Stag
     """Return the input of a join before which a condition can be done; None if it reads several, or may raise."""
     names = columns_of(condition)
     for at, (source, pairs) in enumerate(zip(map(plan.nodes.__getitem__, node.inputs), ((), *join.on), strict=True)):
-        if names and names <= {*source.schema.names} - {other for _, other in pairs}:
+        if names and names <= {*source.schema.names} - {right_name for _, right_name in pairs}:
             kinds = {field.name: field.type for field in source.schema}
             is_total = isinstance(stage, TemporalFilter) and moved_column(condition, kinds) is not None
-            # Others may read an index that was asked for.
+            # Other operators may read an arrangement.
             may_move = is_total or not may_raise(condition, kinds)
             return at if may_move and not isinstance(source.operator, Arrange) else None
     return None
@@ -272,7 +272,7 @@ def simplified(stages: Sequence[Stage]) -> Stages:
 
 
 def _before(made: Map, stage: Stage) -> Filter | TemporalFilter | None:
-    """Return the filter before a map that does what one behind it does; None if that reads what the map computes."""
+    """Return a filter before a map that is equivalent to one behind it; None if that reads computed columns."""
     by = dict(made.outputs)
     if not isinstance(stage, Filter | TemporalFilter) or TIME in by:
         return None
@@ -315,7 +315,7 @@ def _fuse(plan: Plan, apart: Set[int], source_kind: Any, reader_kind: Any) -> bo
             operator = _fused(source.operator, node.operator, at)
             if operator is not None:
                 inputs = (*node.inputs[:at], *source.inputs, *node.inputs[at + 1 :])
-                # What users called them; a stack of an input is not what its join or reduction is called.
+                # Their names from users, but not that of a stack before a join or a reduction.
                 is_input = isinstance(source.operator, Linear) and not isinstance(node.operator, Linear)
                 names = [name for name in (source.name * (not is_input), node.name) if name]
                 plan.change(node.number, operator=operator, inputs=inputs, name=" . ".join(names))
@@ -334,15 +334,15 @@ def _is_of_bound(plan: Plan, source: Node, reader: Node) -> bool:
 def _fused(source: Operator, reader: Operator, at: int) -> Operator | None:
     """Return one operator for two, of which the second reads the first as its input number at; None if none can be."""
     match source, reader:
-        case Linear(stages), Linear(later):
+        case [Linear(stages), Linear(later)]:
             return Linear(simplified((*stages, *later)))
-        case Linear(stages), Reduce():
+        case [Linear(stages), Reduce()]:
             return replace(reader, before=simplified((*stages, *reader.before)))
-        case Linear(stages), Join(_, before):
+        case [Linear(stages), Join(_, before)]:
             return replace(reader, before=(*before[:at], simplified((*stages, *before[at])), *before[at + 1 :]))
-        case Join() | Reduce(), Linear(stages):
+        case [Join() | Reduce(), Linear(stages)]:
             return replace(source, after=simplified((*source.after, *stages)))
-        case Join(), Join():
+        case [Join(), Join()]:
             on, before = (*source.on, *reader.on), (*source.before, *reader.before[1:])
             is_bare = at == 0 and not source.after and not reader.before[0] and source.null_equals == reader.null_equals
             # A cross join is not looked up by a key.
@@ -350,19 +350,19 @@ def _fused(source: Operator, reader: Operator, at: int) -> Operator | None:
     return None
 
 
-PARTS_MAX = 200  # Whose statistics are looked at; of a collection of more, the number of rows is all that is known.
-COVERED_LEAST = 0.9  # Of the rows, by parts that tell the bounds of a column.
-FILTER_KEEPS = 0.3  # Of the rows that pass a filter, for want of anything better.
+PARTS_MAX = 200  # Of a collection with more parts, only the number of rows is known.
+COVERED_LEAST = 0.9  # The share of rows in parts that have bounds of a column.
+FILTER_KEEPS = 0.3  # The guessed share of rows that pass a filter.
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is known of a stream, whose columns have names, or of a relation of a query, whose columns have numbers.
+    """Statistics of a stream, whose columns have names, or of a relation of a query, whose columns have numbers.
 
     Attributes:
         rows: about how many records it has.
-        key: columns that tell them apart; None if there are none.
-        distinct: of some columns, how many different values they have at most.
+        key: columns that are unique together; None if unknown.
+        distinct: for some columns, the greatest possible number of different values.
     """
 
     rows: float
@@ -370,8 +370,7 @@ class Statistics:
     distinct: Mapping[Any, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def values(self, column: Hashable) -> float:
-        """Return about how many different values a column has; of one of which nothing is known, the root of the rows,
-        which lies between one value and one for each row."""
+        """Return about how many different values a column has; the root of the rows if unknown."""
         return max(1.0, min(self.rows, self.distinct.get(column, self.rows**0.5)))
 
     def partners(self, columns: Sequence[Hashable]) -> float:
@@ -381,18 +380,18 @@ class Statistics:
         return max(1.0, self.rows / prod(map(self.values, columns)))
 
     def kept(self, share: float) -> "Statistics":
-        """Return what is known of a share of the records."""
+        """Return the statistics of a share of the records."""
         return Statistics(self.rows * share, self.key, self.distinct)
 
     def renamed(self, columns: Iterable[tuple[Hashable, Hashable]]) -> "Statistics":
-        """Return what is known of some columns: each as it is called now, and as it is called then."""
+        """Return the statistics of some columns: pairs of their names now and then."""
         pairs = list(columns)
         then = dict(pairs)
         key = frozenset(map(then.get, self.key)) if self.key is not None and self.key <= then.keys() else None
         return Statistics(self.rows, key, {new: self.distinct[old] for old, new in pairs if old in self.distinct})
 
     def after(self, stages: Sequence[Stage]) -> "Statistics | None":
-        """Return what is known after some linear stages; None if that is nothing."""
+        """Return the statistics after some linear stages; None if unknown."""
         statistics = self
         for stage in stages:
             match stage:
@@ -407,26 +406,27 @@ class Statistics:
         return statistics
 
 
-def statistics_of(engine: Engine | None, plan: Plan) -> dict[int, Statistics]:
-    """Return what is known of the operators of a plan, by their numbers; nothing where no join of it has a choice."""
-    joins = [node.operator for node in plan.nodes.values() if isinstance(node.operator, Join)]
-    if engine is None or not any(len(join.on) > 1 for join in joins):
-        return {}
-    known: dict[int, Statistics] = {}
-    for node in plan.nodes.values():
+def estimate_streams(engine: Engine | None, plan: Plan) -> Callable[[int], Statistics | None]:
+    """Return a function from the number of an operator to statistics of its output, or None if nothing is known."""
+
+    @cache
+    def estimate(number: int) -> Statistics | None:
+        node = plan.nodes[number]
         match node.operator:
-            case Source(collection):
-                with suppress(CollectionNotFound):  # Whoever opens the source says so.
-                    known[node.number] = of_collection(loaded(engine, collection))
-            case Linear() | Arrange() | Consolidate() if node.inputs[0] in known:
+            case Source(collection) if engine is not None:
+                with suppress(CollectionNotFound):  # Opening the source raises it.
+                    return of_collection(loaded(engine, collection))
+            case Linear() | Arrange() | Consolidate():
+                statistics = estimate(node.inputs[0])
                 stages = node.operator.stages if isinstance(node.operator, Linear) else ()
-                if (statistics := known[node.inputs[0]].after(stages)) is not None:
-                    known[node.number] = statistics
-    return known
+                return None if statistics is None else statistics.after(stages)
+        return None
+
+    return estimate
 
 
 def of_collection(handle: CollectionHandle) -> Statistics:
-    """Return what the descriptors of a collection's parts tell of it."""
+    """Return statistics of a collection, from the descriptors of its parts."""
     return _of_contents(handle.contents(), handle.schema.key_names)
 
 
@@ -449,8 +449,8 @@ def _distinct(parts: Sequence[Part]) -> dict[str, int]:
     for part in parts:
         for name, (low, high, _) in part.stats.items():
             if isinstance(low, int) and isinstance(high, int) and type(low) is type(high) is int:
-                before = bounds.get(name, (low, high))
-                bounds[name] = min(before[0], low), max(before[1], high)
+                known_bounds = bounds.get(name, (low, high))
+                bounds[name] = min(known_bounds[0], low), max(known_bounds[1], high)
                 covered[name] += part.rows
     most = COVERED_LEAST * sum(part.rows for part in parts)
     return {name: high - low + 2 for name, (low, high) in bounds.items() if covered[name] >= most}

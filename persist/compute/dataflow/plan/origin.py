@@ -1,15 +1,14 @@
-"""What an output comes from: its operators, as a fingerprint, and whether it looks at the times of updates as data.
+"""Origins of outputs: a fingerprint of their operators, and whether they read the times of updates as data. The
+fingerprint of an output covers all operators that it depends on, in the order in which they are found from it, with
+their expressions, columns, types and constants. Of a Python function it covers the code, the constants, the defaults
+and the captured values, if they are numbers, texts or functions. Global names in a function are not covered. If two
+fingerprints differ, the contents of the output are compared with the program's results. So another Python, or another
+version of this library, only costs a comparison.
 
-The fingerprint of an output covers all operators that it is made of, in the order in which they are found from it, with
-their expressions, columns, types and constants; of a Python function its code, the constants in it, its defaults and
-the values that it captures, as far as they are numbers, texts or functions again. What a function calls by a global
-name is not covered. Where two fingerprints differ, what the output holds is compared with what the program gives, so
-that another Python, or another version of this library, costs a comparison and no more.
-
-A plan that looks at times depends on compaction: it tells a record that came at 5 from one that came at 7. So what its
-sources hold at the last sealed time is not all that it needs to go on. What the operators that tell times apart have
-given is kept in hidden collections (`persist.compute.dataflow.ports.output`); where it is not, the sources must be
-read from where the program began.
+A plan that reads times depends on compaction: it distinguishes a record of time 5 from one of time 7. So the contents
+of its sources at the last sealed time are not enough to go on. The output of operators that depend on times is stored
+in hidden collections (`persist.compute.dataflow.ports.output`). Without these, the sources must be read from where the
+program began.
 """
 
 import dataclasses
@@ -29,27 +28,27 @@ from persist.compute.dataflow.plan.plan import ROOT, Linear, Node, Persist, Plan
 from persist.compute.dataflow.plan.stages import Delay, Explode, Filter, Map, Stage, TemporalFilter, Unnest
 from persist.core.expression.term import Term, columns_of
 
-PROPERTY = "persist.dataflow"  # Of the collection that an output is.
-DEPTH_MAX = 30  # Of values in values: functions may capture each other.
+PROPERTY = "persist.dataflow"  # A property of outputs.
+DEPTH_MAX = 30  # Of nested values: functions may capture each other.
 PLAIN = (bool, int, float, complex, str, bytes, date, time, timedelta, Decimal, type(None))
 
 
 def fingerprint(plan: Plan, output: str) -> str:
-    """Return the fingerprint of what an output is computed by."""
+    """Return the fingerprint of the operators of an output."""
     begin = [
         n.number for n in plan.nodes.values() if isinstance(n.operator, Persist) and n.operator.collection == output
     ]
     places: dict[int, int] = {}
-    left = [*reversed(begin)]
-    while left:
-        number = left.pop()
+    todo = [*reversed(begin)]
+    while todo:
+        number = todo.pop()
         if number not in places:
             places[number] = len(places)
-            left += reversed(edges_into(plan.nodes[number]))
+            todo += reversed(edges_into(plan.nodes[number]))
     digest = blake2b(digest_size=8)
     for number in places:
         node = plan.nodes[number]
-        # Which node feeds back is told as the place of an edge: numbers depend on what else is in the plan.
+        # The feedback is the place of an edge: numbers depend on other operators of the plan.
         operator = Variable(node.operator.name) if isinstance(node.operator, Variable) else node.operator
         scope = plan.scopes[node.scope]
         edges = [places[source] for source in edges_into(node)]
@@ -59,7 +58,7 @@ def fingerprint(plan: Plan, output: str) -> str:
 
 
 def _words(value: Any, depth: int) -> Iterator[str]:
-    """Yield words that tell a value from others, whatever process it is in."""
+    """Yield words that identify a value, the same in every process."""
     yield type(value).__name__
     if depth > DEPTH_MAX:
         return
@@ -108,24 +107,21 @@ def reads_time(plan: Plan) -> bool:
 
 def _reads_time(node: Node) -> bool:
     stages = node.operator.stages if isinstance(node.operator, Linear) else ()
-    return any(TIME in columns_of(term) for stage in stages for term in expressions_of(stage))
+    return any(TIME in columns_of(term) for stage in stages for term in list_expressions(stage))
 
 
 def tells_times(node: Node) -> bool:
-    """Return whether what a linear operator gives for a record depends on when it came.
-
-    That of `delay` does: it refuses what is late, and lets nothing be late that was in time.
-    """
+    """Return whether the output of a linear operator for a record depends on the record's time. `delay` does: it
+    refuses late records."""
     stages = node.operator.stages if isinstance(node.operator, Linear) else ()
     return _reads_time(node) or any(isinstance(stage, Delay) for stage in stages)
 
 
-def kept_apart(plan: Plan) -> set[int]:
-    """Return the operators that tell times apart, in a plan that makes collections of collections: each stays an
-    operator of its own.
+def find_separate(plan: Plan) -> set[int]:
+    """Return the operators that depend on times, in a plan that reads and writes collections: they stay separate.
 
     Raises:
-        InvalidUsage: one is inside an iteration, where what it gives is not kept.
+        InvalidUsage: one is inside an iteration, where its output is not stored.
     """
     kinds = {type(node.operator) for node in plan.nodes.values()}
     if not {Persist, Source} <= kinds:
@@ -140,7 +136,7 @@ def kept_apart(plan: Plan) -> set[int]:
     return {node.number for node in apart}
 
 
-def expressions_of(stage: Stage) -> list[Term]:
+def list_expressions(stage: Stage) -> list[Term]:
     """Return the expressions that a stage computes."""
     match stage:
         case Map(outputs) | Unnest(outputs):

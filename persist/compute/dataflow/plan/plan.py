@@ -2,8 +2,8 @@
 
 A plan can be printed, rewritten (`persist.compute.dataflow.plan.optimise`) and run
 (`persist.compute.dataflow.running.graph`); it holds no running state, and building it reads and writes nothing. An
-operator is one of the classes below; linear ones are the stages of a `Linear`. Joins and reductions can carry stages
-on their inputs and on their output, where the optimiser puts them.
+operator is one of the classes below; linear ones are the stages of a `Linear`. Joins and reductions can carry stages on
+their inputs and on their output, where the optimiser puts them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from persist.compute.dataflow.plan.stages import Stage, name_of
+from persist.compute.dataflow.plan.stages import Stage, describe_function
 from persist.core.timeline import Moment
 
 ROOT = 0
@@ -25,9 +25,9 @@ class Source:
     """A persisted collection: a snapshot, then its changes.
 
     Attributes:
-        unsealed: its records are passed on before their time is sealed. That changes nothing in what is complete, so
-            it is no part of what tells sources apart.
-        written: from where it is sealed on, its updates are given to the running program, which commits them.
+        unsealed: its records are passed on before their time is sealed. Complete results do not depend on it, and
+            equality neither.
+        written: the running program receives its updates beyond the upper, and commits them.
     """
 
     collection: str
@@ -38,7 +38,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Updates that are given to the running program, in memory."""
+    """Updates that a user inserts into the running program, in memory."""
 
     name: str
     keys: tuple[str, ...]
@@ -82,10 +82,9 @@ class Consolidate:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Pairs of records that agree in key: the columns of the left, then those of the right that are not its key.
-
-    With more than two inputs it is a delta join: each change of one input looks up the others one after the other, in
-    arrangements of the inputs themselves, so nothing intermediate is kept.
+    """Pairs of records that agree in key: the columns of the left, then the columns of the right without its key. With
+    more than two inputs it is a delta join: a change of one input looks up the others in sequence, in arrangements of
+    the inputs themselves.
 
     Attributes:
         on: for the second and each later input, pairs (column of the inputs before it, column of it).
@@ -107,7 +106,7 @@ class Distinct:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Each record as often as a function of its multiplicity says."""
+    """Each record with a multiplicity that a function computes from its multiplicity."""
 
     function: Callable[[int], int]
 
@@ -167,12 +166,12 @@ class WindowFunction:
         arguments: columns.
         number: of rows or tiles, where the function has one.
         by: the order of the partition: columns, whether each is descending, and whether NULL comes first.
-        start, end: of the frame, both inclusive: (mode, offset), mode "rows" counts rows, "groups" rows that agree in
-            the order, "range" is 0, for all of those of the row, and "value" is up to what a column of the row says;
-            None is the partition's.
+        start, end: of the frame, both inclusive: (mode, offset). "rows" counts rows, and "groups" groups of peers.
+            "range" with 0 includes all peers of the row, and "value" ends at the value of a column of the row. None is
+            the end of the partition.
         start_at, end_at: that column, of the type of the only column of the order.
         exclude: which rows of the frame are left out: "current row", "group", "ties"; empty for none.
-        within: the order of the rows of a frame, where it is not that of the partition; as `by`.
+        within: the order of the rows of a frame, if it differs from the order of the partition; as `by`.
         where: a boolean column; rows of which it is not true are left out.
         is_distinct: rows that agree in the arguments are one.
         ignores_nulls: rows with an argument that is NULL are left out.
@@ -199,21 +198,21 @@ class WindowFunction:
 
 @dataclass(frozen=True, slots=True)
 class Windowed:
-    """Each record, with what window functions say of it among those of its key; see `operators.windows`."""
+    """Each record with the results of window functions over its key; see `operators.windows`."""
 
     calls: tuple[WindowFunction, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """One record per key, with what aggregates make of its records in an order; see `operators.folds`."""
+    """One record per key with aggregates of its records in an order; see `operators.folds`."""
 
     calls: tuple[WindowFunction, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UserReduce:
-    """What a Python function makes of a key and of its records with their multiplicities."""
+    """The results of a Python function for a key and its records with their multiplicities."""
 
     function: Callable[[Any, Any], Any]
     columns: pa.Schema
@@ -224,7 +223,7 @@ Logic = Distinct | Threshold | Aggregates | TopK | Windowed | Folded | UserReduc
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """What a logic makes of each key's records.
+    """The results of a logic for each key's records.
 
     Attributes:
         keys, values: columns of the input, after the stages before it.
@@ -249,7 +248,7 @@ class Enter:
     """Bring a collection into a scope: it is there from its first iteration on.
 
     Attributes:
-        at: the column of the input that says from which iteration on instead. It does not enter.
+        at: the column of the input that is the first iteration of each record. It does not enter.
     """
 
     at: str = ""
@@ -257,12 +256,12 @@ class Enter:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Bring what an iteration came to out of its scope."""
+    """Bring the fixed point of an iteration out of its scope."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """What the node `feedback` gave in the iteration before."""
+    """The output of the node `feedback` in the previous iteration."""
 
     name: str
     feedback: int | None = None
@@ -287,7 +286,7 @@ class Capture:
     """Keep the complete updates of the input in memory.
 
     Attributes:
-        early: show also what has come of it before its time is complete.
+        early: also show updates whose time is not complete.
     """
 
     name: str
@@ -354,7 +353,7 @@ class ScopeInfo:
     """A scope of iteration.
 
     Attributes:
-        depth: how many coordinates its times have besides those of the program.
+        depth: the number of coordinates of its times, besides the program's.
     """
 
     number: int
@@ -422,15 +421,15 @@ class Plan:
 
     def without_unused(self) -> "Plan":
         """Return the plan without what no end of it needs."""
-        left, seen = [n.number for n in self.nodes.values() if isinstance(n.operator, ENDS)], set[int]()
-        while left:
-            number = left.pop()
-            if number not in seen:
-                seen.add(number)
-                left += edges_into(self.nodes[number])
-        # Inputs stay: whoever runs the program may insert into them.
-        kept = {n: node for n, node in self.nodes.items() if n in seen or isinstance(node.operator, Input)}
-        return Plan(self.name, self.dimensions, kept, dict(self.scopes))
+        todo, needed = [n.number for n in self.nodes.values() if isinstance(n.operator, ENDS)], set[int]()
+        while todo:
+            number = todo.pop()
+            if number not in needed:
+                needed.add(number)
+                todo += edges_into(self.nodes[number])
+        # Inputs stay, because users may insert into them.
+        nodes = {n: node for n, node in self.nodes.items() if n in needed or isinstance(node.operator, Input)}
+        return Plan(self.name, self.dimensions, nodes, dict(self.scopes))
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -445,6 +444,18 @@ class Plan:
             yield f"{indent}%{node.number} = {described(node.operator)}({inputs}) -> [{columns}]{named}"
 
 
+def list_stages(node: Node) -> Stages:
+    """Return all linear stages that an operator carries."""
+    match node.operator:
+        case Linear(stages):
+            return stages
+        case Join(_, before, after):
+            return (*(stage for stages in before for stage in stages), *after)
+        case Reduce(_, _, _, before, after):
+            return (*before, *after)
+    return ()
+
+
 def edges_into(node: Node) -> list[int]:
     """Return the nodes that a node reads, feedback included."""
     if isinstance(node.operator, Variable) and node.operator.feedback is not None:
@@ -452,25 +463,24 @@ def edges_into(node: Node) -> list[int]:
     return list(node.inputs)
 
 
-def sources_of(plan: Plan, output: str) -> set[str]:
-    """Return the collections that an output is made of."""
-    return {operator.collection for operator in _made_of(plan, output) if isinstance(operator, Source)}
+def list_sources(plan: Plan, output: str) -> set[str]:
+    """Return the collections that an output depends on."""
+    return {operator.collection for operator in _iterate_origins(plan, output) if isinstance(operator, Source)}
 
 
-def passed_early(plan: Plan) -> set[int]:
-    """Return the sources and inputs whose records are passed on before their time is complete: somebody looks at what
-    comes of it, or a source was asked to."""
+def find_early(plan: Plan) -> set[int]:
+    """Return the sources and inputs that pass records on before their time is complete, for `early` or `unsealed`."""
     begin = [n.number for n in plan.nodes.values() if isinstance(n.operator, Capture) and n.operator.early]
     watched = {node.number for node in _above(plan, begin)}
     return watched | {n.number for n in plan.nodes.values() if isinstance(n.operator, Source) and n.operator.unsealed}
 
 
 def has_inputs(plan: Plan, output: str) -> bool:
-    """Return whether an output is made of what is given to the running program, which nothing keeps."""
-    return any(isinstance(operator, Input) for operator in _made_of(plan, output))
+    """Return whether an output depends on inputs in memory, which are not stored."""
+    return any(isinstance(operator, Input) for operator in _iterate_origins(plan, output))
 
 
-def _made_of(plan: Plan, output: str) -> Iterator[Operator]:
+def _iterate_origins(plan: Plan, output: str) -> Iterator[Operator]:
     begin = [
         n.number for n in plan.nodes.values() if isinstance(n.operator, Persist) and n.operator.collection == output
     ]
@@ -478,13 +488,13 @@ def _made_of(plan: Plan, output: str) -> Iterator[Operator]:
 
 
 def _above(plan: Plan, begin: list[int]) -> Iterator[Node]:
-    """Yield some nodes, and all that they are made of."""
-    left, seen = [*begin], set[int]()
-    while left:
-        node = plan.nodes[left.pop()]
-        if node.number not in seen:
-            seen.add(node.number)
-            left += edges_into(node)
+    """Yield some nodes, and all that they depend on."""
+    todo, visited = [*begin], set[int]()
+    while todo:
+        node = plan.nodes[todo.pop()]
+        if node.number not in visited:
+            visited.add(node.number)
+            todo += edges_into(node)
             yield node
 
 
@@ -494,7 +504,9 @@ def described(operator: Operator) -> str:
         case Linear(stages):
             return f"linear[{_stack(stages)}]"
         case Join(on, before, after, null_equals):
-            pairs = " ; ".join(" & ".join(f"{one}={other}" for one, other in equal) or "all" for equal in on)
+            pairs = " ; ".join(
+                " & ".join(f"{left_name}={right_name}" for left_name, right_name in equal) or "all" for equal in on
+            )
             kind = "join" if len(on) == 1 else "delta_join"
             kind += " null=null" * null_equals
             ahead = "".join(f", input {at}: [{_stack(stages)}]" for at, stages in enumerate(before) if stages)
@@ -518,7 +530,7 @@ def described(operator: Operator) -> str:
         case Persist(collection, keys):
             return f"persist[{collection!r} by {', '.join(keys)}]"
         case Inspect(function):
-            return f"inspect[{name_of(function)}]"
+            return f"inspect[{describe_function(function)}]"
         case Enter(at):
             return f"enter at {at}" if at else "enter"
     return type(operator).__name__.lower()
@@ -537,7 +549,7 @@ def _logic(logic: Logic) -> str:
         case Aggregates(outputs):
             return ", ".join(f"{name}={kind}({of})" for name, kind, of in outputs)
         case Threshold(function) | UserReduce(function, _):
-            return f"{type(logic).__name__.lower()} {name_of(function)}"
+            return f"{type(logic).__name__.lower()} {describe_function(function)}"
         case TopK(count, by, skip):
             after = f" after {skip}" if skip else ""
             return f"top {count}{after} by {', '.join(name + ' desc' * down for name, down in by)}"

@@ -1,8 +1,8 @@
 """The linear operators, as data: what each does to one record at a time, whatever the others are.
 
 Every linear operator is a stage of a `Linear` node, and stages that follow each other are fused: the optimiser
-concatenates their lists. A stage says what columns it gives and how to print it;
-`persist.compute.dataflow.operators.linear` runs it.
+concatenates their lists. A stage knows its columns and how to print itself; `persist.compute.dataflow.operators.linear`
+runs it.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -60,7 +60,7 @@ class FilterFunction:
         return without_time(given)
 
     def __str__(self) -> str:
-        return f"filter({name_of(self.function)})"
+        return f"filter({describe_function(self.function)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class MapFunction:
         return self.columns
 
     def __str__(self) -> str:
-        return f"map({name_of(self.function)})"
+        return f"map({describe_function(self.function)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class BatchFunction:
         return self.columns
 
     def __str__(self) -> str:
-        return f"map_batches({name_of(self.function)})"
+        return f"map_batches({describe_function(self.function)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class FlatMap:
 
     Attributes:
         gives: "records", "diffs" (pairs of record and diff) or "updates" (triples of record, time and diff); times are
-            joined with the update's, diffs multiplied with its.
+            joined with the time of the update, and diffs multiplied with its diff.
         dimensions: of the times of the program.
     """
 
@@ -111,7 +111,7 @@ class FlatMap:
 
     def __str__(self) -> str:
         kind = {"records": "flat_map", "diffs": "explode", "updates": "join_function"}[self.gives]
-        return f"{kind}({name_of(self.function)})"
+        return f"{kind}({describe_function(self.function)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +264,13 @@ def through(stages: Sequence[Stage], schema: pa.Schema, operator: str, *, has_ti
         has_time: expressions may read `_time`.
     """
     for stage in stages:
-        given = schema.append(pa.field(TIME, pa.int64())) if has_time else schema
-        schema = stage.schema(given, operator)
+        columns = schema.append(pa.field(TIME, pa.int64())) if has_time else schema
+        schema = stage.schema(columns, operator)
     return schema
 
 
 def record_schema(columns: Any, operator: str) -> pa.Schema:
-    """Return the columns that a function says it gives: a dict of names and types, or a schema.
+    """Return the declared columns of a function: a dict of names and types, or a schema.
 
     Raises:
         SchemaMismatch: it is neither, or a type is not supported.
@@ -287,7 +287,7 @@ def record_schema(columns: Any, operator: str) -> pa.Schema:
 
 
 def check_columns(schema: pa.Schema, operator: str) -> None:
-    """Raise SchemaMismatch unless names are distinct, and not those of time and diff, and types are supported."""
+    """Raise SchemaMismatch unless names are distinct, other than `_time` and `_diff`, and types are supported."""
     for field in schema:
         check_type(field.type, f"{operator}: column {field.name!r}")
         if field.name in (TIME, "_diff"):
@@ -302,7 +302,7 @@ def without_time(schema: pa.Schema) -> pa.Schema:
     return schema if at < 0 else schema.remove(at)
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def describe_function(function: Callable[..., Any]) -> str:
     """Return what to call a function when it is printed."""
     return str(getattr(function, "__qualname__", None) or repr(function)).rsplit(".", 1)[-1]
 
@@ -314,7 +314,7 @@ def check_function(function: Any, operator: str) -> None:
 
 
 class _Itself:
-    """Equal to what stands for the same object, which it keeps: so that no other one can come to be at its address."""
+    """Equal to others with the same object, which it keeps alive, so that its address stays unique."""
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -327,9 +327,9 @@ class _Itself:
 
 
 def ident(stage: Stage) -> Hashable:
-    """Return a key that is equal for two stages that do the same, as far as can be told: functions are told apart."""
+    """Return a key that is equal for equal stages; functions are equal only to themselves."""
     if isinstance(stage, Map | Filter | Negate | Explode | Unnest | Delay):
-        with suppress(TypeError):  # A constant of an option may be one that has no hash.
+        with suppress(TypeError):  # Some constants have no hash.
             hash(stage)
             return stage
     return _Itself(stage)
@@ -344,5 +344,5 @@ def _integer(what: str, expression: Term, given: pa.Schema, operator: str) -> No
 
 
 def _assigned(name: str, expression: Term) -> str:
-    shown = str(expression)
-    return shown if shown == name else f"{name}={shown}"
+    text = str(expression)
+    return text if text == name else f"{name}={text}"

@@ -14,7 +14,7 @@ On: TypeAlias = str | Sequence[str] | Mapping[str, str]
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 
-def is_read_as(stored: pa.DataType | None, asked: pa.DataType) -> bool:
+def is_compatible(stored: pa.DataType | None, asked: pa.DataType) -> bool:
     """Return whether a program may take a column of a collection for another type, which holds the same values."""
     if stored is None or stored == asked:
         return stored is not None
@@ -24,7 +24,7 @@ def is_read_as(stored: pa.DataType | None, asked: pa.DataType) -> bool:
         return bool(pat.is_large_binary(stored) or pat.is_fixed_size_binary(stored))
     if pat.is_list(asked):
         is_list = pat.is_list(stored) or pat.is_large_list(stored) or pat.is_fixed_size_list(stored)
-        return is_list and is_read_as(stored.value_type, asked.value_type)
+        return is_list and is_compatible(stored.value_type, asked.value_type)
     if pat.is_timestamp(asked) and asked.tz is not None:
         return bool(pat.is_timestamp(stored) and stored.tz is not None and stored.unit in _COARSER[asked.unit])
     if pat.is_float32(asked):
@@ -67,34 +67,33 @@ def as_on(operator: str, on: On, left: pa.Schema, right: pa.Schema) -> Pairs:
     pairs = tuple(on.items()) if isinstance(on, Mapping) else tuple((name, name) for name in on)
     if not pairs:
         raise InvalidUsage(f"{operator}: on={on!r} names no columns; for all pairs of records use cross()")
-    as_names(f"{operator}, left side", [one for one, _ in pairs], left)
-    as_names(f"{operator}, right side", [other for _, other in pairs], right)
-    for one, other in pairs:
-        ours, theirs = left.field(one).type, right.field(other).type
-        if ours != theirs:
+    as_names(f"{operator}, left side", [left_name for left_name, _ in pairs], left)
+    as_names(f"{operator}, right side", [right_name for _, right_name in pairs], right)
+    for left_name, right_name in pairs:
+        left_type, right_type = left.field(left_name).type, right.field(right_name).type
+        if left_type != right_type:
             raise SchemaMismatch(
-                f"{operator}: {one!r} is of type {ours} on the left, and {other!r} of type {theirs} on the right. "
-                "Cast one "
-                "of them with map or extend."
+                f"{operator}: {left_name!r} is of type {left_type} on the left, and {right_name!r} of type "
+                f"{right_type} on the right. Cast one of them with map or extend."
             )
     return pairs
 
 
 def joined_schema(operator: str, left: pa.Schema, right: pa.Schema, pairs: Pairs) -> pa.Schema:
-    """Return the columns of a join: those of the left, and those of the right that are not its key.
+    """Return the columns of a join: the left's, and the right's without its key.
 
     Raises:
         SchemaMismatch: a name is on both sides.
     """
-    keys = {other for _, other in pairs}
-    rest = [field for field in right if field.name not in keys]
-    both = [field.name for field in rest if left.get_field_index(field.name) >= 0]
-    if both:
+    keys = {right_name for _, right_name in pairs}
+    fields = [field for field in right if field.name not in keys]
+    common = [field.name for field in fields if left.get_field_index(field.name) >= 0]
+    if common:
         raise SchemaMismatch(
-            f"{operator}: both sides have a column {both[0]!r} that is not part of the key; "
-            f"rename({{{both[0]!r}: …}}) one"
+            f"{operator}: both sides have a column {common[0]!r} that is not part of the key; "
+            f"rename({{{common[0]!r}: …}}) one"
         )
-    return pa.schema([*left, *rest])
+    return pa.schema([*left, *fields])
 
 
 def concatenated(schemas: Sequence[tuple[pa.Schema, str]]) -> pa.Schema:
@@ -104,16 +103,17 @@ def concatenated(schemas: Sequence[tuple[pa.Schema, str]]) -> pa.Schema:
         SchemaMismatch: they are not.
     """
     first, title = schemas[0]
-    for schema, other in schemas[1:]:
+    for schema, other_title in schemas[1:]:
         if (schema.names, schema.types) != (first.names, first.types):
             raise SchemaMismatch(
-                f"concat: {title} has the columns {shown(first)}, and {other} has {shown(schema)}: map one to the other"
+                f"concat: {title} has the columns {shown(first)}, and {other_title} has {shown(schema)}: map one to "
+                "the other"
             )
     return first
 
 
 def distinct_columns(operator: str, schema: pa.Schema) -> None:
-    """Raise SchemaMismatch if a name is there twice, or is that of the time or the diff."""
+    """Raise SchemaMismatch if a name occurs twice, or is `_time` or `_diff`."""
     for name in schema.names:
         if name in ("_time", "_diff"):
             raise SchemaMismatch(f"{operator}: a column cannot be called {name!r}: choose another name")

@@ -1,4 +1,4 @@
-"""Inputs of a running program: updates that are given to it, and how far they are complete."""
+"""Inputs of a running program: inserted updates, and how far they are complete."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -91,7 +91,7 @@ class Gate:
 
 
 class InputHandle:
-    """What `running[name]` returns: insert updates, and advance the frontier."""
+    """An input of a running program, `running[name]`: inserts updates, and advances the frontier."""
 
     def __init__(self, name: str, schema: CollectionSchema, gate: Gate, domain: Domain, dimensions: int) -> None:
         self.name = name
@@ -199,7 +199,7 @@ class InputHandle:
         return times
 
     def _with_time_tuples(self, updates: Iterable[Any]) -> tuple[pa.Table, Ints]:
-        kept, times = [], []
+        timeless, times = [], []
         if not isinstance(updates, Iterable):
             raise InvalidUpdate(
                 f"input {self.name!r}: the updates are {updates!r:.100}; give ((key, value), time, diff) tuples, or "
@@ -210,6 +210,6 @@ class InputHandle:
                 raise InvalidUpdate(f"input {self.name!r}: {update!r:.100} is not a tuple ((key, value), time, diff)")
             data, time, diff = update
             if diff != 0:
-                kept.append((data, 0, diff))
+                timeless.append((data, 0, diff))
                 times.append(coordinates(f"input {self.name!r}: time", time, self._dimensions))
-        return to_updates(kept, self._schema), np.array(times, np.int64).reshape(-1, self._dimensions).T
+        return to_updates(timeless, self._schema), np.array(times, np.int64).reshape(-1, self._dimensions).T

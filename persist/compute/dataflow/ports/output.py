@@ -1,28 +1,27 @@
-"""One output of a program: what waits to be written to its collection, and whether what is there is the program's own.
+"""One output of a program: the updates that wait for a commit, and checks that the collection is the program's own.
+Three things prove that a program wrote a collection: the upper that a commit expects, the hold of the program on its
+sources, and the fingerprint of its operators. If a doubt remains, the contents of the collection are compared with the
+results of the program. If another copy of the program has sealed the collection further, its updates are compared as
+well, and this copy goes on behind them.
 
-What a program writes can be told apart from what others do in three ways: the upper that a commit expects, the hold of
-the program on its sources, and the fingerprint of what the output is computed by. Where these leave a doubt, what the
-collection holds is compared with what the program gives. Another copy of the program may have sealed the collection
-further: then what it wrote is compared, too, and this copy goes on behind it.
+Most state of a program is computed again from the contents of its sources at the last sealed time of its outputs. These
+contents do not show at which times records came. So an operator that depends on times stores the arrangement of its
+output in a hidden collection, in the commits of the outputs:
 
-What operators that tell times apart have given is kept in hidden collections, so that a program goes on from there.
-Most state of a program is made again from what its sources hold at the last time that its outputs have sealed. What
-came when is not to be seen there. So an operator whose results depend on that writes what it has given, which is the
-arrangement of its output, to a hidden collection, in the commits of the outputs:
-
-    key    the time from which on the record is there, while that is still to come; NULL once it has come
+    key    the time from which on the record is there, as long as it is in the future; then NULL
     value  the columns of the record
 
-For an update that the operator takes at t and gives at u, at t the record is added, with NULL if u is t and with u
-otherwise; and at u, if that is later, it is moved from u to NULL. So the contents at any time are what the operator has
-given and will give because of all before, and no larger than what that amounts to. They depend on the input alone, not
-on the steps in which it was taken in: two copies of a program write the same.
+If the operator turns an update of time t into one of time u, the record is added at t: with NULL if u is t, and
+otherwise with u. In the second case it is moved from u to NULL at time u. So the contents at any time are the past and
+future output for all input so far. They depend on the input alone, not on the steps that took it in: two copies of a
+program write the same.
 
 The collection may be compacted up to where the program would begin again, and goes with `Program.drop`. Its name begins
 with a dot, so listings leave it out.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
@@ -32,11 +31,12 @@ from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.dataflow.operators.operators import Operator, Position, SinkOperator
 from persist.compute.dataflow.plan.draft import DefinedAs, to_table
 from persist.compute.dataflow.plan.origin import PROPERTY
+from persist.compute.dataflow.ports.past import Past
 from persist.compute.dataflow.updates.batch import Layout, to_batch
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
 from persist.core.antichain import Antichain
-from persist.core.errors import AsOfCompacted, AsOfNotSealed, OutputConflict, SourceLost
+from persist.core.errors import AsOfCompacted, OutputConflict, SourceLost
 from persist.core.log import kinds
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.descriptions import about_collection, allow_compaction, describe_step, list_holds
@@ -49,13 +49,13 @@ Traced = Callable[[Ints], tuple[Ints, Ints]]
 PREFIX = ".dataflow"
 
 
-def kept_name(program: str, number: int) -> str:
-    """Return what the hidden collection of an operator of a program is called. A program may be called what a
-    collection may not."""
+def make_kept_name(program: str, number: int) -> str:
+    """Return the name of the hidden collection of an operator of a program. It has a digest, because not every name of
+    a program is a name of a collection."""
     return f"{PREFIX} {_digest(program)} {number}"
 
 
-def kept_of(engine: Engine, program: str) -> list[str]:
+def list_kept(engine: Engine, program: str) -> list[str]:
     """Return the hidden collections of a program."""
     return engine.names(f"{PREFIX} {_digest(program)} ")
 
@@ -68,16 +68,16 @@ def due_column(columns: pa.Schema) -> str:
     return name
 
 
-def kept_schema(columns: pa.Schema) -> pa.Schema:
-    """Return the columns of the hidden collection: those of the records, then the time."""
+def make_kept_schema(columns: pa.Schema) -> pa.Schema:
+    """Return the columns of the hidden collection: the columns of the records, then the time."""
     return columns.append(pa.field(due_column(columns), pa.int64()))
 
 
 class KeptLinear(Operator):
-    """A linear operator that tells times apart.
+    """A linear operator that depends on times.
 
     Attributes:
-        kept: what changes in the hidden collection because of this pass: words, time from which on, time, diff.
+        kept: the changes of the hidden collection by this pass: words, time from which on, time, diff.
     """
 
     def __init__(self, at: Position, shape: Traced) -> None:
@@ -88,35 +88,35 @@ class KeptLinear(Operator):
         self.kept: Ints | None = None
 
     def restore(self, kept: Ints, at: int) -> None:
-        """Begin with what was kept as of a time, int64[words + time from which on + diff, n]; what comes up to then is
-        part of it."""
+        """Begin with the stored contents of a time, int64[words + time from which on + diff, n]; they include all input
+        up to it."""
         self._restored, self._after = kept, at
 
     @property
     def is_restored(self) -> bool:
-        """Whether what comes up to the time at which it goes on is known to it."""
+        """Whether it has the input up to the time at which it goes on."""
         return self._after is not None
 
     def run(self) -> None:
-        given = self.inputs[0].out
-        if given is not None and self._after is not None:
-            given = given[:, given[-2] > self._after]
-        made, kept = [], []
+        arrived = self.inputs[0].out
+        if arrived is not None and self._after is not None:
+            arrived = arrived[:, arrived[-2] > self._after]
+        results, changes = [], []
         if self._restored is not None:
             assert self._after is not None
-            made.append(_given_from(self._restored, self._after))
-            kept.append(_come(self._restored))
+            results.append(_select_results(self._restored, self._after))
+            changes.append(_come(self._restored))
             self._restored = None
-        if given is not None and given.shape[1]:
-            updates, origins = self._shape(given)
-            made.append(updates)
-            kept += _kept_for(updates, given[-2].take(origins))
-        self.out = np.concatenate(made, axis=1) if made else None
-        self.kept = np.concatenate(kept, axis=1) if kept else None
+        if arrived is not None and arrived.shape[1]:
+            updates, origins = self._shape(arrived)
+            results.append(updates)
+            changes += _find_kept_changes(updates, arrived[-2].take(origins))
+        self.out = np.concatenate(results, axis=1) if results else None
+        self.kept = np.concatenate(changes, axis=1) if changes else None
 
 
 class KeptOutput(Operator):
-    """Gives what the operator keeps."""
+    """The changes of the hidden collection of an operator."""
 
     def __init__(self, operator: KeptLinear) -> None:
         super().__init__(Position(f"{operator.title}.kept", [operator], 1, 0))
@@ -130,15 +130,15 @@ def _digest(program: str) -> str:
     return blake2b(program.encode(), digest_size=16).hexdigest()
 
 
-def _given_from(kept: Ints, at: int) -> Ints:
-    """Return what was kept as updates [words …, time, diff], from a time on."""
+def _select_results(kept: Ints, at: int) -> Ints:
+    """Return stored contents as updates [words …, time, diff], from a time on."""
     updates = kept.copy()
     np.maximum(updates[-2], at, out=updates[-2])  # NULL is the least.
     return updates
 
 
-def _kept_for(updates: Ints, taken: Ints) -> list[Ints]:
-    """Return the changes of the hidden collection for updates that were taken at some times."""
+def _find_kept_changes(updates: Ints, taken: Ints) -> list[Ints]:
+    """Return the changes of the hidden collection for updates, and the times of their input."""
     changes = np.empty((len(updates) + 1, updates.shape[1]), np.int64)
     changes[:-3], changes[-1] = updates[:-2], updates[-1]
     changes[-2] = taken
@@ -148,7 +148,7 @@ def _kept_for(updates: Ints, taken: Ints) -> list[Ints]:
 
 
 def _come(kept: Ints) -> Ints:
-    """Return the changes that come by themselves: records whose time comes are there from then on."""
+    """Return the later changes: records are moved to NULL at their time."""
     due = kept[:, kept[-2] != NULL]
     changes = np.empty((len(due) + 1, 2 * due.shape[1]), np.int64)
     changes[:-3] = np.tile(due[:-2], 2)
@@ -161,7 +161,7 @@ def _come(kept: Ints) -> Ints:
 NEVER = TIME_MAX + 2  # After every time: the upper of what is complete for ever.
 
 
-def end_of(upper: Antichain) -> int:
+def find_end(upper: Antichain) -> int:
     """Return the first time that is not complete."""
     return NEVER if upper.time is None else upper.time
 
@@ -171,12 +171,12 @@ class Output:
 
     Attributes:
         upper: of the collection, as far as this copy of the program knows.
-        done: up to where this copy of the program has computed it, and found or written it.
+        done: up to where this copy of the program has computed it, and compared or written it.
         waiting: updates from done on that are not written yet.
         sealed_to: up to where they are complete.
-        definition: of a view, by what it is made.
-        corrects: the first commit makes of what the collection holds what it should hold.
-        compares: before the first commit, what the collection holds is compared with what it should hold.
+        definition: of a view.
+        corrects: the first commit corrects the contents of the collection.
+        compares: the first commit compares the contents of the collection with the results.
         jumps_to: the first commit passes over the times before this one, which cannot be read then.
     """
 
@@ -196,9 +196,10 @@ class Output:
         self.waiting: list[Ints] = []
         self.definition = definition
         self.keeps = keeps
-        # What a view is computed by is its definition, and what is kept goes with the outputs.
+        # A view has its definition instead, and hidden collections belong to the outputs.
         self._fingerprint = fingerprint if definition is None and keeps is None else None
-        self._says = about_collection(self.handle.contents()).properties.get(PROPERTY)
+        contents = self.handle.contents()
+        self._says = about_collection(contents).properties.get(PROPERTY)
         self.corrects = False
         self.compares = False
         self.jumps_to: int | None = None
@@ -206,21 +207,21 @@ class Output:
         self._layout = Layout(len(sink.schema), 0, 1)
         self._before: list[Ints] = []
         self._is_new = False
-        self.begin(end_of(self.handle.contents().upper))
+        self.begin(find_end(contents.upper))
 
     def gives_up(self, until: int) -> list[kinds.AllowCompaction]:
-        """Return the steps by which a commit that seals up to a time gives up the past, if the output keeps none."""
+        """Return the steps of a commit that seals up to a time which give up the past, if the output has none."""
         if self.definition is None or self.definition.has_past:
             return []
         return [kinds.AllowCompaction(self.handle.id, (min(until, TIME_MAX + 1) - 1,))]
 
     @property
     def has_changed(self) -> bool:
-        """Whether what the collection is computed by is known, and is another thing now."""
+        """Whether other operators than now computed the collection, as far as it is known."""
         return None not in (self._says, self._fingerprint) and self._says != self._fingerprint
 
     def describe(self, commit: Commit) -> None:
-        """Say in a commit what the collection is computed by, unless it does."""
+        """Store the fingerprint of the operators in a commit, unless it is stored."""
         if self._fingerprint is not None and self._says != self._fingerprint:
             commit.add(self.handle, [describe_step(self.handle, None, {PROPERTY: self._fingerprint}, None, None)])
 
@@ -229,7 +230,7 @@ class Output:
         self._says = self._fingerprint
 
     def restore(self, at: int) -> None:
-        """Let the operator whose output a hidden collection keeps go on from a time, if it was kept till then.
+        """Restore the operator of a hidden collection as of a time, if the collection is sealed beyond it.
 
         Raises:
             SourceLost: another copy of the program has gone on, and compacted it.
@@ -237,18 +238,15 @@ class Output:
         if self.keeps is None or self.corrects or self.upper <= at:
             return
         try:
-            kept = self._words(snapshot(self.handle, at, form="diff").to_arrow())
+            contents = self._words(snapshot(self.handle, at, form="diff").to_arrow())
         except AsOfCompacted as error:
             raise SourceLost(self.handle.name, f"it has been compacted ({error})", "Open it again.") from error
-        self.keeps.restore(np.delete(kept, -2, axis=0), at)
+        self.keeps.restore(np.delete(contents, -2, axis=0), at)
 
-    def contents(self, at: int) -> Ints | None:
-        """Return what the collection holds as of a time, as updates at 0; None if that is not to be had any more."""
-        try:
-            result = snapshot(self.handle, at, columns=self.sink.schema.names, form="diff", timeout_s=0.0)
-            return self._words(result.to_arrow())
-        except (AsOfCompacted, AsOfNotSealed):
-            return None
+    def read_past(self, program: str, as_of: int) -> Past:
+        """Return what reads the collection as of a time for some keys. No lease is taken: such a read ends soon."""
+        handle = replace(self.handle, is_kept=True)
+        return Past(program, f"output {handle.name}", handle, self.sink.schema, self._domain, as_of)
 
     def begin(self, upper: int) -> None:
         """Go on from where the collection is sealed."""
@@ -261,7 +259,7 @@ class Output:
         if self.sink.out is not None:
             updates = self.sink.out
             if self._is_new and (updates[-2] < self.done).any():
-                # What comes of constants is there from the beginning, and that is where the output begins.
+                # Results of constants exist from the beginning of the output.
                 updates = updates.copy()
                 np.maximum(updates[-2], self.done, out=updates[-2])
                 updates = to_batch(updates, self._layout)[1:]
@@ -269,8 +267,8 @@ class Output:
             self.waiting.append(updates if late.all() else updates[:, late])
             if self.corrects or self.compares:
                 self._before.append(updates[:, ~late])
-        complete = end_of(self.sink.frontier)
-        if not self._is_new or complete > self.done:  # What begins later has nothing to seal yet.
+        complete = find_end(self.sink.frontier)
+        if not self._is_new or complete > self.done:  # An output that begins later has nothing to seal yet.
             self.sealed_to = max(self.sealed_to, complete)
 
     def correct(self) -> None:
@@ -282,10 +280,10 @@ class Output:
         self._before = []
 
     def compare(self) -> None:
-        """If it cannot be told who wrote the collection: compare what it holds with what this program gives.
+        """Compare the contents of the collection with the results, if its writer is unknown.
 
         Raises:
-            OutputConflict: they differ, so what comes now would not fit what is there.
+            OutputConflict: they differ, so new updates would not fit.
         """
         if not self.compares or self.sealed_to < self.began_at:
             return
@@ -304,30 +302,30 @@ class Output:
         self._before = []
 
     def _missing(self) -> Ints:
-        """Return what the collection lacks of what the program gave before it began, at the time when it began."""
+        """Return the difference of results and contents before the program began, as updates at that time."""
         rows = self._words(snapshot(self.handle, self.began_at - 1, form="diff").to_arrow())
         rows[-1] *= -1
-        both = np.concatenate([*self._before, rows], axis=1)
-        both[-2] = self.began_at
-        return to_batch(both, self._layout)[1:]
+        differences = np.concatenate([*self._before, rows], axis=1)
+        differences[-2] = self.began_at
+        return to_batch(differences, self._layout)[1:]
 
     def check_jump(self) -> None:
-        """Raise OutputConflict if somebody keeps times readable that are passed over."""
+        """Raise OutputConflict if a hold or a tag keeps times readable that are passed over."""
         to = self.jumps_to
-        held = [] if to is None else self._kept_before(to)
-        if held:
+        holders = [] if to is None else self._list_holders(to)
+        if holders:
             raise OutputConflict(
                 self.handle.name,
-                f"it cannot pass over the times from {self.upper} to {to}, which {held[0]} keeps readable: release it",
+                f"it cannot pass over the times from {self.upper} to {to}, which {holders[0]} keeps readable: "
+                "release it",
             )
 
     def begin_readable(self, at: int) -> None:
-        """Let nobody read a new output before a time, because the program says nothing about what was then.
-
-        A view is not read before the time at which it begins, either.
+        """Make a new output unreadable before a time, because the program has no results there. A view is unreadable
+        before its start as well.
 
         Raises:
-            OutputConflict: somebody keeps such a time readable.
+            OutputConflict: a hold or a tag keeps such a time readable.
         """
         if self.upper > 0:
             return
@@ -336,19 +334,19 @@ class Output:
         self.done, self._is_new = at, True
         if (self.handle.contents().since.time or 0) >= at:
             return
-        held = self._kept_before(at)
-        if held:
+        holders = self._list_holders(at)
+        if holders:
             raise OutputConflict(
                 self.handle.name,
-                f"the program says nothing about the times before {at}, which {held[0]} keeps readable: release it",
+                f"the program says nothing about the times before {at}, which {holders[0]} keeps readable: release it",
             )
         allow_compaction(self.handle, at).result()
 
-    def _kept_before(self, to: int) -> list[str]:
+    def _list_holders(self, to: int) -> list[str]:
         # A read of this client that has ended keeps its time readable for a while, for the next one.
         self._engine.writer("seal").leases.settle(self.handle.id)
-        held = [f"the hold {hold.name or hold.holder!r}" for hold in list_holds(self.handle) if hold.time < to]
-        return held + [f"the tag {name!r}" for name, time in self.handle.contents().tags.items() if time < to]
+        holders = [f"the hold {hold.name or hold.holder!r}" for hold in list_holds(self.handle) if hold.time < to]
+        return holders + [f"the tag {name!r}" for name, time in self.handle.contents().tags.items() if time < to]
 
     def updates(self, until: int) -> Ints:
         """Return what waits of times before until, consolidated."""
@@ -357,7 +355,7 @@ class Output:
             is_before = part[-2] < until
             parts.append(part if is_before.all() else part[:, is_before])
         if len(parts) == 1:
-            return parts[0]  # What is taken of one pass is consolidated.
+            return parts[0]  # The updates of one pass are consolidated.
         every = np.concatenate([np.empty((self._layout.words + 2, 0), np.int64), *parts], axis=1)
         return to_batch(every, self._layout)[1:]
 
@@ -366,15 +364,15 @@ class Output:
         return to_table(updates, self.sink.schema, self._domain)
 
     def written(self, upper: int) -> None:
-        """Forget what is written before upper, which the collection has been sealed to."""
+        """Forget the updates before upper, to which the collection has been sealed."""
         self.done, self._is_new = upper, False
-        self.waiting = [kept for chunk in self.waiting if (kept := chunk[:, chunk[-2] >= upper]).shape[1]]
+        self.waiting = [remaining for chunk in self.waiting if (remaining := chunk[:, chunk[-2] >= upper]).shape[1]]
 
     def follow(self, actual: int) -> None:
         """Go on behind another copy of the program, which has sealed the collection to actual.
 
         Raises:
-            OutputConflict: what was written is not what this copy would have written.
+            OutputConflict: the updates differ from those of this copy.
         """
         if actual < self.upper:
             raise OutputConflict(self.handle.name, f"its upper went back from {self.upper} to {actual}")
@@ -382,23 +380,22 @@ class Output:
         until = min(actual, self.sealed_to)
         if until <= self.done:
             return
-        since, theirs = self._theirs(min(until, TIME_MAX + 1))
-        ours = self.updates(until).copy()
-        ours[-2] = np.maximum(ours[-2], since)
-        ours[-1] *= -1
-        rest = to_batch(np.concatenate((ours, theirs), axis=1), self._layout)[1:]
-        if rest.shape[1]:
-            rest[-1] *= -1
+        since, written = self._theirs(min(until, TIME_MAX + 1))
+        computed = self.updates(until).copy()
+        computed[-2] = np.maximum(computed[-2], since)
+        computed[-1] *= -1
+        differences = to_batch(np.concatenate((computed, written), axis=1), self._layout)[1:]
+        if differences.shape[1]:
+            differences[-1] *= -1
             raise OutputConflict(
                 self.handle.name,
-                f"somebody else has sealed it to {actual}, and between {self.done} and {until} what is there "
-                "differs from "
-                f"what this program gives, for example by {self.table(rest[:, :1]).to_pylist()[0]}",
+                f"somebody else has sealed it to {actual}, and between {self.done} and {until} what is there differs "
+                f"from what this program gives, for example by {self.table(differences[:, :1]).to_pylist()[0]}",
             )
         self.written(until)
 
     def _theirs(self, until: int) -> tuple[int, Ints]:
-        """Return what the collection holds of the times from done to until, and before when these are not told apart.
+        """Return the updates of the collection from done to until, and the time before which their times are advanced.
 
         Raises:
             OutputConflict: that has been compacted.

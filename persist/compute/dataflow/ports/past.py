@@ -1,15 +1,12 @@
-"""What a collection held as of a time, read for some keys: where requests of a partial program end.
+"""Contents of a collection as of a time, for some keys: they answer the requests of a partial program. A request has
+columns and their values. A bulk look-up (`persist.engine.read.lookups.matching`) finds the records in the parts that
+may have such values, or in an index of the collection. An index is used if it reads much less by the descriptors of
+parts, so the choice needs no I/O.
 
-A request names columns and their values. A bulk look-up (`persist.engine.read.lookups.matching`) finds the records in
-the parts that may hold such values, or in those of an index of the collection. An index is used if it reads much less
-by the descriptors of parts, so no I/O is done to choose.
-
-What is read is encoded as the program encodes its sources. A source of few bytes is read whole at its first request,
-and kept.
+Records are encoded like the sources of the program. A source of few bytes is read whole at its first request, and kept.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
@@ -34,7 +31,7 @@ from persist.engine.read.planning.scan import Scan, narrowed_scan
 from persist.engine.read.results.snapshot import Snapshot
 
 SMALL_BYTES = 256 << 10  # Decoded: a collection of fewer is read whole.
-KEPT_BYTES = 64 << 20  # Of what was requested in a refresh: the same is requested by several operators.
+KEPT_BYTES = 64 << 20  # Of records that are kept in a refresh, because several operators request the same.
 INDEXED_ROWS = 40_000  # That are read for each key that is looked up in an index, at most.
 LISTED_MAX = 10_000  # More values are named by their bounds in the filter that prunes parts.
 
@@ -74,6 +71,7 @@ class Past:
         refuses: raise WouldRecompute where all records would have to be read of a large collection.
 
     Attributes:
+        as_of: the time.
         readings: what was read since the refresh began.
     """
 
@@ -87,7 +85,7 @@ class Past:
         self._handle = handle
         self._columns = columns
         self._domain = domain
-        self._as_of = as_of
+        self.as_of = as_of
         self._snapshot: Snapshot | None = None
         self._bytes: int | None = None
         self._everything: Ints | None = None
@@ -95,27 +93,39 @@ class Past:
         self._null: dict[str, bool] = {}
 
     @property
+    def is_readable(self) -> bool:
+        """Whether the collection can be read as of the time."""
+        contents = self._handle.known()
+        since, upper = contents.since.time, contents.upper.time
+        return since is not None and since <= self.as_of and (upper is None or self.as_of < upper)
+
+    @property
     def is_positive(self) -> bool:
-        """Whether descriptors tell that no multiplicity was ever negative. Of a keyed collection, none is."""
-        return self._handle.keyed is not None or not any(part.negatives for part in self._scan.all_parts)
+        """Whether descriptors prove that no multiplicity was ever negative. A keyed collection has none."""
+        return self._handle.keyed is not None or not any(part.negatives for part in self._parts())
 
     def may_be_null(self, column: str) -> bool:
-        """Return whether descriptors leave open that a column had NULLs."""
+        """Return whether the collection may have had NULLs in a column, by the descriptors of its parts."""
         if column not in self._null:
-            self._null[column] = any(self._has_nulls(part, column) for part in self._scan.all_parts)
+            self._null[column] = any(self._has_nulls(part, column) for part in self._parts())
         return self._null[column]
 
+    def _parts(self) -> list[Part]:
+        """Return the parts with updates up to the time."""
+        contents = self._handle.folded(self._handle.known())
+        return [part for part in contents.parts if part.time_min <= self.as_of]
+
     def _has_nulls(self, part: Part, column: str) -> bool:
-        schema = self._scan.schema
+        schema = self._handle.schema
         count = part.nulls(column, schema)
         if count is None and part.inline and part.schema == schema.version:
             count = decode_part(part.inline, part, schema, columns=[column])[column].null_count
         return count is None or count > 0
 
     def move(self, as_of: int) -> None:
-        """Read as of a later time from now on. What was read is forgotten: its words may lose their meaning."""
+        """Read as of a later time from now on, and forget everything: words may lose their meaning."""
         self.close()
-        self._as_of = as_of
+        self.as_of = as_of
         self._null = {}
 
     def close(self) -> None:
@@ -146,31 +156,27 @@ class Past:
             WouldRecompute: all records are requested, and this program refuses that.
             SourceLost: it cannot be read at that time any more.
         """
-        with explained(self._handle.name):
-            return self._contents(keys)
-
-    def _contents(self, keys: Keys | None) -> Ints:
-        if keys is not None and not self.is_small:
-            return self._of_keys(keys)
-        if keys is None and self.refuses and not self.is_small:
-            raise WouldRecompute(self._program, f"all of {self.title} is needed")
-        if self._everything is None:
-            self.readings.append(Reading(self.title, None, 0, self.bytes))
-            assert self._snapshot is not None
-            everything = self._encoded(self._snapshot.unsummed())
-            if not self.is_small:
-                return everything
-            self._everything = everything
+        with ExplainLoss(self._handle):
+            if keys is not None and not self.is_small:
+                return self._of_keys(keys)
+            if keys is None and self.refuses and not self.is_small:
+                raise WouldRecompute(self._program, f"all of {self.title} is needed")
+            if self._everything is None:
+                self.readings.append(Reading(self.title, None, 0, self.bytes))
+                everything = self._encoded(self._open().unsummed())
+                if not self.is_small:
+                    return everything
+                self._everything = everything
         return self._everything if keys is None else self._everything[:, keys.selects(self._everything)]
 
     def _of_keys(self, keys: Keys) -> Ints:
         """Return what it holds for some keys; several operators may request the same."""
         name = keys.columns, keys.words.tobytes()
         if name not in self._requested:
-            found = self._read(keys)
-            if sum(updates.nbytes for updates in self._requested.values()) + found.nbytes > KEPT_BYTES:
-                return found
-            self._requested[name] = found
+            records = self._read(keys)
+            if sum(updates.nbytes for updates in self._requested.values()) + records.nbytes > KEPT_BYTES:
+                return records
+            self._requested[name] = records
         return self._requested[name]
 
     def _read(self, keys: Keys) -> Ints:
@@ -179,16 +185,16 @@ class Past:
         reader, path = self._handle.engine.reader(), None if table is None else self._path(names)
         least = None if table is None or path is not None else self._least(len(table))
         if table is None:
-            table = pa.table({})  # Which reads all records.
+            table = pa.table({})  # This reads all records.
         scan = replace(narrowed_scan(self._scan, _pruning(table)) or self._scan, filter=None)
         size = estimate_matching(scan, table)
         if path is not None and PAYS * (by_index := path.bytes_of(table)) <= size:
-            size, found = by_index, path.records(table, reader)
+            size, tables = by_index, path.records(table, reader)
         else:
-            found = read_matching(scan, table, reader)
+            tables = read_matching(scan, table, reader)
         self.readings.append(Reading(self.title, names, keys.words.shape[1], size, least))
-        updates = [self._encoded([one]) for one in found]
-        chosen = [one[:, keys.selects(one)] for one in updates]
+        updates = [self._encoded([chunk]) for chunk in tables]
+        chosen = [chunk[:, keys.selects(chunk)] for chunk in updates]
         return np.concatenate([np.empty((len(self._columns) + 2, 0), np.int64), *chosen], axis=1)
 
     def _least(self, keys: int) -> int:
@@ -208,70 +214,83 @@ class Past:
                 except pa.ArrowInvalid:
                     return None
             columns.append(values)
-        return pa.table(columns, schema=pa.schema([(name, one.type) for name, one in zip(names, columns, strict=True)]))
+        return pa.table(
+            columns, schema=pa.schema([(name, column.type) for name, column in zip(names, columns, strict=True)])
+        )
 
     def _path(self, names: Sequence[str]) -> Path | None:
         """Return the index by which records are found by as many of some columns as possible."""
         handle = self._handle
-        paths = paths_of(handle, handle.folded(handle.known()), self._scan.given, self._as_of, self._columns.names)
+        paths = paths_of(handle, handle.folded(handle.known()), self._scan.given, self.as_of, self._columns.names)
         fits = [path for path in paths if {*path.columns} <= {*names}]
         return max(fits, key=lambda path: len(path.columns), default=None)
 
     @property
     def _scan(self) -> Scan:
+        return self._open().scan
+
+    def _open(self) -> Snapshot:
         if self._snapshot is None:
-            handle = self._handle
-            with explained(handle.name):
+            handle, names = self._handle, self._columns.names
+            with ExplainLoss(handle):
                 self._snapshot = snapshot(
-                    handle,
-                    self._as_of,
-                    columns=self._columns.names,
-                    form="diff",
-                    schema=handle.schema.version,
-                    timeout_s=0.0,
+                    handle, self.as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=0.0
                 )
-        return self._snapshot.scan
+        return self._snapshot
 
-    def _encoded(self, tables: "Iterator[pa.Table] | list[pa.Table]") -> Ints:
-        """Return the rows of tables as updates at the time that is read."""
-        made = [encoded(self._domain, self._columns, table) for table in tables]
-        updates = np.empty((len(self._columns) + 2, sum(len(rows[-1]) for rows in made)), np.int64)
-        updates[-2] = self._as_of
-        end = 0
-        for rows in made:
-            first, end = end, end + len(rows[-1])
-            for into, row in zip((*updates[:-2], updates[-1]), rows, strict=True):
-                into[first:end] = row
-        return updates
+    def _encoded(self, tables: Iterable[pa.Table]) -> Ints:
+        return encode_contents(self._domain, self._columns, tables, self.as_of)
 
 
-@contextmanager
-def explained(name: str) -> Iterator[None]:
-    """Say what became of a source, and what to do, where reading the collection of a name fails."""
-    try:
-        yield
-    except SchemaMismatch as error:
-        raise SchemaMismatch(
-            f"source {name!r} has evolved in what the program reads: {error} Of a program, drop its outputs or "
-            "open it with replace=True; of a view, make another one."
-        ) from error
-    except CollectionNotFound as error:
-        raise SourceLost(
-            name, "the collection is not there (any more)", "Create it again, or drop the program."
-        ) from error
-    except AsOfCompacted as error:
-        raise SourceLost(
-            name,
-            f"what the program needs has been compacted ({error})",
-            "Somebody has released its hold: drop the program and its outputs, and open it anew.",
-        ) from error
-    except LeaseExpired as error:
-        raise SourceLost(
-            name, f"what the program reads is not kept any more ({error})", "Close the program, and open it again."
-        ) from error
+class ExplainLoss:
+    """Explains within a `with` why a source cannot be read, and what to do.
+
+    Args:
+        collection: the source, or its name.
+    """
+
+    __slots__ = ("_collection",)
+
+    def __init__(self, collection: CollectionHandle | str) -> None:
+        self._collection = collection
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, SchemaMismatch | CollectionNotFound | AsOfCompacted | LeaseExpired):
+            return
+        name = self._collection if isinstance(self._collection, str) else self._collection.name
+        match error:
+            case SchemaMismatch():
+                raise SchemaMismatch(
+                    f"source {name!r} has evolved in what the program reads: {error} Of a program, drop its outputs or "
+                    "open it with replace=True; of a view, make another one."
+                ) from error
+            case CollectionNotFound():
+                why, remedy = "the collection is not there (any more)", "Create it again, or drop the program."
+            case AsOfCompacted():
+                why = f"what the program needs has been compacted ({error})"
+                remedy = "Somebody has released its hold: drop the program and its outputs, and open it anew."
+            case _:
+                why = f"what the program reads is not kept any more ({error})"
+                remedy = "Close the program, and open it again."
+        raise SourceLost(name, why, remedy) from error
 
 
-def encoded(domain: Domain, columns: pa.Schema, table: pa.Table) -> list[Ints]:
+def encode_contents(domain: Domain, columns: pa.Schema, tables: Iterable[pa.Table], time: int) -> Ints:
+    """Return the rows of tables as updates at a time: the words of the columns, the time and diffs."""
+    encoded = [encode(domain, columns, table) for table in tables]
+    updates = np.empty((len(columns) + 2, sum(len(rows[-1]) for rows in encoded)), np.int64)
+    updates[-2] = time
+    end = 0
+    for rows in encoded:
+        first, end = end, end + len(rows[-1])
+        for row, words in zip((*updates[:-2], updates[-1]), rows, strict=True):
+            row[first:end] = words
+    return updates
+
+
+def encode(domain: Domain, columns: pa.Schema, table: pa.Table) -> list[Ints]:
     """Return the words of each column of a table, and the diffs."""
     rows = []
     for column in columns:
@@ -287,14 +306,14 @@ def _pruning(keys: pa.Table) -> pc.Expression | None:
         values = keys[name].combine_chunks()
         if not _is_ordered(values.type):
             continue
-        there = values.drop_null()
-        if len(there) == 0:
+        valid = values.drop_null()
+        if len(valid) == 0:
             condition = pc.field(name).is_null()
         else:
-            bounds = pc.min_max(there)
-            is_listed = len(there) <= LISTED_MAX
+            bounds = pc.min_max(valid)
+            is_listed = len(valid) <= LISTED_MAX
             condition = (
-                pc.field(name).isin(there)
+                pc.field(name).isin(valid)
                 if is_listed
                 else (pc.field(name) >= bounds["min"]) & (pc.field(name) <= bounds["max"])
             )

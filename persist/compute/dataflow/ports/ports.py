@@ -29,7 +29,7 @@ class Ports:
         conditions: the collections that outputs wait for.
         replace: the program has changed.
         jump: pass over times at which it failed.
-        is_brief: nobody reads for long, so no lease is taken where permanent holds keep what is read.
+        is_brief: reads end soon, so no lease is taken of sources that have permanent holds.
 
     Attributes:
         sources: each with the time as of which it begins; all the same one.
@@ -58,17 +58,21 @@ class Ports:
         self._replaces = replace
         self._conditions = conditions
         self.sources: list[SourceReader] = []
-        # What the program is given and writes as it is: it is computed by nothing.
-        own = {source.collection for source, _, _ in sources if source.written}
-        there = {sink.collection: program.output(sink.collection) for sink in sinks}
-        there |= {name: writable(loaded(engine, name)) for name in own}
+        # Outputs that are inputs as well, and are not computed.
+        written = {source.collection for source, _, _ in sources if source.written}
+        collections = {sink.collection: program.output(sink.collection) for sink in sinks}
+        collections |= {name: writable(loaded(engine, name)) for name in written}
         self.outputs = Outputs(
             engine,
             program.name,
-            [(sink, there[sink.collection], program.definition(sink.collection)) for sink in sinks],
+            [(sink, collections[sink.collection], program.definition(sink.collection)) for sink in sinks],
             kept,
-            {name: fingerprint(program.plan, name) for name in there.keys() - own if not program.definition(name)},
-            own,
+            {
+                name: fingerprint(program.plan, name)
+                for name in collections.keys() - written
+                if not program.definition(name)
+            },
+            written,
             domain,
             replace=replace,
             jump=jump,
@@ -98,7 +102,7 @@ class Ports:
 
     def _drop_unused(self, kept: Mapping[str, KeptLinear]) -> None:
         """Destroy the hidden collections that a changed program does not use any more."""
-        for name in self._program.every_kept(self._engine):
+        for name in self._program.list_kept_names(self._engine):
             if name not in kept:
                 with suppress(CollectionNotFound):
                     drop(loaded(self._engine, name)).result()
@@ -109,7 +113,7 @@ class Ports:
         Another copy of the program may seal the outputs further, and let the sources be compacted, in between: then
         return False, to begin again where they are now.
         """
-        resume_at = self.outputs.resume_at
+        resume_time = self.outputs.resume_time
         self.sources = [
             SourceReader(
                 self._engine,
@@ -125,13 +129,13 @@ class Ports:
             for source, schema, gate in sources
         ]
         try:
-            begin = self.outputs.begin_at(self.sources, self._conditions, self._program.outline(), resume_at)
+            begin = self.outputs.choose_beginning(self.sources, self._conditions, self._program.outline(), resume_time)
             for source in self.sources:
                 source.start(begin)
         except SourceLost:
             self.close()
             self.outputs.refresh()
-            if is_last or self.outputs.resume_at == resume_at:
+            if is_last or self.outputs.resume_time == resume_time:
                 raise
             return False
         return True

@@ -2,19 +2,17 @@
 
 All outputs of a step are one commit: their updates, their new uppers, and the holds of the program on its sources,
 which follow them. The commit carries the upper that each output is expected to have, so of two copies of a program that
-computed the same step one is refused. It then looks at what the
-other one has written: if that is what it would have written itself it goes on behind it, and otherwise something else
-writes the collection. So no update is ever written twice, and no offset is stored anywhere: the outputs' uppers say how
-far the program has come.
+computed the same step one is refused. It then compares the updates of the other copy with its own: if they are equal it
+goes on behind them, and otherwise another program writes the collection. So no update is ever written twice, and no
+offset is stored: the progress of a program is the uppers of its outputs.
 
-What tells times apart is kept in hidden collections, which are outputs like the others
-(`persist.compute.dataflow.ports.output`).
+Hidden collections are outputs like the others (`persist.compute.dataflow.ports.output`).
 
-A program is resumed by reading its sources as of the last time that its outputs have sealed. That gives the
-arrangements what they need to know of the past; what comes out of it at sealed times is there already, and is dropped.
+A program is resumed by reading its sources as of the last time that its outputs have sealed. This fills the
+arrangements. Results at sealed times are there already, and are dropped.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import pyarrow as pa
 
@@ -24,8 +22,8 @@ from persist.codecs.types.schema import TIME_MAX
 from persist.compute.dataflow.operators.operators import SinkOperator
 from persist.compute.dataflow.plan.draft import DefinedAs
 from persist.compute.dataflow.plan.origin import reads_time
-from persist.compute.dataflow.plan.plan import Plan, has_inputs, sources_of
-from persist.compute.dataflow.ports.output import NEVER, KeptLinear, Output, end_of
+from persist.compute.dataflow.plan.plan import Plan, has_inputs, list_sources
+from persist.compute.dataflow.ports.output import NEVER, KeptLinear, Output, find_end
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
@@ -45,13 +43,13 @@ class Outputs:
         sinks: with the collection of each, if it is there already and is not to be made, and its definition (see
             `Draft.definition`).
         fingerprints: of what each output is computed by (see `persist.compute.dataflow.plan.origin`).
-        own: those that hold what the program is given, as it is.
+        own: outputs that are inputs of the program as well.
         replace: the program has changed: correct what its outputs hold.
         jump: go on at the latest time that the sources have sealed, and pass over the times before it.
 
     Attributes:
-        goes_on_from: the last time up to which all outputs are sealed that the program goes on from; None if it begins
-            anew, or has to follow its sources from an earlier time on.
+        goes_on_from: the last sealed time of all outputs, if the program goes on from it; None if it begins anew, or
+            has to follow its sources from an earlier time on.
     """
 
     def __init__(
@@ -72,9 +70,9 @@ class Outputs:
         self._own = own
         self.every = [
             Output(
-                engine, sink, known, definition, kept.get(sink.collection), fingerprints.get(sink.collection), domain
+                engine, sink, handle, definition, kept.get(sink.collection), fingerprints.get(sink.collection), domain
             )
-            for sink, known, definition in sinks
+            for sink, handle, definition in sinks
         ]
         for output in self.every:
             output.corrects |= replace and output.upper > 0 and output.handle.name not in own
@@ -85,13 +83,13 @@ class Outputs:
         self._sources: list[SourceReader] = []
 
     @property
-    def resume_at(self) -> int | None:
+    def resume_time(self) -> int | None:
         """The time from which on outputs are not sealed; None if none of them ever was."""
         uppers = [output.upper for output in self.every if 0 < output.upper < NEVER]
         return min(uppers, default=None)
 
-    def begin_at(
-        self, sources: Sequence[SourceReader], conditions: Sequence[UpperReader], plan: Plan, resume_at: int | None
+    def choose_beginning(
+        self, sources: Sequence[SourceReader], conditions: Sequence[UpperReader], plan: Plan, resume_time: int | None
     ) -> int:
         """Return the time as of which all sources are read first. What begins anew begins where conditions hold.
 
@@ -100,37 +98,40 @@ class Outputs:
             OutputConflict: an output is sealed further than its sources.
         """
         self._sources = list(sources)
-        asked = {time for source in sources if (time := source.asked()) is not None}
-        if len(asked) > 1:
-            raise InvalidUsage(f"the sources ask for as_of {sorted(asked)}: a program begins at one time")
+        requested = {time for source in sources if (time := source.asked()) is not None}
+        if len(requested) > 1:
+            raise InvalidUsage(f"the sources ask for as_of {sorted(requested)}: a program begins at one time")
         self._replays = reads_time(plan) and not any(output.keeps for output in self.every)
         for output in self.every:
             output.compares = self._is_of_unknown_origin(output, plan)
         if not sources:
             return 0
         followed: list[Followed] = [*sources, *conditions]
-        uppers = [end_of(reader.handle.contents().upper) for reader in followed]
-        sinces = [source.handle.contents().since.time or 0 for source in sources]
-        if resume_at is not None:
-            self._check_behind(sources, plan)
-            held = [time for source in sources if (time := source.held_at()) is not None]
-            begin = min(held) if self._replays and held else resume_at - 1
+        states = [reader.handle.contents() for reader in followed]
+        uppers = [find_end(state.upper) for state in states]
+        sinces = [state.since.time or 0 for state in states[: len(sources)]]
+        if resume_time is not None:
+            self._check_behind(sources, uppers, plan)
+            held_times = _list_held_times(sources)
+            begin = min(held_times) if self._replays and held_times else resume_time - 1
             starts = [output.definition.start for output in self.every if output.upper == 0 and output.definition]
             if starts and not self._jumps:
                 begin = min(begin, max(min(starts), *sinces))
             if self._jumps and not self._replays:
                 self._jump(sources, min(*uppers, TIME_MAX) - 1)
-        elif asked:
-            begin = asked.pop()
+        elif requested:
+            begin = requested.pop()
         else:
             # Holds that are there already are of a view that was made then, or of an attempt that wrote nothing.
-            held = [] if self._jumps else [time for source in sources if (time := source.held_at()) is not None]
-            begin = max(0, *sinces, min(held, default=min(*uppers, TIME_MAX) - 1))
-        is_whole = resume_at is not None and not self._replays and begin == resume_at - 1
+            held_times = (
+                [] if self._jumps else [time for source in sources if (time := source.find_held_time()) is not None]
+            )
+            begin = max(0, *sinces, min(held_times, default=min(*uppers, TIME_MAX) - 1))
+        is_whole = resume_time is not None and not self._replays and begin == resume_time - 1
         self.goes_on_from = begin if is_whole and all(output.upper > 0 for output in self.every) else None
         for output in self.every:
             output.begin_readable(begin)
-            if resume_at is not None and not self._replays:
+            if resume_time is not None and not self._replays:
                 output.restore(begin)
         return begin
 
@@ -140,25 +141,25 @@ class Outputs:
         The program's hold on a source is the sign of it: it goes with the source, and with `Program.drop`. What was
         given to inputs in memory is not kept at all. The fingerprint says whether the program has changed.
         """
-        known = output.corrects or output.keeps is not None or output.definition is not None
-        known |= output.handle.name in self._own
-        if known or not 0 < output.upper < NEVER or self._replays:
+        is_known = output.corrects or output.keeps is not None or output.definition is not None
+        is_known |= output.handle.name in self._own
+        if is_known or not 0 < output.upper < NEVER or self._replays:
             return False
         if output.has_changed:
             return True
-        names = sources_of(plan, output.handle.name)
-        held = [source.held_at() for source in self._sources if source.operator.collection in names]
-        return has_inputs(plan, output.handle.name) or (bool(held) and None in held)
+        names = list_sources(plan, output.handle.name)
+        held_times = [source.find_held_time() for source in self._sources if source.operator.collection in names]
+        return has_inputs(plan, output.handle.name) or (bool(held_times) and None in held_times)
 
-    def _check_behind(self, sources: Sequence[SourceReader], plan: Plan) -> None:
-        """Raise OutputConflict if an output is sealed further than the sources that it is made of."""
-        uppers = {source.operator.collection: end_of(source.handle.contents().upper) for source in sources}
+    def _check_behind(self, sources: Sequence[SourceReader], sealed: Sequence[int], plan: Plan) -> None:
+        """Raise OutputConflict if an output is sealed further than its sources, which are sealed to some times."""
+        uppers = {source.operator.collection: upper for source, upper in zip(sources, sealed, strict=False)}
         for output in self.every:
-            own = [uppers[name] for name in sources_of(plan, output.handle.name)]
-            if own and output.upper > min(own):
+            source_uppers = [uppers[name] for name in list_sources(plan, output.handle.name)]
+            if source_uppers and output.upper > min(source_uppers):
                 raise OutputConflict(
                     output.handle.name,
-                    f"it is sealed to {output.upper}, and the sources that it is made of to {min(own)} only",
+                    f"it is sealed to {output.upper}, and the sources that it is made of to {min(source_uppers)} only",
                 )
 
     def _jump(self, sources: Sequence[SourceReader], to: int) -> None:
@@ -170,7 +171,7 @@ class Outputs:
     def refresh(self) -> None:
         """Look again how far the outputs are sealed, before anything was computed."""
         for output in self.every:
-            output.begin(end_of(output.handle.contents().upper))
+            output.begin(find_end(output.handle.contents().upper))
 
     def _durable(self) -> int | None:
         """The time as of which the program would begin again after the next commit; None if it cannot be moved."""
@@ -200,7 +201,7 @@ class Outputs:
                 seqno = self._write()
             except UpperMismatch:
                 for output in self.every:
-                    output.follow(end_of(output.handle.contents().upper))
+                    output.follow(find_end(output.handle.contents().upper))
             except (HoldMoved, CollectionNotFound) as error:
                 for source in self._sources:
                     source.find_named()  # Raises if it is gone.
@@ -229,9 +230,8 @@ class Outputs:
             if output.compares:
                 raise OutputConflict(
                     output.handle.name,
-                    "it cannot be told that this program has written what it holds, and tasks do not "
-                    "compare. Open the program once with program.open(client), which compares, or corrects the output "
-                    "with replace=True",
+                    "it cannot be told that this program has written what it holds, and tasks do not compare. Open the "
+                    "program once with program.open(client), which compares, or corrects the output with replace=True",
                 )
         for output in due:
             output.sealed_to = until
@@ -249,7 +249,7 @@ class Outputs:
                 commit.add(output.handle, output.gives_up(until))
             self._move_holds(commit, durable)
         for source in self._sources:
-            source.named_moved(durable)
+            source.note_moved_holds(durable)
         for output in due:
             output.upper = until
             output.described()
@@ -279,7 +279,7 @@ class Outputs:
                     commit.add(output.handle, [kinds.AllowCompaction(output.handle.id, (durable,))])
             self._move_holds(commit, durable)
         for source in self._sources:
-            source.named_moved(durable)
+            source.note_moved_holds(durable)
         for output in due:
             output.jumps_to = None
             output.described()
@@ -289,15 +289,20 @@ class Outputs:
 
     def _move_holds(self, commit: Commit, durable: int | None) -> None:
         """Move the permanent holds to where the program begins again; a collection read twice has one of a name."""
-        held = {
+        holds = {
             (source.handle.id, name): (source.handle, time)
             for source in self._sources
             for name, time in source.named.items()
         }
-        for (id_, name), (handle, time) in held.items():
+        for (id_, name), (handle, time) in holds.items():
             if durable is not None and time < durable:
                 commit.add(handle, [kinds.SetHold(id_, name, durable, None, time)])
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
         """Return all words that wait to be written."""
         return [typed_words for output in self.every for typed_words in output.live()]
+
+
+def _list_held_times(sources: Iterable[SourceReader]) -> list[int]:
+    """Return the times of the permanent holds on sources."""
+    return [time for source in sources if (time := source.find_held_time()) is not None]

@@ -8,7 +8,6 @@ where they are.
 
 import time as clock
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from typing import TypeAlias
@@ -20,9 +19,9 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.dataflow.plan.plan import Source
-from persist.compute.dataflow.plan.types import is_read_as, shown
+from persist.compute.dataflow.plan.types import is_compatible, shown
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
-from persist.compute.dataflow.ports.past import encoded, explained
+from persist.compute.dataflow.ports.past import ExplainLoss, encode, encode_contents
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain
@@ -38,7 +37,7 @@ from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded
 from persist.engine.read.following.listen import Listen, Progress
 
-BRIEF_BYTES_MAX = 16 << 20  # Of a source that is read in no time: far less than the grace of blobs.
+BRIEF_BYTES_MAX = 16 << 20  # Of a source that is read in far less time than the grace of blobs.
 LEASED_EVERY_S = 1.0  # How often the hold of a program without outputs is moved, at most.
 
 
@@ -54,9 +53,9 @@ class SourceReader:
 
     Attributes:
         handle: the source.
-        operator: what the plan says about it.
+        operator: of the plan.
         named: where the permanent holds are, as far as is known.
-        coarse_to: changes before this time are taken for changes at it, so that those that cancel out are not seen.
+        coarse_to: changes before this time count as changes at it, so that some cancel out.
         has_lost: changes were read, and could not be taken in; they do not come again.
     """
 
@@ -102,19 +101,18 @@ class SourceReader:
     def _keep_schema(self) -> None:
         """Read with the version of the schema with which the outputs were begun, if there are any.
 
-        What they hold was computed from these columns. Another one that has got the name of one of them would be taken
-        for it otherwise.
+        They were computed from these columns. A newer version may give the name of one of them to another column.
 
         Raises:
             SchemaMismatch: they were begun with different versions, in which a column that is read is not the same.
         """
         contents = self.handle.contents()
-        held = [contents.holds[name] for name in self._holders if name in contents.holds]
+        holds = [contents.holds[name] for name in self._holders if name in contents.holds]
         # A view that only reads views of it began with any version.
-        own = [hold for hold in held if hold.columns] or held
-        versions = sorted({hold.schema for hold in own if hold.schema is not None})
-        known = [version_of(contents, version) for version in versions]
-        for earlier, later in pairwise(known):
+        own_holds = [hold for hold in holds if hold.columns] or holds
+        versions = sorted({hold.schema for hold in own_holds if hold.schema is not None})
+        schemas = [version_of(contents, version) for version in versions]
+        for earlier, later in pairwise(schemas):
             columns = [self._column(schema_version) for schema_version in (earlier, later)]
             if columns[0] != columns[1]:
                 raise SchemaMismatch(
@@ -122,8 +120,8 @@ class SourceReader:
                     f"{earlier.version} of its schema and another with {later.version}, in which the columns "
                     f"{self._schema.names} are not the same. Refresh them one by one, or make them anew."
                 )
-        if known:
-            self.handle = replace(self.handle, schema=known[-1])
+        if schemas:
+            self.handle = replace(self.handle, schema=schemas[-1])
 
     def _column(self, schema: CollectionSchema) -> list[tuple[int, pa.DataType] | None]:
         ids = dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True))
@@ -133,19 +131,18 @@ class SourceReader:
         actual = self.handle.schema
         for field in self._schema:
             actual_type = actual.arrow.field(field.name).type if field.name in actual.names else None
-            if actual_type != field.type and not is_read_as(actual_type, field.type):
+            if actual_type != field.type and not is_compatible(actual_type, field.type):
                 problem = "is not there" if actual_type is None else f"is of type {actual_type}"
                 raise SchemaMismatch(
-                    f"source {self.operator.collection!r}: the program takes column {field.name!r} for "
-                    f"{field.type}, and it "
-                    f"{problem}; the collection has {shown(actual.arrow)}"
+                    f"source {self.operator.collection!r}: the program takes column {field.name!r} for {field.type}, "
+                    f"and it {problem}; the collection has {shown(actual.arrow)}"
                 )
 
     def asked(self) -> int | None:
-        """Return the time as of which the program asks for the contents; None if it leaves that open.
+        """Return the time as of which the program reads the contents, if it sets one.
 
         Raises:
-            InvalidUsage: it asks for a moment, and the collection has no timeline by which that would be a time.
+            InvalidUsage: the time is a moment, and the collection has no timeline.
         """
         as_of = self.operator.as_of
         with self._explained():
@@ -179,18 +176,18 @@ class SourceReader:
             self.handle = replace(handle, is_kept=self._is_brief)
 
     def skip_contents(self) -> None:
-        """Give what comes after the time at which it begins only."""
+        """Take only changes after the time at which it begins."""
         with self._explained():
             self._listen = begun_listen(self.handle, self._as_of, None, columns=self._schema.names)
-        self._reach(Antichain(self._as_of + 1))
+        self._gate.frontier = Antichain(self._as_of + 1)
         self._let_go()
 
-    def held_at(self) -> int | None:
+    def find_held_time(self) -> int | None:
         """Return where the first of the permanent holds on this source is; None if there is none."""
         return min((hold.time for hold in list_holds(self.handle) if hold.name in self._holders), default=None)
 
     def opened(self) -> InputHandle:
-        """Read what is sealed of a source that the program writes; return the input that takes what comes after."""
+        """Read the sealed contents of a source that the program writes, and return the input for its updates."""
         with self._explained():
             contents = self.handle.contents()
         if contents.upper > Antichain(self._as_of) and not self.take(contents):
@@ -204,7 +201,7 @@ class SourceReader:
         """Return the newest known state of the collection if more is sealed in it than was taken here, or else None."""
         handle, listen = self.handle, self._listen
         if self._is_given:
-            return None  # What else is sealed there is noticed when the program commits.
+            return None  # The commit of the program notices other writes.
         with self._explained():
             if listen is None:
                 contents = handle.engine.follower.known(handle.id, handle.name)
@@ -224,7 +221,7 @@ class SourceReader:
         return self._as_of + 1 if self._listen is None or self._listen.is_finished else self._listen.reached
 
     def take(self, contents: CollectionState, until: int | None = None) -> bool:
-        """Take what is sealed in a state in which it has `advanced`; return whether there was something.
+        """Take the sealed updates of a state in which it has `advanced`; return whether it took any.
 
         Args:
             until: take what is before this time only, beyond the contents that it begins with.
@@ -232,7 +229,7 @@ class SourceReader:
         with self._explained():
             if self._listen is None and not self._begin():
                 return False
-        # What was sealed after the time at which it begins is taken at once, too.
+        # Updates after the time at which it begins are taken at once.
         listen = self._listen
         if listen is None or listen.is_finished:
             return True
@@ -243,16 +240,16 @@ class SourceReader:
                 self._look_ahead(listen.reached)
         return True
 
-    def named_moved(self, durable: int | None) -> None:
+    def note_moved_holds(self, durable: int | None) -> None:
         """Take note that a commit has moved the permanent holds to where the program begins again."""
         if durable is not None:
             self.named = {name: max(time, durable) for name, time in self.named.items()}
 
     def find_named(self) -> None:
-        """Look where the permanent holds are: somebody has moved one, or has dropped the program, or the view."""
+        """Find the permanent holds again: one was moved, or the program or the view was dropped."""
         with self._explained():
-            held = self.handle.contents().holds
-        self.named = {name: held[name].time for name in self.named if name in held}
+            holds = self.handle.contents().holds
+        self.named = {name: holds[name].time for name in self.named if name in holds}
 
     def move_leased(self) -> None:
         """Let the source of a program without outputs be compacted, now and then, up to where it has been read."""
@@ -276,10 +273,10 @@ class SourceReader:
     def _begin(self) -> bool:
         """Take the contents as of the time at which it begins; return whether they are sealed.
 
-        Every call of the store may fail, and then this is done again. So nothing is kept before the last of those that
-        come before it, and everything is before what is left to do can fail.
+        Every call of the store may fail, and then this is done again. So nothing is kept before the last call, and
+        after it nothing can fail.
         """
-        # The schema stays the one that was checked: what becomes of columns that are not read is not noticed.
+        # The schema stays the checked one, whatever happens to other columns.
         handle, names = self.handle, self._schema.names
         try:
             contents = snapshot(
@@ -287,12 +284,12 @@ class SourceReader:
             )
         except AsOfNotSealed:
             return False
-        # Whatever arranges the contents sums them up: equal rows need not be brought together before.
-        updates = self._contents([self._columns(table) for table in contents.unsummed()])
+        # Arrangements sum the contents up, so equal rows need not be adjacent.
+        updates = encode_contents(self._domain, self._schema, contents.unsummed(), self._as_of)
         listen = begun_listen(handle, self._as_of, None, columns=names)
         if updates.shape[1]:
             self._gate.add(updates)
-        self._reach(Antichain(self._as_of + 1))
+        self._gate.frontier = Antichain(self._as_of + 1)
         self._listen = listen
         self._let_go()
         return True
@@ -311,13 +308,13 @@ class SourceReader:
             self._add(table, times)
             if self._unsealed is not None and (passed := self._unsealed.pass_to(progress.upper.time)) is not None:
                 self._add(passed, passed["_time"].combine_chunks().to_numpy())
-            self._reach(progress.upper)
+            self._gate.frontier = progress.upper
         except BaseException:
             self.has_lost = True
             raise
 
     def _look_ahead(self, reached: int) -> None:
-        """Let in what has come, and take back what has gone, of times that are not sealed."""
+        """Pass new updates of unsealed times on, and retract those that are gone."""
         if self._unsealed is None or (ahead := self._unsealed.changes(reached)) is None:
             return
         try:
@@ -329,32 +326,11 @@ class SourceReader:
     def _add(self, table: pa.Table, times: Ints) -> None:
         if table.num_rows:
             self._gate.consolidates = self.coarse_to is not None or self._unsealed is not None
-            self._gate.add(self._updates(table, times))
+            *rows, diffs = encode(self._domain, self._schema, table)
+            self._gate.add(np.array([*rows, times, diffs], np.int64))
 
-    def _updates(self, table: pa.Table, times: Ints) -> Ints:
-        *rows, diffs = self._columns(table)
-        return np.array([*rows, times, diffs], np.int64)
-
-    def _contents(self, tables: list[list[Ints]]) -> Ints:
-        """Return the columns of tables as updates at the time at which it begins; each is copied once."""
-        updates = np.empty((len(self._schema) + 2, sum(len(columns[-1]) for columns in tables)), np.int64)
-        updates[-2] = self._as_of
-        end = 0
-        for columns in tables:
-            first, end = end, end + len(columns[-1])
-            for row, column in zip((*updates[:-2], updates[-1]), columns, strict=True):
-                row[first:end] = column
-        return updates
-
-    def _columns(self, table: pa.Table) -> list[Ints]:
-        """Return the words of each column, and the diffs."""
-        return encoded(self._domain, self._schema, table)
-
-    def _reach(self, upper: Antichain) -> None:
-        self._gate.frontier = upper
-
-    def _explained(self) -> AbstractContextManager[None]:
-        return explained(self.operator.collection)
+    def _explained(self) -> ExplainLoss:
+        return ExplainLoss(self.operator.collection)
 
 
 class UpperReader:
@@ -362,12 +338,12 @@ class UpperReader:
 
     def __init__(self, engine: Engine, collection: str, gate: Gate) -> None:
         self._gate = gate
-        with explained(collection):
+        with ExplainLoss(collection):
             self.handle: CollectionHandle = loaded(engine, collection)
 
     def advanced(self) -> CollectionState | None:
         """Return the newest known state of the collection if it is sealed further than the gate is."""
-        with explained(self.handle.name):
+        with ExplainLoss(self.handle):
             contents = self.handle.known()
         return contents if contents.upper > self._gate.frontier else None
 
@@ -378,7 +354,7 @@ class UpperReader:
 
 
 def writable(handle: CollectionHandle) -> CollectionHandle:
-    """Return a collection that a program may write from what it is given.
+    """Return a collection that a program may write from an input.
 
     Raises:
         InvalidUsage: it is keyed, or has codecs.
@@ -404,7 +380,7 @@ def poll_all(
     whether there was something. Cost: one look at the log for all of them.
 
     Args:
-        is_stopped: ends the wait; whoever changes its answer calls `wake` afterwards.
+        is_stopped: ends the wait; call `wake` when its answer changes.
         until: take what is before this time only.
     """
     if not sources:
@@ -416,8 +392,8 @@ def poll_all(
         return [(source, contents) for source in sources if (contents := source.advanced()) is not None] or None
 
     advanced_sources = sources[0].handle.engine.follower.wait_for(look, timeout_s)
-    taken = [source.take(contents, until) for source, contents in advanced_sources or ()]
-    return any(taken)
+    has_taken = [source.take(contents, until) for source, contents in advanced_sources or ()]
+    return any(has_taken)
 
 
 def some_until(sources: Sequence[SourceReader], updates_max: int) -> int | None:

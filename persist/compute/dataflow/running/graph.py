@@ -5,7 +5,7 @@ enters it. Joins and reductions read arrangements, which are made once for each 
 """
 
 import time as clock
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -48,7 +48,7 @@ from persist.compute.dataflow.operators.operators import (
     SealedWithOperator,
     SinkOperator,
     StashingOperator,
-    shown_by,
+    make_inspector,
 )
 from persist.compute.dataflow.operators.ranked_windows import ranking_of_windows
 from persist.compute.dataflow.operators.reduce import PartialReduce, ReduceOperator, TotalReduce
@@ -87,9 +87,8 @@ from persist.compute.dataflow.plan.plan import (
     Windowed,
 )
 from persist.compute.dataflow.plan.stages import Map, ident, move_times, origins, through
-from persist.compute.dataflow.ports.output import KeptLinear, KeptOutput, kept_schema
-from persist.compute.dataflow.running.partial import Accumulation
-from persist.compute.dataflow.running.resume import Counts, counts_of
+from persist.compute.dataflow.ports.output import KeptLinear, KeptOutput, make_kept_schema
+from persist.compute.dataflow.running.seeds import Accumulation
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Allocate
 from persist.compute.dataflow.updates.batch import Layout
@@ -109,7 +108,6 @@ class Graph:
         entries: of inputs and sources, by the number of their node.
         sinks: of outputs, and of hidden collections.
         kept: the operators whose output hidden collections keep, by the name of the collection.
-        counts: how the state of some reductions is told from what they give.
         accumulations: the reductions whose state are sums.
     """
 
@@ -117,11 +115,10 @@ class Graph:
     entries: dict[int, EntryOperator] = field(default_factory=dict)
     sinks: list[SinkOperator] = field(default_factory=list)
     kept: dict[str, KeptLinear] = field(default_factory=dict)
-    counts: dict[Operator, Counts] = field(default_factory=dict)
     accumulations: list[Accumulation] = field(default_factory=list)
 
     def run(self, resting: Set[Operator] = frozenset()) -> None:
-        """Make one pass, without the operators that rest. What an operator gave goes when its last reader has run."""
+        """Make one pass, without the operators that rest. The updates of an operator go after its last reader."""
         for operator, read in zip(self.operators, self._last_read, strict=True):
             operator.advance()
             if resting and operator in resting:
@@ -136,7 +133,7 @@ class Graph:
 
     @cached_property
     def _last_read(self) -> list[list[Operator]]:
-        """What nobody reads any more when an operator has run; of sinks, their owner takes what they gave."""
+        """For each operator, the inputs of which it is the last reader. The updates of sinks belong to the outputs."""
         last = {source: at for at, operator in enumerate(self.operators) for source in operator.inputs}
         read: list[list[Operator]] = [[] for _ in self.operators]
         for source, at in last.items():
@@ -158,7 +155,7 @@ class Graph:
         operator.given_out += 0 if operator.out is None else operator.out.shape[1]
 
     def forget(self) -> None:
-        """Let go of what the operators gave in the last pass, which everybody has read."""
+        """Free the updates of the operators in the last pass."""
         for operator in self.operators:
             operator.out = None
 
@@ -174,7 +171,7 @@ class Builder:
         probes: dict[int, Probed],
         allocate: Allocate,
         kept: Mapping[int, str] = MappingProxyType({}),
-        known: Mapping[int, Statistics] = MappingProxyType({}),
+        estimate: Callable[[int], Statistics | None] = lambda _: None,
         costs: Costs = USUAL,
     ) -> None:
         self.plan = plan
@@ -185,7 +182,7 @@ class Builder:
         self._probes = probes
         self._allocate = allocate
         self._kept = kept
-        self._known = known
+        self._estimate = estimate
         self._made: dict[int, Operator] = {}
         self._loops: dict[int, Loop] = {}
         self._under_way: set[int] = set()
@@ -216,10 +213,10 @@ class Builder:
                 self._visit(source, operators)
             elif isinstance(node.operator, Leave):
                 self._visit_scope(source.scope, operators)
-        self._made[node.number] = made = self._make(node, operators)
-        operators.append(made)
-        if isinstance(made, KeptLinear):
-            operators += self._keeping(node, made)
+        self._made[node.number] = operator = self._make(node, operators)
+        operators.append(operator)
+        if isinstance(operator, KeptLinear):
+            operators += self._keeping(node, operator)
 
     def _visit_scope(self, scope: int, operators: list[Operator]) -> None:
         """Make a scope, after everything in the scope around it that enters it."""
@@ -245,10 +242,10 @@ class Builder:
         loop.operators = self._scope(scope)
         for node in self.plan.nodes.values():
             if isinstance(node.operator, Variable) and node.scope == scope:
-                made, feedback = self._made[node.number], node.operator.feedback
-                assert isinstance(made, VariableOperator)
+                variable, feedback = self._made[node.number], node.operator.feedback
+                assert isinstance(variable, VariableOperator)
                 assert feedback is not None
-                made.feedback = self._made[feedback]
+                variable.feedback = self._made[feedback]
         operators.append(loop)
 
     def _is_within(self, scope: int, around: int) -> bool:
@@ -263,13 +260,13 @@ class Builder:
                 entry = self.graph.entries[node.number] = EntryOperator(at)
                 return entry
             case Linear(stages):
-                given = self.plan.nodes[node.inputs[0]].schema
+                input_schema = self.plan.nodes[node.inputs[0]].schema
                 if node.number in self._kept:
-                    return KeptLinear(at, traced(stages, given, node.schema.names, self.domain, at.title))
-                shape = compiled(stages, given, node.schema.names, self.domain, at.title)
+                    return KeptLinear(at, traced(stages, input_schema, node.schema.names, self.domain, at.title))
+                shape = compiled(stages, input_schema, node.schema.names, self.domain, at.title)
                 linear = LinearOperator(at, shape)
                 linear.moves_times = move_times(stages)
-                linear.origins = origins(stages, given.names, node.schema.names)
+                linear.origins = origins(stages, input_schema.names, node.schema.names)
                 return linear
             case Concat() | Arrange():
                 return ConcatOperator(at)
@@ -291,8 +288,8 @@ class Builder:
                 loop = self._loops[self.plan.nodes[number].scope]
                 return LeaveOperator(self._position(node, [loop]), loop, self._made[number])
             case Inspect(function):
-                shown = shown_by(function, node.schema, self.domain, at.title)
-                return InspectOperator(at, shown)
+                inspect = make_inspector(function, node.schema, self.domain, at.title)
+                return InspectOperator(at, inspect)
             case Probe():
                 return ProbeOperator(at, self._probes[node.number])
             case Capture():
@@ -308,8 +305,8 @@ class Builder:
         return Position(title or node.title, inputs, self.plan.dimensions, depth, self._costs)
 
     def _keeping(self, node: Node, made: KeptLinear) -> list[Operator]:
-        """Return the operators that keep what an operator has given in a hidden collection."""
-        output, schema = KeptOutput(made), kept_schema(node.schema)
+        """Return the operators that store the output of an operator in a hidden collection."""
+        output, schema = KeptOutput(made), make_kept_schema(node.schema)
         keys = (schema.names[-1],)
         sink = SinkOperator(self._position(node, [output], output.title), schema, self._kept[node.number], keys)
         self.graph.sinks.append(sink)
@@ -330,12 +327,12 @@ class Builder:
         what = (source, *map(ident, before), keys, values)
         shared = self._arrangements.get(what)
         if shared is None:
-            given = self.plan.nodes[source].schema
-            shape = compiled(before, given, [*keys, *values], self.domain, node.title)
+            input_schema = self.plan.nodes[source].schema
+            shape = compiled(before, input_schema, [*keys, *values], self.domain, node.title)
             schema = self._after(before, source, node)
             shared = self._arranged(node, source, len(keys), len(values), shape, _picked(schema, (*keys, *values)))
             shared.moves_times = move_times(before)
-            shared.origins = origins(before, given.names, [*keys, *values])
+            shared.origins = origins(before, input_schema.names, [*keys, *values])
             self._arrangements[what] = shared
             operators.append(shared)
         return shared
@@ -363,58 +360,58 @@ class Builder:
             return self.arrangement(node, node.inputs[number], join.before[number], keys, values, operators)
 
         def partners(number: int, keys: tuple[str, ...]) -> float | None:
-            statistics = self._known.get(node.inputs[number])
-            known = None if statistics is None else statistics.after(join.before[number])
-            return None if known is None else known.partners(keys)
+            statistics = self._estimate(node.inputs[number])
+            remaining = None if statistics is None else statistics.after(join.before[number])
+            return None if remaining is None else remaining.partners(keys)
 
         paths = JoinPaths(schemas, join.on, columns.names, arrangement, partners).paths()
         shape = compiled(join.after, columns, node.schema.names, self.domain, node.title)
         inputs = [path.start for path in paths]
         position, terms = self._position(node, inputs), compared(join, schemas)
         if terms is None or position.outer + position.depth > 1:
-            made = JoinOperator(position, paths, shape, null_equals=join.null_equals)
+            operator = JoinOperator(position, paths, shape, null_equals=join.null_equals)
         else:
-            made = BoundedJoin(position, paths, shape, null_equals=join.null_equals, terms=terms, domain=self.domain)
-        made.moves_times = move_times(join.after)
-        made.origins = origins(join.after, columns.names, node.schema.names)
+            operator = BoundedJoin(
+                position, paths, shape, null_equals=join.null_equals, terms=terms, domain=self.domain
+            )
+        operator.moves_times = move_times(join.after)
+        operator.origins = origins(join.after, columns.names, node.schema.names)
         for number, path in enumerate(paths):
             for step in path.steps:
-                # A look-up compares with the times of what is yet to come of the input that the path begins with.
+                # A look-up compares with times of future updates of the input that the path begins with.
                 step.arrangement.read_from(lambda at=inputs[number]: at.frontier)  # type: ignore[misc]
-        return made
+        return operator
 
     def _reduce(self, node: Node, reduce: Reduce, operators: list[Operator]) -> Operator:
-        given = self._after(reduce.before, node.inputs[0], node)
-        columns = pa.schema([*(given.field(name) for name in reduce.keys), *_logic_columns(reduce, given)])
-        wanted = _wanted(reduce, given, columns)
-        is_accumulated = bool(wanted) and all(aggregate.kind in ACCUMULABLE for aggregate in wanted)
+        input_schema = self._after(reduce.before, node.inputs[0], node)
+        columns = pa.schema(
+            [*(input_schema.field(name) for name in reduce.keys), *_logic_columns(reduce, input_schema)]
+        )
+        aggregates = _wanted(reduce, input_schema, columns)
+        is_accumulated = bool(aggregates) and all(aggregate.kind in ACCUMULABLE for aggregate in aggregates)
         is_complete = isinstance(reduce.logic, Aggregates) and reduce.logic.is_complete
         if is_accumulated:
-            arrangement = self._accumulating(node, reduce, wanted, given)
+            arrangement = self._accumulating(node, reduce, aggregates, input_schema)
             operators.append(arrangement)
-            logic, ranking = accumulated(wanted, self.domain, is_complete=is_complete), None
+            logic, ranking = accumulated(aggregates, self.domain, is_complete=is_complete), None
         else:
             arrangement = self.arrangement(node, node.inputs[0], reduce.before, reduce.keys, reduce.values, operators)
-            logic = self._logic(node, reduce, given, wanted)
-            ranking = self._ranking(reduce, given, wanted)
+            logic = self._logic(node, reduce, input_schema, aggregates)
+            ranking = self._ranking(reduce, input_schema, aggregates)
         shape = compiled(reduce.after, columns, node.schema.names, self.domain, node.title)
         at = self._position(node, [arrangement])
         kind: type[ReduceOperator] = TotalReduce if at.outer + at.depth == 1 else PartialReduce
-        made = kind(at, arrangement, logic, columns, shape, self._allocate, ranking)
-        arrangement.read_from(lambda: made.frontier)
-        made.moves_times = move_times(reduce.after)
-        made.origins = origins(reduce.after, columns.names, node.schema.names)
-        if is_accumulated:
-            counts = counts_of(len(reduce.keys), wanted, columns, reduce.after, node.schema.names)
-            if counts is not None:
-                self.graph.counts[made] = counts
-            if isinstance(made, TotalReduce):
-                self.graph.accumulations.append(Accumulation(node, made, wanted, is_complete))
-        return made
+        operator = kind(at, arrangement, logic, columns, shape, self._allocate, ranking)
+        arrangement.read_from(lambda: operator.frontier)
+        operator.moves_times = move_times(reduce.after)
+        operator.origins = origins(reduce.after, columns.names, node.schema.names)
+        if is_accumulated and isinstance(operator, TotalReduce):
+            self.graph.accumulations.append(Accumulation(node, operator, aggregates, is_complete))
+        return operator
 
     def _accumulating(self, node: Node, reduce: Reduce, wanted: list[Wanted], given: pa.Schema) -> Arrangement:
         source = self._unarranged(node.inputs[0])
-        # An aggregate that its record says nothing about has no word.
+        # An aggregate that only counts records has no word.
         outputs = reduce.logic.outputs if isinstance(reduce.logic, Aggregates) else ()
         values = [of for (_, _, of), aggregate in zip(outputs, wanted, strict=True) if not aggregate.is_counted]
         names = [*reduce.keys, *values]
@@ -423,7 +420,7 @@ class Builder:
         schema = pa.schema([*(given.field(name) for name in reduce.keys), ("slot", pa.int64())])
 
         def slots(updates: Ints) -> Ints:
-            return exploded(shape(updates), keys, wanted, self.domain)
+            return exploded(shape(updates), keys, wanted, self.domain, self._costs)
 
         arrangement = self._arranged(node, source, keys, 1, slots, schema, adds_up=True)
         arrangement.moves_times = move_times(reduce.before)
@@ -441,9 +438,9 @@ class Builder:
                 return multiset_aggregates(wanted, self.domain)
             case TopK(count, _, skip, _, counted):
                 order = _order(reduce.logic, values)
-                return top_k(count, order, values.types, self.domain, skip=skip, counted=counted)
+                return top_k(count, order, values.types, self.domain, skip=skip, counted=counted, costs=self._costs)
             case Windowed(calls):
-                return windows(calls, values, self.domain)
+                return windows(calls, values, self.domain, self._costs)
             case Folded(calls):
                 return folds(calls, values, self.domain)
             case UserReduce(function, columns):
@@ -477,7 +474,7 @@ def joined_columns(schemas: Sequence[pa.Schema], join: Join) -> pa.Schema:
     """Return the columns of a join before the stages after it."""
     fields = list(schemas[0])
     for schema, pairs in zip(schemas[1:], join.on, strict=True):
-        keys = {other for _, other in pairs}
+        keys = {right_name for _, right_name in pairs}
         fields += [column for column in schema if column.name not in keys]
     return pa.schema(fields)
 

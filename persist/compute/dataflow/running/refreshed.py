@@ -1,4 +1,4 @@
-"""How a view or a program is brought up to date by a process that keeps what it has read, and what that says of it."""
+"""Refreshes of views and programs in this process, and reports of them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ from persist.core.errors import WouldRecompute
 
 Policy = Literal["auto", "incremental"]
 Reads = Literal["changes", "requests", "everything"]
-INDEX_BYTES = 1 << 20  # Of less, nobody misses an index.
+INDEX_BYTES = 1 << 20  # Of less, an index gains too little.
 TEXT = {
     "changes": "changes only",
     "requests": "changes, and what their keys held",
@@ -39,7 +39,7 @@ class Refreshed:
 
     @classmethod
     def by(cls, running: Running, *, is_new: bool, seqno: int | None = None) -> "Refreshed":
-        """Return what a running program says of its last refresh.
+        """Return how a running program did its last refresh.
 
         Args:
             is_new: whether the program was opened for it.
@@ -67,7 +67,7 @@ class Refreshed:
 
 
 def refresh(running: Running, policy: Policy, *, is_new: bool) -> Refreshed:
-    """Bring the outputs of a program up to date, and say how.
+    """Bring the outputs of a program up to date, and return how.
 
     Args:
         policy: "incremental" refuses to read all of a source that is not small.

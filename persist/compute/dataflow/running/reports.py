@@ -1,4 +1,4 @@
-"""What the operators of a running program did and keep, as a report for people."""
+"""Reports of the operators of a running program, and their state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ class OperatorReport:
 
     @property
     def rate(self) -> float | None:
-        """Updates given out per second of its own work; None where there was none."""
+        """Updates per second of its own work; None if there was none."""
         works = self.updates and self.seconds > 0 and self.kind != "entry"
         return self.updates / self.seconds if works else None
 
 
-def reports_of(operators: Sequence[Operator]) -> list[OperatorReport]:
+def make_reports(operators: Sequence[Operator]) -> list[OperatorReport]:
     """Return a report of each operator of the outermost scope; an iteration is one."""
     places = {id(operator): place for place, operator in enumerate(operators)}
     return [_report(operator, places) for operator in operators]
@@ -55,7 +55,7 @@ def _report(operator: Operator, places: dict[int, int]) -> OperatorReport:
 
 
 def depths(reports: Sequence[OperatorReport]) -> list[int]:
-    """Return how many steps each operator is from those that read nothing."""
+    """Return the distance of each operator from the operators without inputs."""
     steps: list[int] = []
     for place, report in enumerate(reports):
         steps.append(max((steps[i] + 1 for i in report.inputs if i < place), default=0))

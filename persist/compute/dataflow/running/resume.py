@@ -1,29 +1,19 @@
-"""What a program that goes on need not compute again.
+"""Operators that rest while a program takes in the contents of its sources.
 
-A program goes on from what its sources hold at the time at which its outputs are sealed. That is taken in by a pass of
-its own, before anything newer, and in that pass less is done than in any other:
+A program that is not partial goes on from the contents of its sources at the last sealed time of its outputs. It takes
+them in by a pass of its own, before newer updates. This pass does less than others:
 
-- **What comes of it is written already.** So an operator rests in that pass if all that reads what it gives are outputs
-  that are sealed, and operators that rest. Its state is not what it gives but what it reads, and that is arranged.
-- **Counts are told from outputs.** The state of a count is a number for each group, and that is just what it gives.
-  Where an output holds it, it is read there, in O(groups), and nobody needs what is counted: a join before it rests.
+- Its results are in the outputs already. So an operator rests if only sealed outputs, and operators that rest, read it.
+  The state of an operator is what it reads, and that is arranged.
+- The state of counts and sums is read from an output that shows it (`persist.compute.dataflow.running.seeds`). Nothing
+  has to be computed for it: a join before it rests.
 
-What may still be to come keeps an operator from resting: a temporal filter gives now what happens later. A sum is not
-told from what it came to, unless it is one of a constant: how many of its values are NULL, and what negative
-multiplicities left in groups that nobody sees, is written nowhere. What operators in the middle of a program keep is
-computed again from the contents of the sources.
-
-All of this is a matter of cost. An output that cannot be read any more at that time, or that holds what no count gives,
-is passed over, and the pass computes everything.
+An operator does not rest if it may have updates of later times, as a temporal filter does. All of this saves time only.
+If an output cannot be read at that time any more, or does not show a state, the pass computes it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-import pyarrow as pa
-
-from persist.compute.dataflow.operators.aggregates import Wanted
 from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.join import JoinOperator
 from persist.compute.dataflow.operators.operators import (
@@ -36,131 +26,79 @@ from persist.compute.dataflow.operators.operators import (
     SinkOperator,
 )
 from persist.compute.dataflow.operators.reduce import ReduceOperator
-from persist.compute.dataflow.plan.stages import Map, Stage
+from persist.compute.dataflow.plan.plan import Plan
 from persist.compute.dataflow.ports.output import KeptLinear
+from persist.compute.dataflow.ports.past import Past
 from persist.compute.dataflow.ports.sinks import Outputs
+from persist.compute.dataflow.running.seeds import Accumulation, NullsAndSigns, Seeds
 from persist.compute.dataflow.updates.times import Ints
-from persist.compute.dataflow.updates.words import NULL
-from persist.core.expression.term import Col
+from persist.compute.dataflow.updates.words import Domain
 
-PASSING = (EntryOperator, LinearOperator, ConcatOperator)  # They give at once what they are given.
-# These give nothing at times that are not complete.
-WAITING = (Arrangement, ConsolidateOperator, JoinOperator, ReduceOperator, ProbeOperator)
+PASSING = (EntryOperator, LinearOperator, ConcatOperator)  # They pass updates of later times on.
+WAITING = (Arrangement, ConsolidateOperator, JoinOperator, ReduceOperator, ProbeOperator)  # These keep them back.
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How the state of a count is told from what it gives.
-
-    Attributes:
-        keys: the columns of its result that are the key of the group.
-        column: the one that tells how many records the group has.
-        per_record: by how much it grows for each record.
-    """
-
-    keys: tuple[int, ...]
-    column: int
-    per_record: int
-
-    def state(self, given: Ints, at: int) -> Ints | None:
-        """Return what the count keeps at a time, as updates of [key words …, slot, time, diff], given its result at
-        that time; None if that is no result of a count."""
-        counts = given[self.column]
-        if (given[-1] != 1).any() or (counts == 0).any() or (counts == NULL).any() or (counts % self.per_record).any():
-            return None
-        updates = np.empty((len(self.keys) + 3, given.shape[1]), np.int64)
-        for row, column in enumerate(self.keys):
-            updates[row] = given[column]
-        updates[-3], updates[-2], updates[-1] = 0, at, counts // self.per_record
-        return updates
-
-
-def counts_of(
-    keys: int, wanted: Sequence[Wanted], columns: pa.Schema, after: Sequence[Stage], names: Sequence[str]
-) -> Counts | None:
-    """Return how the state of accumulated aggregates is told from their result; None if it is not.
-
-    Args:
-        keys: how many of the columns of the aggregation, before the stages after it, are its key.
-        columns: these columns.
-        after: what is done to them.
-        names: the columns of the result.
-    """
-    if not all(column.is_counted for column in wanted):
-        return None
-    named = {name: name for name in columns.names}  # Of each column of the result, the one that it is.
-    for stage in after:
-        if not isinstance(stage, Map):
-            return None
-        named = {
-            name: named[column.name]
-            for name, column in stage.outputs
-            if isinstance(column, Col) and column.name in named
-        }
-    places = {named[name]: at for at, name in enumerate(names) if name in named}
-    if not all(name in places for name in columns.names[:keys]):
-        return None
-    for column in wanted:
-        step = column.constant if column.kind == "sum" else 1
-        if step and column.name in places:
-            return Counts(tuple(places[name] for name in columns.names[:keys]), places[column.name], step)
-    return None
-
-
-def resumed(operators: Sequence[Operator], counts: dict[Operator, Counts], outputs: Outputs, at: int) -> set[Operator]:
-    """Restore the state that outputs hold at the time at which the program goes on, and return who rests in the pass
-    that takes in what sources hold at that time.
+def restore(
+    plan: Plan,
+    operators: Sequence[Operator],
+    accumulations: Sequence[Accumulation],
+    outputs: Outputs,
+    pasts: Mapping[int, Past],
+    domain: Domain,
+    at: int,
+) -> set[Operator]:
+    """Restore the states that outputs show, and return the operators that rest in the pass which takes in the sources.
 
     Args:
         operators: of the root scope, in the order in which they run.
-        counts: of some reductions, how their state is told from what they give.
+        pasts: what reads each source as of the time, by the number of its node.
+        at: the time at which the program goes on.
     """
     is_written = {
-        sink_output.sink: sink_output.done > at and not (sink_output.corrects or sink_output.compares)
-        for sink_output in outputs.every
+        output.sink: output.done > at and not (output.corrects or output.compares) for output in outputs.every
     }
-    states: dict[Arrangement, Ints] = {}
+    by_operator = {accumulation.operator: accumulation for accumulation in accumulations}
+    nulls, states = NullsAndSigns(plan, pasts), dict[Operator, Ints]()
     for output in outputs.every:
-        reduce = output.sink.inputs[0]
-        if is_written[output.sink] and reduce in counts and reduce.inputs[0] not in states:
-            assert isinstance(reduce, ReduceOperator)
-            given = output.contents(at)
-            state = None if given is None else counts[reduce].state(given, at)
-            if state is not None:
-                states[reduce.arrangement] = state
-    for arrangement, state in states.items():  # All has been read: nothing of this can fail, and be repeated.
+        operator = output.sink.inputs[0]
+        accumulation = by_operator.get(operator) if is_written[output.sink] else None
+        if accumulation is None or accumulation.operator.arrangement in states:
+            continue
+        past = output.read_past(plan.name, at)
+        seeds = Seeds.find(past, accumulation, plan, nulls, domain)
+        state = None if seeds is None else seeds.updates(None)
+        past.close()
+        if state is not None:
+            states[accumulation.operator.arrangement] = state
+    for arrangement, state in states.items():  # All reads are done: the rest cannot fail, and is not repeated.
+        assert isinstance(arrangement, Arrangement)
         arrangement.restore(state, at)
-    return _resting(operators, is_written, set(states))
+    return _find_resting(operators, is_written, {*states})
 
 
-def _resting(
-    operators: Sequence[Operator], is_written: dict[SinkOperator, bool], restored: set[Operator]
+def _find_resting(
+    operators: Sequence[Operator], is_written: Mapping[SinkOperator, bool], restored: set[Operator]
 ) -> set[Operator]:
-    """Return the operators of whose results in this pass nobody needs any."""
-    to_come: set[Operator] = set()  # Those that may give, in this pass, what comes later.
+    """Return the operators whose results in this pass are not needed."""
+    gives_later = set[Operator]()
     for operator in operators:
-        passes_on = isinstance(operator, PASSING) and any(given in to_come for given in operator.inputs)
+        passes_on = isinstance(operator, PASSING) and not gives_later.isdisjoint(operator.inputs)
         moves = operator.moves_times and not isinstance(operator, Arrangement)
         if passes_on or moves or not isinstance(operator, (*PASSING, *WAITING)):
-            to_come.add(operator)
-    needed: set[Operator] = set()
-    resting: set[Operator] = set()
+            gives_later.add(operator)
+    needed, resting = set[Operator](), set[Operator]()
     for operator in reversed(operators):
-        brings_more = operator.moves_times or any(given in to_come for given in operator.inputs)
+        brings_more = operator.moves_times or not gives_later.isdisjoint(operator.inputs)
         if operator.may_rest and operator not in needed and not brings_more:
             resting.add(operator)
-        elif brings_more or not _does_without(operator, is_written, restored):
+            continue
+        match operator:
+            case SinkOperator():
+                has_all = is_written[operator]
+            case KeptLinear():
+                has_all = operator.is_restored
+            case _:
+                has_all = operator in restored or isinstance(operator, ProbeOperator)
+        if brings_more or not has_all:
             needed.update(operator.inputs)
     return resting
-
-
-def _does_without(operator: Operator, is_written: dict[SinkOperator, bool], restored: set[Operator]) -> bool:
-    """Return whether an operator that does not rest does without what its inputs give at the time."""
-    match operator:
-        case SinkOperator():
-            return is_written[operator]
-        case KeptLinear():
-            return operator.is_restored
-        case ProbeOperator():
-            return True
-    return operator in restored

@@ -14,20 +14,21 @@ import pyarrow as pa
 from persist.blob.errors import Indeterminate, InvalidUsage, Unavailable
 from persist.compute.dataflow.operators.operators import Operator
 from persist.compute.dataflow.plan.draft import Draft
-from persist.compute.dataflow.plan.optimise import Statistics, statistics_of
-from persist.compute.dataflow.plan.origin import kept_apart
-from persist.compute.dataflow.plan.plan import Constant, Input, Plan, Source, Upper, passed_early
+from persist.compute.dataflow.plan.optimise import Statistics, estimate_streams
+from persist.compute.dataflow.plan.origin import find_separate
+from persist.compute.dataflow.plan.plan import Constant, Input, Plan, Source, Upper, find_early
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
+from persist.compute.dataflow.ports.past import Past
 from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.ports.sinks import Outputs
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
 from persist.compute.dataflow.running.graph import Builder
 from persist.compute.dataflow.running.partial import Partial, requested_columns, why_whole
-from persist.compute.dataflow.running.reports import OperatorReport, reports_of, shown
-from persist.compute.dataflow.running.resume import resumed
+from persist.compute.dataflow.running.reports import OperatorReport, make_reports, shown
+from persist.compute.dataflow.running.resume import restore
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Spill, in_memory
-from persist.compute.dataflow.updates.times import meet_of
+from persist.compute.dataflow.updates.times import meet_all
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Time
 from persist.core.closing import Closes
@@ -36,8 +37,7 @@ from persist.engine.compact import give_back
 from persist.engine.location.engine import Engine
 
 POLL_S = 0.02
-CATCH_UP_UPDATES_MIN = 1 << 17  # Of a step that catches up, at least.
-UPDATE_BYTES = 1 << 10  # What an update takes at most on its way through usual programs.
+UPDATE_BYTES = 1 << 10  # The most memory of an update on its way through usual programs.
 IDLE_S = 10.0  # How long `run_forever` waits at a time where nothing happens; `stop` wakes it.
 
 
@@ -47,7 +47,7 @@ class Options:
 
     Attributes:
         optimise: rewrite the plan first.
-        replace: of a changed program: at the first step, correct its outputs to what it now says, in one commit.
+        replace: the program has changed: the first step corrects its outputs, in one commit.
         jump: go on at the latest time that the sources have sealed, after a failure that is over by then. The outputs
             cannot be read at the times that are passed over.
         memory_budget: bytes of arrangements that stay in memory; what is merged beyond that goes to mapped files.
@@ -78,10 +78,10 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":
-        """Return options that were given by name.
+        """Return options by name.
 
         Raises:
-            InvalidUsage: there is no such option, or it cannot have this value.
+            InvalidUsage: an option is unknown, or cannot have this value.
         """
         names = [option.name for option in fields(cls)]
         unknown = [name for name in given if name not in names]
@@ -92,7 +92,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step did.
+    """The work of a step.
 
     Attributes:
         updates: how many updates of inputs and sources it took in.
@@ -121,7 +121,7 @@ class Running(Closes):
         options: Options,
         known: Mapping[int, Statistics] | None = None,
     ) -> None:
-        """Open a program; known is what to take inputs and sources for, in place of what collections tell."""
+        """Open a program; known has statistics of inputs and sources that replace those of collections."""
         self.program = program
         self.plan: Plan = program.optimise() if options.optimise else program.plan.without_unused()
         self.first_seqno: int | None = None
@@ -135,10 +135,12 @@ class Running(Closes):
         self._complete: list[Antichain] | None = None  # How far inputs and sources were complete for the last pass.
         self._domain = Domain()
         self._spill = Spill(options.memory_budget, options.spill_folder)
-        kept = {number: name for number in kept_apart(self.plan) if (name := program.kept(number)) is not None}
-        known = statistics_of(engine, self.plan) if known is None else known
+        kept_names = {number: name for number in find_separate(self.plan) if (name := program.kept(number)) is not None}
+        estimate = estimate_streams(engine, self.plan) if known is None else known.get
         allocate, costs = self._spill.allocate, options.costs
-        builder = Builder(self.plan, self._domain, program.captures, program.probes, allocate, kept, known, costs)
+        builder = Builder(
+            self.plan, self._domain, program.captures, program.probes, allocate, kept_names, estimate, costs
+        )
         self._graph = builder.build()
         self._words = _Sweep(self._domain, self._live)
         self._gates: dict[int, Gate] = {}
@@ -153,7 +155,7 @@ class Running(Closes):
         dimensions = self.plan.dimensions
         sources: list[tuple[Source, pa.Schema, Gate]] = []
         uppers: list[tuple[str, Gate]] = []
-        early = passed_early(self.plan)
+        early = find_early(self.plan)
         for number, entry in self._graph.entries.items():
             node = self.plan.nodes[number]
             gate = self._gates[number] = Gate(entry, len(node.schema), dimensions, is_early=number in early)
@@ -224,8 +226,6 @@ class Running(Closes):
         self.why_whole = reason
         if reason is not None or at is None:
             return
-        numbers = [number for number in self._graph.entries if isinstance(self.plan.nodes[number].operator, Source)]
-        readers = dict(zip(numbers, self._sources, strict=True))
         for source in self._sources:
             source.skip_contents()
         for number, gate in self._gates.items():
@@ -236,16 +236,26 @@ class Running(Closes):
             self._graph.operators,
             self._graph.entries,
             self._graph.accumulations,
-            readers,
+            self._pasts(at),
             self._outputs.every,
             self._domain,
             at,
         )
         self._resumes = False
 
+    def _pasts(self, at: int) -> dict[int, Past]:
+        """Return what reads the sources as of a time for some keys, by the numbers of their nodes."""
+        nodes = [
+            node for number in self._graph.entries if isinstance((node := self.plan.nodes[number]).operator, Source)
+        ]
+        return {
+            node.number: Past(self.plan.name, node.title, source.handle, node.schema, self._domain, at)
+            for node, source in zip(nodes, self._sources, strict=True)
+        }
+
     @property
     def partial(self) -> Partial | None:
-        """What it requests of its sources; None if it has taken them in whole."""
+        """Its requests of sources; None if it has taken them in whole."""
         return self._partial
 
     def __getitem__(self, name: str) -> InputHandle:
@@ -262,7 +272,7 @@ class Running(Closes):
     @property
     def frontier(self) -> Antichain:
         """How far all inputs and sources are complete."""
-        return meet_of(gate.frontier for gate in self._gates.values())
+        return meet_all(gate.frontier for gate in self._gates.values())
 
     def step(self, *, times: int | None = None, updates: int | None = None) -> Step:
         """Take in what is complete, bring everything up to date, and commit all outputs at once.
@@ -274,8 +284,8 @@ class Running(Closes):
         Raises:
             OperatorFailed, NotConverging: the program failed; nothing was written, and it must be opened again.
             SourceLost: a source cannot be read any more.
-            OutputConflict: somebody else writes an output.
-            Unavailable: the store did not answer; the step can be repeated.
+            OutputConflict: another program writes an output. Unavailable: the store did not answer; the step can be
+                repeated.
         """
         self._check()
         if self._outputs is not None and self._outputs.has_pending:
@@ -302,12 +312,15 @@ class Running(Closes):
             self._resumes = False
             return 0
         assert self._outputs is not None
-        resting = resumed(self._graph.operators, self._graph.counts, self._outputs, at)
+        graph, pasts = self._graph, self._pasts(at)
+        resting = restore(self.plan, graph.operators, graph.accumulations, self._outputs, pasts, self._domain, at)
+        for past in pasts.values():
+            past.close()
         self._resumes = False  # Not before: to read what outputs hold may fail, and is repeated then.
-        return self._pass(at + 1, resting, with_early=False)  # Who rests would lose what comes early.
+        return self._pass(at + 1, resting, with_early=False)  # Operators that rest would lose early updates.
 
     def _pass(self, limit: int | None, resting: Set[Operator], *, with_early: bool = True) -> int:
-        """Make one pass with what is complete up to a limit, and what comes early; return how many updates it took."""
+        """Make one pass with complete updates up to a limit, and early ones; return how many it took."""
         if self._partial is not None:  # All sources are at one time after each pass.
             limits = [time for gate in self._gates.values() if (time := gate.frontier.time) is not None]
             limit = min([*limits, *([] if limit is None else [limit])], default=None)
@@ -316,7 +329,7 @@ class Running(Closes):
         if not count and complete == self._complete:
             return 0  # Nothing has come, and nothing that waits has become ready.
         self._complete = complete
-        self._give_back(count)  # What reading them has freed.
+        self._give_back(count)  # Reading them has freed memory.
         try:
             self._graph.run(resting)
             for gate in self._gates.values():
@@ -333,12 +346,12 @@ class Running(Closes):
         return count
 
     def _give_back(self, updates: int) -> None:
-        """After work on many updates, let allocators return what is free, before other work asks for as much."""
-        if updates >= CATCH_UP_UPDATES_MIN:
+        """After work on many updates, let allocators return free memory, before other work needs as much."""
+        if updates >= self._options.costs.catch_up_updates:
             give_back()
 
     def catch_up(self) -> None:
-        """Do all that is complete now, and nothing that is sealed meanwhile; errors are those of `step`."""
+        """Do all that is complete now, and nothing that is sealed meanwhile; errors as in `step`."""
         self.first_seqno = None
         with task("refresh", self.program.name, unit="updates") as tell:
             self._catch_up(tell)
@@ -387,7 +400,7 @@ class Running(Closes):
         So the past of a new output needs no more memory than the budget, besides its state, and what is sealed stays if
         this is interrupted.
         """
-        updates_max = max(CATCH_UP_UPDATES_MIN, self._options.memory_budget // UPDATE_BYTES)
+        updates_max = max(self._options.costs.catch_up_updates, self._options.memory_budget // UPDATE_BYTES)
         while not self._has_caught_up:
             self._check()
             until = None if self._options.jump else some_until(self._sources, updates_max)
@@ -421,18 +434,18 @@ class Running(Closes):
 
     def state(self) -> list[tuple[str, int, int]]:
         """Return what each operator keeps: its title, how many updates, and how many bytes they take."""
-        return [kept for operator in self._graph.operators for kept in operator.state()]
+        return [entry for operator in self._graph.operators for entry in operator.state()]
 
     def operators(self) -> list[OperatorReport]:
         """Return all operators, in the order in which they run, with what they read, keep and did so far."""
-        return reports_of(self._graph.operators)
+        return make_reports(self._graph.operators)
 
     def _repr_html_(self) -> str:
         return shown(self.program.name, self.operators())
 
     def metrics(self) -> dict[str, float]:
-        """Return what the program holds: bytes of arrangements, of them spilled, interned values, and the bytes of
-        those that are texts or bytes (others are values of Python, whose bytes nobody counts)."""
+        """Return what the program holds: bytes of arrangements, spilled bytes, interned values, and the bytes of
+        interned texts (other values are objects of Python, whose bytes are not counted)."""
         return {
             "state_bytes": self.state_bytes,
             "spilled_bytes": self._spill.spilled_bytes,
@@ -444,8 +457,8 @@ class Running(Closes):
         """Stop reading, and free what is held; idempotent. Outputs stay sealed where they are."""
         self._is_closed = True
         self._stopped.set()
-        for given in self._inputs.values():
-            given.stop()
+        for handle in self._inputs.values():
+            handle.stop()
         for source in self._sources:
             source.close()
         if self._partial is not None:
@@ -458,9 +471,8 @@ class Running(Closes):
             raise InvalidUsage(f"program {self.program.name!r} was closed: open it again with program.open(…)")
         if self._is_broken or any(source.has_lost for source in self._sources):
             raise InvalidUsage(
-                f"program {self.program.name!r} failed in the middle of a step, so what it holds cannot be "
-                "believed: close "
-                "it, and open it again"
+                f"program {self.program.name!r} failed in the middle of a step, so what it holds cannot be believed: "
+                "close it, and open it again"
             )
 
     def _limit(self, times: int | None, updates: int | None) -> int | None:
@@ -476,12 +488,12 @@ class Running(Closes):
             )
         complete = np.concatenate([gate.complete_times() for gate in self._gates.values()] or [np.empty(0, np.int64)])
         distinct, counts = np.unique(complete, return_counts=True)
-        taken = len(distinct)
+        count = len(distinct)
         if times is not None:
-            taken = min(taken, times)
+            count = min(count, times)
         if updates is not None:
-            taken = min(taken, max(1, int(counts.cumsum().searchsorted(updates, side="right"))))
-        return None if taken == len(distinct) else int(distinct[taken - 1]) + 1
+            count = min(count, max(1, int(counts.cumsum().searchsorted(updates, side="right"))))
+        return None if count == len(distinct) else int(distinct[count - 1]) + 1
 
     def _commit(self) -> int | None:
         if self._outputs is None:
@@ -532,12 +544,12 @@ class _Sweep:
         interners = self._domain.interners
         if sum(map(len, interners.values())) < 2 * self._least:
             return
-        held: dict[Any, list[Any]] = {kind: [] for kind in interners}
+        live_words: dict[Any, list[Any]] = {kind: [] for kind in interners}
         for words, schema in self._live():
             for row, field in zip(words, schema, strict=True):
-                if field.type in held:
-                    held[field.type].append(row)
-        for kind, rows in held.items():
+                if field.type in live_words:
+                    live_words[field.type].append(row)
+        for kind, rows in live_words.items():
             interners[kind].retain(np.concatenate(rows) if rows else np.empty(0, np.int64))
         self._least = max(1 << 16, sum(map(len, interners.values())))
 
@@ -553,5 +565,7 @@ def requested_indexes(program: Draft, key_of: Callable[[str], tuple[str, ...]]) 
         return []
     builder = Builder(plan, Domain(), program.captures, program.probes, in_memory)
     graph = builder.build()
-    found = requested_columns(plan, graph.operators, graph.entries, {one.operator for one in graph.accumulations})
-    return sorted((name, columns) for name, columns in found if {*columns} != {*key_of(name)[: len(columns)]})
+    requests = requested_columns(
+        plan, graph.operators, graph.entries, {accumulation.operator for accumulation in graph.accumulations}
+    )
+    return sorted((name, columns) for name, columns in requests if {*columns} != {*key_of(name)[: len(columns)]})

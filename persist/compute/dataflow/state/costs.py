@@ -7,7 +7,7 @@ from persist.blob.errors import InvalidUsage
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Numbers of rows at which operators go another way. Each was measured; results never depend on them.
+    """Numbers of rows at which operators work in another way. Each was measured; results never depend on them.
 
     Attributes:
         plain_rows: up to so many rows of a reduction over several dimensions, plain Python beats numpy.
@@ -17,9 +17,13 @@ class Costs:
         large_rows: groups of fewer rows are looked at as a whole.
         change_rows: a change of a ranked group costs as much as looking at so many rows.
         ranked_at_once: so many groups are ranked in one step at most: to rank one costs more than to look at it.
-        ranked_rows: of all ranked groups of a reduction; those that were not used for longest go first.
+        ranked_rows: of all ranked groups of a reduction; the least recently used group goes first.
         block_rows: of a block of a ranked multiset; it is split when it has twice as many.
         window_rows: of a long stretch of a partition that are computed at once.
+        frame_rows: of frames that are looked at together, if no frame has more.
+        foremost_rows: from so many records on, first records are looked for by the first column of the order alone.
+        summed_rows: from so many updates on, updates of one key and time are summed before they are split.
+        catch_up_updates: that a step which catches up takes at least.
     """
 
     plain_rows: int = 48
@@ -32,6 +36,10 @@ class Costs:
     ranked_rows: int = 1 << 25
     block_rows: int = 1024
     window_rows: int = 1 << 17
+    frame_rows: int = 1 << 21
+    foremost_rows: int = 256
+    summed_rows: int = 4096
+    catch_up_updates: int = 1 << 17
 
     def __post_init__(self) -> None:
         for cost in fields(self):

@@ -7,9 +7,9 @@
 The first, the last and the n-th record, and what a change does to them, are found by the counts and by binary searches.
 Only records of positive multiplicity are found; negative ones are kept, because others may make up for them.
 
-Cost of a change, and of finding a record: about log2(n) comparisons in Python, a copy of one block, and for a rank a
-sum of as many integers as there are blocks. Memory: 8 bytes for each word and multiplicity. A tree of blocks was not
-worth its code: ten million records are ten thousand blocks.
+Cost of a change, or of finding a record: about log2(n) comparisons in Python, a copy of one block, and for a rank a sum
+over the blocks. Memory: 8 bytes for each word and multiplicity. A tree of blocks was not worth its code: ten million
+records are ten thousand blocks.
 """
 
 from bisect import bisect_left, bisect_right
@@ -72,7 +72,7 @@ class Order:
 
     @property
     def first(self) -> tuple[int, Callable[[int], Any]]:
-        """The word that decides first, and what makes of it what compares as its value does."""
+        """The first word of the order, and a function that makes comparable values of it."""
         return self._parts[0]
 
     def key(self, record: Record) -> SortKey:
@@ -214,22 +214,22 @@ class Ranked:
     def _change(self, at: int, place: int, diff: int) -> None:
         """Change the multiplicity of a record that is there."""
         block = self._blocks[at]
-        before = int(block[-1, place])
-        after = before + diff
-        if not -(2**63) <= after < 2**63:
-            raise DiffOverflow(f"a multiplicity became {after}, which does not fit int64: the diffs are too large")
-        if after:
+        earlier = int(block[-1, place])
+        later = earlier + diff
+        if not -(2**63) <= later < 2**63:
+            raise DiffOverflow(f"a multiplicity became {later}, which does not fit int64: the diffs are too large")
+        if later:
             self._blocks[at] = block = block.copy()
-            block[-1, place] = after
-            self._counts[at] += max(after, 0) - max(before, 0)
+            block[-1, place] = later
+            self._counts[at] += max(later, 0) - max(earlier, 0)
             return
         new_block = np.concatenate((block[:, :place], block[:, place + 1 :]), axis=1)
         if new_block.shape[1] < self._block_rows // 4 and len(self._blocks) > 1:
-            # Few records are no block of their own: they go into a neighbour.
-            other = at - 1 if at else 1
-            pair = (self._blocks[other], new_block) if other < at else (new_block, self._blocks[other])
-            self._remove(max(at, other))
-            at, new_block = min(at, other), np.concatenate(pair, axis=1)
+            # A block with few records joins a neighbour.
+            neighbour = at - 1 if at else 1
+            pair = (self._blocks[neighbour], new_block) if neighbour < at else (new_block, self._blocks[neighbour])
+            self._remove(max(at, neighbour))
+            at, new_block = min(at, neighbour), np.concatenate(pair, axis=1)
         self._replace(at, new_block)
 
     def _replace(self, at: int, block: Ints) -> None:
@@ -261,7 +261,7 @@ def _sum_of_positive(diffs: Ints) -> int:
 
 
 def _consolidated(rows: Ints) -> Ints:
-    """Return sorted rows of [words …, diff] with those of equal words as one.
+    """Return sorted rows of [words …, diff], of which rows with equal words are one.
 
     Raises:
         DiffOverflow: a sum does not fit int64.

@@ -1,15 +1,15 @@
 """A spine: the batches of one arrangement, in geometric sizes, with bounded work per step.
 
 A new batch is put behind the others. Two neighbours of similar size are merged, so there are about log2(n) of them.
-Small merges happen at once; a large one is done in pieces, of which each later insertion pays for so many rows that it
-is done before its result is needed. Until then its two sources are read. Merging also advances times to `since`, the
-frontier that all readers have reached, so what has become equal is summed up, and what has cancelled is gone.
+Small merges happen at once. A large merge is done in pieces by later insertions, and ends before its result is needed.
+Until then its two sources are read. Merging also advances times to `since`, the frontier that all readers have reached.
+So equal updates are summed, and those that cancel vanish.
 
 Cost: an insertion of n rows does O(n log N) work in total, and at most O(n + `FUEL`) at a time, for each merge under
 way. Memory: the rows, and for a merge under way its result.
 
-Large batches beyond the memory budget lie in mapped files, so what is spilled is what is touched least. The files have
-no name any more once they are mapped, so they are gone when nothing refers to them, whatever ends the process.
+Large batches beyond the memory budget lie in mapped files: they are touched least. The files lose their name once they
+are mapped, so they vanish when nothing refers to them, even if the process is killed.
 """
 
 import mmap
@@ -32,7 +32,7 @@ PIECE_ROWS = 65536
 
 
 class Allocate(Protocol):
-    """Gives out room for batches, or for one that is there already: then that itself, if it may stay where it is."""
+    """Allocates room for a batch. A batch that exists is returned itself, if it may stay in memory."""
 
     def __call__(self, shape: tuple[int, int], batch: Ints | None = None) -> Ints: ...
 
@@ -115,7 +115,7 @@ class Spine:
 
     @property
     def rows(self) -> int:
-        """How many updates there are, with those that a merge has not consolidated yet."""
+        """The number of updates; a merge under way has not consolidated its own yet."""
         return sum(map(_rows, self._entries))
 
     @property
@@ -166,10 +166,10 @@ class Spine:
         """Return the updates of keys: for each the number of its key, and the rows as a batch in no order."""
         numbers, rows = [], []
         for batch in self.batches():
-            ones, others = matches(hashes, keys, batch)
-            if len(ones):
-                numbers.append(ones)
-                rows.append(batch.take(others, axis=1, mode="clip"))
+            key_numbers, places = matches(hashes, keys, batch)
+            if len(key_numbers):
+                numbers.append(key_numbers)
+                rows.append(batch.take(places, axis=1, mode="clip"))
         if not rows:
             return NONE, self.layout.empty()
         if len(rows) == 1:
@@ -199,19 +199,19 @@ class Spine:
     def _begin(self) -> None:
         """Merge neighbours until each is more than twice as large as the next.
 
-        What is still being merged takes part when it is done: to finish it at once would cost all of its rows.
+        A merge under way takes part when it is done: to finish it at once would cost all of its rows.
         """
         at = len(self._entries) - 1
         while at > 0:
-            one, other = self._entries[at - 1 : at + 1]
-            if isinstance(one, Merge) or isinstance(other, Merge) or one.shape[1] >= 2 * other.shape[1]:
+            larger, smaller = self._entries[at - 1 : at + 1]
+            if isinstance(larger, Merge) or isinstance(smaller, Merge) or larger.shape[1] >= 2 * smaller.shape[1]:
                 at -= 1
                 continue
-            if one.shape[1] + other.shape[1] <= AT_ONCE_ROWS:
-                merged = self._merged(one, other)
+            if larger.shape[1] + smaller.shape[1] <= AT_ONCE_ROWS:
+                merged = self._merged(larger, smaller)
                 self._entries[at - 1 : at + 1] = [merged] if merged.shape[1] else []
             else:
-                self._entries[at - 1 : at + 1] = [Merge(one, other, self.layout, self.since, self._allocate)]
+                self._entries[at - 1 : at + 1] = [Merge(larger, smaller, self.layout, self.since, self._allocate)]
             at = min(at, len(self._entries)) - 1
 
 
@@ -223,11 +223,9 @@ SPILL_BYTES_MIN = 1 << 20  # Smaller batches stay in memory.
 
 
 class Spill:
-    """Gives out room for batches.
-
-    Args:
-        budget: bytes that are given out in memory.
-        folder: where files are made; None for the system's folder for temporary files.
+    """Allocates room for batches. Args:
+    budget: bytes that are allocated in memory.
+    folder: where files are made; None for the system's folder for temporary files.
     """
 
     def __init__(self, budget: int, folder: str | PathLike[str] | None) -> None:

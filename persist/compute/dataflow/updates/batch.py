@@ -4,19 +4,17 @@
     batch   = int64[1 + words + dimensions + 1, n]  the same with the key's words first, under a row of hashes
 
 The upper half of the hash comes from the key's words, the lower half from the value's. So one sort of one row brings
-equal keys together, and equal records within them; a look-up is a binary search of one row. Hashes only order:
-whatever is found by them is compared by its words. One matrix rather than an array per column was preferred, because
-on small steps what counts is how often numpy is called.
+equal keys together, and equal records within them; a look-up is a binary search of one row. Hashes only order: whatever
+is found by them is compared by its words. One matrix rather than an array per column was preferred, because on small
+steps what counts is how often numpy is called.
 
 The hash has a version, and is the same on every machine: programs that are run again do the same in the same order.
 Batches live in one process, or in its spill, and never reach storage.
 
 numpy's sort takes most of the time of a bulk load, so many updates are not sorted at once. A hash is sorted together
-with its place, which takes the bits that n places need, in place of the lowest ones of the hash: numpy sorts plain
-integers several times as fast as it finds their order, and with a place in it the sort is stable. What the upper bits
-leave undecided is sorted once more. Pieces that are sorted already are merged by numpy's stable sort, which is linear
-then.
-
+with its place, which replaces its lowest bits: numpy sorts plain integers several times as fast as it finds their
+order, and the places make the sort stable. Hashes with equal upper bits are sorted once more. Pieces that are sorted
+already are merged by numpy's stable sort, which is linear then.
 """
 
 from collections.abc import Sequence
@@ -28,7 +26,7 @@ import numpy as np
 from persist.codecs.errors import DiffOverflow
 from persist.compute.dataflow.updates.times import Flags, Ints
 
-HASH_VERSION = 1  # Of `mixed`; another hash is another version.
+HASH_VERSION = 1  # The version of `mixed`.
 _LOW = np.int64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -115,7 +113,7 @@ def to_batch(updates: Ints, layout: Layout) -> Ints:
 def uncancelled(updates: Ints) -> Flags:
     """Return which updates are of records whose diffs at their time do not sum up to zero.
 
-    Cost: a hash for each update; only those that may equal a retraction are sorted.
+    Cost: a hash for each update; only updates that may equal a retraction are sorted.
     """
     is_kept = np.ones(updates.shape[1], np.bool_)
     is_negative = updates[-1] < 0
@@ -151,11 +149,11 @@ def _order(hashes: Ints) -> Ints | None:
     if len(hashes) < 2:
         return None
     descents = hashes[1:] < hashes[:-1]
-    return order_of(hashes, descents) if descents.any() else None
+    return sort_hashes(hashes, descents) if descents.any() else None
 
 
 def _consolidated(batch: Ints, layout: Layout, *, is_own: bool) -> Ints:
-    """Consolidate a batch in the order of its hashes, which may be changed in place if nobody else has it."""
+    """Consolidate a batch in the order of its hashes; with is_own it may be changed in place."""
     if batch.shape[1] < 2:
         return without_zeros(batch)
     hashes = batch[0]
@@ -172,7 +170,7 @@ def check_sum(diff: int) -> None:
 
 
 def without_zeros(updates: Ints) -> Ints:
-    """Return updates without those of diff 0."""
+    """Return the updates whose diff is not 0."""
     diffs = updates[-1]
     return updates if diffs.all() else updates[:, diffs != 0]
 
@@ -182,7 +180,7 @@ def _with_ties(batch: Ints, layout: Layout, tied: Ints, is_own: bool) -> Ints:
     differ = _differs(batch, tied)
     if differ.any() and not _is_in_order(batch, layout, tied):
         batch = batch if is_own else batch.copy()
-        _put_in_order(batch, tied[_in_mixed_runs(tied, differ)])
+        _sort_runs(batch, tied[_in_mixed_runs(tied, differ)])
         differ = _differs(batch, tied)
     rows = batch.shape[1]
     starts = np.ones(rows, np.bool_)
@@ -209,8 +207,7 @@ def _differs(batch: Ints, rows: Ints) -> Flags:
 
 
 def _is_in_order(batch: Ints, layout: Layout, tied: Ints) -> bool:
-    """Return whether rows of one hash are of one record and in the order of their times, as when what came later stood
-    behind what was there before; False if that takes longer to tell."""
+    """Return whether rows of one hash are one record in the order of times; False if that takes longer to find out."""
     if layout.dimensions != 1 or (batch[-2].take(tied) > batch[-2].take(tied + 1)).any():
         return False
     words = batch[1:-2]
@@ -227,7 +224,7 @@ def _in_mixed_runs(tied: Ints, differ: Flags) -> Flags:
     return flags
 
 
-def _put_in_order(batch: Ints, tied: Ints) -> None:
+def _sort_runs(batch: Ints, tied: Ints) -> None:
     """Sort each run of equal hashes by words and time, in place."""
     member = np.zeros(batch.shape[1], np.bool_)
     member[tied] = True
@@ -280,11 +277,11 @@ def negated(diffs: Ints) -> Ints:
 
 
 def largest(diffs: Ints) -> int:
-    """Return the greatest magnitude of diffs, exactly: `np.abs` gives -2**63 for itself."""
+    """Return the greatest magnitude of diffs, exactly: `np.abs` leaves -2**63 as it is."""
     return max(int(diffs.max()), -int(diffs.min()))
 
 
-def starts_of(*columns: Ints) -> Ints:
+def find_starts(*columns: Ints) -> Ints:
     """Return where the runs of rows begin that agree in all columns, one at least."""
     if len(columns[0]) < 2:
         return np.zeros(len(columns[0]), np.int64)
@@ -302,7 +299,7 @@ def matches(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
         keys: int64[k, n].
     """
     every = batch[0]
-    # Hashes of rows have that of the key in their upper half, so the rows of a key lie from its hash to hash | _LOW.
+    # The upper half of a row's hash is the key's, so the rows of a key lie from its hash to hash | _LOW.
     lower = every.searchsorted(hashes)
     if len(hashes) == 1:
         first, greatest = lower[0], hashes[0] | _LOW
@@ -311,8 +308,8 @@ def matches(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
         last = first + 1
         if last < len(every) and every[last] <= greatest:
             last = every.searchsorted(greatest, side="right")
-        others = np.arange(first, last)
-        ones = np.zeros(len(others), np.int64)
+        places = np.arange(first, last)
+        numbers = np.zeros(len(places), np.int64)
     else:
         upper = every.searchsorted(hashes | _LOW, side="right")
         counts = upper - lower
@@ -320,14 +317,14 @@ def matches(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
         if not len(ends) or not ends[-1]:
             return NONE, NONE
         # Key i with each of the rows lower[i], lower[i] + 1, … below upper[i].
-        ones = np.arange(len(hashes)).repeat(counts)
-        others = np.arange(ends[-1]) + (lower - ends + counts).take(ones)
+        numbers = np.arange(len(hashes)).repeat(counts)
+        places = np.arange(ends[-1]) + (lower - ends + counts).take(numbers)
     # Different keys may have one hash.
     if len(keys):
-        same = (keys.take(ones, axis=1, mode="clip") == batch[1 : 1 + len(keys)].take(others, axis=1)).all(axis=0)
+        same = (keys.take(numbers, axis=1, mode="clip") == batch[1 : 1 + len(keys)].take(places, axis=1)).all(axis=0)
         if not same.all():
-            ones, others = ones[same], others[same]
-    return ones, others
+            numbers, places = numbers[same], places[same]
+    return numbers, places
 
 
 def distinct_keys(batch: Ints, layout: Layout) -> tuple[Ints, Ints, Ints]:
@@ -358,7 +355,7 @@ def distinct_keys(batch: Ints, layout: Layout) -> tuple[Ints, Ints, Ints]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Keys:
-    """Some values of some columns: they say which records of a stream are requested.
+    """Values of some columns, which select the requested records of a stream.
 
     Attributes:
         columns: places of the columns.
@@ -372,8 +369,8 @@ class Keys:
         """Return the keys by the columns that these columns copy, and whether they request the same records.
 
         Args:
-            origins: of each column, the place of the column that it copies; None if it is computed. Records are
-                requested by those that are copies; None requests all of them.
+            origins: for each column, the place of the column that it copies; None if it is computed. Computed columns
+                do not select records, so the result may request more; None requests all.
         """
         places = [origins[column] for column in self.columns]
         rows: dict[int, int] = {}
@@ -390,12 +387,12 @@ class Keys:
         """Return which updates have one of the keys."""
         if not self.columns:
             return np.full(updates.shape[1], bool(self.words.shape[1]))
-        own = updates.take(self.columns, axis=0)
-        if len(own) == 1:
-            return np.isin(own[0], self.words[0])
+        key_rows = updates.take(self.columns, axis=0)
+        if len(key_rows) == 1:
+            return np.isin(key_rows[0], self.words[0])
         flags = np.zeros(updates.shape[1], np.bool_)
-        layout = Layout(len(own), 0, 0)
-        flags[matches(key_hashes(own), own, to_batch(with_diffs(self.words), layout))[0]] = True
+        layout = Layout(len(key_rows), 0, 0)
+        flags[matches(key_hashes(key_rows), key_rows, to_batch(with_diffs(self.words), layout))[0]] = True
         return flags
 
 
@@ -419,8 +416,8 @@ PIECES = 16  # Up to so many sorted pieces are merged.
 _PLACE_BITS_MAX = 31  # Bits of a place beside half a hash.
 
 
-def order_of(hashes: Ints, descents: Flags) -> Ints:
-    """Return the stable order of hashes, given where one is less than the one before it."""
+def sort_hashes(hashes: Ints, descents: Flags) -> Ints:
+    """Return the stable order of hashes; descents are the places of lesser successors."""
     count = len(hashes)
     bits = count.bit_length()
     if count < PACKED_ROWS or np.count_nonzero(descents) < PIECES or bits > _PLACE_BITS_MAX:
@@ -432,7 +429,7 @@ def order_of(hashes: Ints, descents: Flags) -> Ints:
     if not wrong:
         return order
     if wrong * PREFIX_SHARE > count:
-        # The upper bits say little: of few keys with many values each. Halves do fit beside a place.
+        # Few keys have many values each, so the upper bits decide little. Halves fit beside a place.
         order = _sorted_places((hashes & 0xFFFFFFFF) << bits, mask)
         return order.take(_sorted_places((hashes >> 32).take(order) << bits, mask))
     tied = (sorted_hashes[1:] ^ sorted_hashes[:-1]) <= mask

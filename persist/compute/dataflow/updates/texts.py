@@ -5,9 +5,9 @@
     rows  = uint32[…]     the row of a number
     table = uint64[2**b]  0, or tag << 32 | number + 1, at the first free place from the upper b bits of the tag on
 
-A tag is the upper half of a hash of the text. It tells nearly all texts apart before their bytes are looked at, and it
-holds all that a larger table needs. What has an equal tag is compared by its bytes, so collisions cost time and
-nothing else. The hash stays in one process, and need not be the same in the next version.
+A tag is the upper half of a hash of the text. It distinguishes nearly all texts without their bytes, and has all that a
+larger table needs. Texts with equal tags are compared by their bytes, so collisions only cost time. The hash stays in
+one process, and need not be the same in the next version.
 
 Cost: about 0.1 µs for a text of 16 bytes in a call of many, 3 µs for one alone. Memory: its bytes, and 30 to 60 more;
 as values of Python in a dictionary they took about 130. Texts of more than `LANES_BYTES` bytes are hashed one by one.
@@ -33,7 +33,7 @@ SAMPLE = 1024
 TEXTS_MAX = (1 << 32) - 2
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _FULL = 0xFFFFFFFFFFFFFFFF
-_MASKS = np.array([(1 << (8 * size)) - 1 for size in range(9)], np.uint64)  # Of the first bytes of a word.
+_MASKS = np.array([(1 << (8 * size)) - 1 for size in range(9)], np.uint64)  # Masks of the first bytes of a word.
 _HALF, _SHIFT, _FACTOR = np.uint64(32), np.uint64(29), np.uint64(_MULTIPLIER)
 _LOW = np.uint64(0xFFFFFFFF)
 _BYTES = pa.large_binary()
@@ -58,7 +58,7 @@ class Given:
         self.starts, self.lengths = self.bounds[:-1], np.diff(self.bounds)
 
     def tags(self) -> Words:
-        """Return the tags of all: what `tag_of` makes of each."""
+        """Return the tags of all: what `make_tag` makes of each."""
         all_hashes = self.lengths.astype(np.uint64) * _FACTOR
         # A word of eight bytes from each byte on: one view of the same memory.
         eights: Words = np.ndarray((len(self.bytes) - 7,), np.dtype("<u8"), self.bytes.data, strides=(1,))
@@ -84,7 +84,7 @@ class Given:
         return all_hashes >> _HALF
 
 
-def tag_of(text: bytes) -> int:
+def make_tag(text: bytes) -> int:
     size = len(text)
     if size > LANES_BYTES:
         mixed = xxhash.xxh3_64_intdigest(text)
@@ -104,7 +104,7 @@ class Texts:
         self._ends = np.zeros(17, np.int64)
         self._rows = np.zeros(16, np.uint32)
         self._count = 0  # Rows that are used.
-        self._end = 0  # The first number that was never given out.
+        self._end = 0  # The first unused number.
         self._free: Ints = np.empty(0, np.int64)
         self._table = np.zeros(32, np.uint64)
         self._shift = np.uint64(32 - 5)
@@ -130,21 +130,21 @@ class Texts:
         if len(array) > AT_ONCE:
             pieces = [self._of_many(array.slice(first, AT_ONCE)) for first in range(0, len(array), AT_ONCE)]
             return np.concatenate(pieces)
-        given = Given(array)
-        tags = given.tags()
-        numbers = self._numbers_of(given, tags)
+        texts = Given(array)
+        tags = texts.tags()
+        numbers = self._find_numbers(texts, tags)
         absent = (numbers < 0).nonzero()[0]
         if len(absent):
             new = array if len(absent) == len(array) else array.take(pa.array(absent))
             codes = new.dictionary_encode().indices.to_numpy()
-            so_far = np.maximum.accumulate(codes)  # Codes are given out in the order in which texts are met.
+            so_far = np.maximum.accumulate(codes)  # Codes ascend in the order of first occurrences.
             firsts = np.concatenate(([0], np.flatnonzero(so_far[1:] != so_far[:-1]) + 1))
-            numbers[absent] = self._added(given, tags, absent.take(firsts)).take(codes)
+            numbers[absent] = self._added(texts, tags, absent.take(firsts)).take(codes)
         return numbers
 
     def number(self, text: bytes) -> int:
         """Return the number of one text, a new one if it was not seen before."""
-        tag = tag_of(text)
+        tag = make_tag(text)
         table, last = self._table, len(self._table) - 1
         at = tag >> int(self._shift)
         while entry := int(table[at]):
@@ -175,7 +175,7 @@ class Texts:
         return self._data[self._ends[row] : self._ends[row + 1]].tobytes()
 
     def array(self, numbers: Ints, kind: pa.DataType, is_null: Flags | None = None) -> pa.Array:
-        """Return the texts of numbers, which mean nothing where is_null says so, as an array of a type."""
+        """Return the texts of numbers as an array of a type; is_null flags rows that are NULL."""
         is_utf8 = pat.is_string(kind) or pat.is_large_string(kind)
         rows = self._rows.take(numbers if is_null is None else np.where(is_null, 0, numbers))
         texts = self._array(pa.large_string() if is_utf8 else _BYTES).take(pa.array(rows, mask=is_null))
@@ -186,31 +186,31 @@ class Texts:
         entries = self._table[self._table != 0]
         numbers = (entries & _LOW).astype(np.int64) - 1
         is_kept = keep.take(numbers)
-        gone = numbers[~is_kept]
-        if not len(gone):
+        forgotten = numbers[~is_kept]
+        if not len(forgotten):
             return
         entries, numbers = entries[is_kept], numbers[is_kept]
         order = self._rows.take(numbers).argsort()  # As they lie.
         rows = self._rows.take(numbers.take(order))
-        kept = Given(self._array(_BYTES).take(pa.array(rows)))
-        self._data, self._ends = kept.bytes, kept.bounds
+        texts = Given(self._array(_BYTES).take(pa.array(rows)))
+        self._data, self._ends = texts.bytes, texts.bounds
         self._rows[numbers.take(order)] = np.arange(len(order))
         self._count = len(order)
-        self._free = np.concatenate((self._free, gone))
+        self._free = np.concatenate((self._free, forgotten))
         self._clear_table(len(order))
         self._place(entries)
 
     @property
     def end(self) -> int:
-        """The first number that was never given out."""
+        """The first unused number."""
         return self._end
 
     def _array(self, kind: pa.DataType) -> pa.Array:
         buffers = [None, pa.py_buffer(self._ends), pa.py_buffer(self._data)]
         return pa.Array.from_buffers(kind, self._count, buffers, 0)
 
-    def _numbers_of(self, given: Given, tags: Words) -> Ints:
-        """Return the numbers of texts, -1 for those that are not here."""
+    def _find_numbers(self, given: Given, tags: Words) -> Ints:
+        """Return the numbers of texts; -1 for unknown ones."""
         all_numbers = np.full(len(tags), -1)
         last = len(self._table) - 1
         todo = np.arange(len(tags))
@@ -218,27 +218,27 @@ class Texts:
         while len(todo):
             entries = self._table.take(at)
             if not entries.all():
-                # A text that comes to a free place is not in the table.
-                there = entries.nonzero()[0]
-                todo, at, entries = todo.take(there), at.take(there), entries.take(there)
+                # A text is not in the table if its search ends at a free place.
+                occupied = entries.nonzero()[0]
+                todo, at, entries = todo.take(occupied), at.take(occupied), entries.take(occupied)
             alike = (entries >> _HALF) == tags.take(todo)
             if alike.any():
                 # Texts of equal tags are compared; the others go on to the next place.
-                mine = todo if alike.all() else todo[alike]
-                numbers = (entries if mine is todo else entries[alike]) & _LOW
+                alike_texts = todo if alike.all() else todo[alike]
+                numbers = (entries if alike_texts is todo else entries[alike]) & _LOW
                 numbers = numbers.view(np.int64) - 1
-                same = self._are_equal(given, mine, numbers)
-                all_numbers[mine[same]] = numbers[same]
-                rest = (all_numbers.take(todo) < 0).nonzero()[0]
-                todo, at = todo.take(rest), at.take(rest)
+                same = self._are_equal(given, alike_texts, numbers)
+                all_numbers[alike_texts[same]] = numbers[same]
+                unfound = (all_numbers.take(todo) < 0).nonzero()[0]
+                todo, at = todo.take(unfound), at.take(unfound)
             at = (at + 1) & last
         return all_numbers
 
     def _are_equal(self, given: Given, places: Ints, numbers: Ints) -> Flags:
-        """Return whether texts at places are those of numbers."""
-        ours = self._array(_BYTES).take(pa.array(self._rows.take(numbers)))
-        theirs = given.array if len(places) == len(given.array) else given.array.take(pa.array(places))
-        same: Flags = pc.equal(ours, theirs).to_numpy(zero_copy_only=False)
+        """Return whether texts at places equal the texts of numbers."""
+        stored = self._array(_BYTES).take(pa.array(self._rows.take(numbers)))
+        asked_for = given.array if len(places) == len(given.array) else given.array.take(pa.array(places))
+        same: Flags = pc.equal(stored, asked_for).to_numpy(zero_copy_only=False)
         return same
 
     def _added(self, given: Given, tags: Words, places: Ints) -> Ints:
@@ -249,7 +249,7 @@ class Texts:
         row, end = self._count, int(self._ends[self._count])
         ends = self._ends[row + 1 : row + 1 + len(places)]
         np.cumsum(lengths, out=ends)
-        # Where each byte of the new texts is in those given: the texts need not follow each other there.
+        # The place of each byte of the new texts in the array, where they need not be adjacent.
         within = np.arange(int(ends[-1])) - (ends - lengths - given.starts.take(places)).repeat(lengths)
         self._data[end : end + len(within)] = given.bytes.take(within)
         ends += end
@@ -293,13 +293,12 @@ class Texts:
         while len(entries):
             free = (self._table.take(at) == 0).nonzero()[0]
             self._table[at.take(free)] = entries.take(free)  # If several have one place, one of them stays there.
-            left = (self._table.take(at) != entries).nonzero()[0]
-            entries, at = entries.take(left), (at.take(left) + 1) & last
+            unplaced = (self._table.take(at) != entries).nonzero()[0]
+            entries, at = entries.take(unplaced), (at.take(unplaced) + 1) & last
 
 
 def _repeats(array: pa.Array) -> bool:
-    """Return whether most texts of an array seem to come more than once, by its beginning: then Arrow finds those that
-    differ in less time than they are looked up in."""
+    """Return whether most texts of an array seem to repeat, by a sample: then Arrow finds the distinct ones faster."""
     sample = min(len(array), SAMPLE)
     repeats = sample - len(array.slice(0, sample).dictionary_encode().dictionary)
     return repeats * len(array) >= 2 * sample**2  # Birthdays: n texts of d make n * n / 2d pairs.

@@ -2,8 +2,8 @@
 
 Times are an array `int64[dimensions, n]`, and are compared with frontiers (`persist.core.antichain`). A stash keeps
 waiting updates in chunks, which are sorted by one coordinate of their times and have geometric sizes. So an update of
-the far future (the end of a window, a later iteration) is not looked at until it is near, and a look at all chunks
-costs O(log n).
+the far future (the end of a window, a later iteration) costs nothing until it is near, and a look at all chunks costs
+O(log n).
 """
 
 from collections.abc import Callable, Iterable
@@ -29,27 +29,26 @@ def beyond(frontier: Antichain, times: Ints) -> Flags:
 
 
 def advanced_times(times: Ints, since: Antichain) -> Ints:
-    """Return for each time the least one that compares with all times beyond since as it does, so that a reader from
-    since on sees no difference. The empty frontier leaves times as they are. (Differential dataflow, `src/lattice.rs`.)
-    """
+    """Return for each time the least equivalent one, for comparisons with times beyond since. The empty frontier leaves
+    times as they are. (Differential dataflow, `src/lattice.rs`.)"""
     if since.is_empty:
         return times
     if (least := since.time) is not None:
         return np.maximum(times, least)
-    first, *others = np.array(since.elements, np.int64)
+    first, *elements = np.array(since.elements, np.int64)
     # The greatest lower bound of the least upper bounds with each element of since.
     advanced = np.maximum(times, first[:, None])
-    for element in others:
+    for element in elements:
         np.minimum(advanced, np.maximum(times, element[:, None]), out=advanced)
     return advanced
 
 
-def meet_of(frontiers: Iterable[Antichain]) -> Antichain:
+def meet_all(frontiers: Iterable[Antichain]) -> Antichain:
     """Return the meet of all; the empty frontier for none."""
     frontiers = list(frontiers)
     first = frontiers[0] if frontiers else None
-    for other in frontiers:
-        if other is not first and other != first:
+    for another in frontiers:
+        if another is not first and another != first:
             break
     else:
         return Antichain() if first is None else first  # Nearly always: all inputs have come equally far.
@@ -97,8 +96,8 @@ class Stash:
 
         Args:
             ready: which of times, `int64[dimensions, n]`, are ready.
-            bound: nothing is ready from this value of the coordinate on; None: that cannot be told. Of times of one
-                dimension, everything before it is ready.
+            bound: no update is ready from this value of the coordinate on; None if it is unknown. In one dimension, all
+                updates before it are ready.
         """
         due: list[Ints] = []
         chunks: list[Ints] = []

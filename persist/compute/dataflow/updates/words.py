@@ -4,18 +4,19 @@
 - Decimals of up to 18 digits are whole numbers of their last digit.
 - Decimals of 19 to 38 digits are the same if the number is small enough; other values of these types are interned.
 - Floats are their bits, put in the order of their values; -0.0 is 0.0, and NaN is one value, the greatest.
-- All other values (text, bytes, decimals of 256 bits, uint64, lists, structs, maps) are *interned*: equal values have
-  one number, which the dataflow's `Domain` gives. Texts and bytes are kept in columns (`updates.texts`), others as
-  Python objects.
+- All other values (text, bytes, decimals of 256 bits, uint64, lists, structs, maps) are *interned*: the dataflow's
+  `Domain` numbers them, and equal values have one number. Texts and bytes are kept in columns (`updates.texts`), others
+  as Python objects.
 - NULL is `NULL`, the least int64. So a column cannot hold -2**63 as a number, and such a value is refused.
 
-Two words of a column are equal exactly when the values are. `is_ordered` says whether the words of a type are in the
-order of its values, too. Words are numbers that a table gives, and not hashes: two values can have the same hash, so
-each comparison of hashes would need the values as well.
+Two words of a column are equal exactly when the values are. `is_ordered` returns whether the words of a type are in the
+order of its values. Words are not hashes: two values can have the same hash, so each comparison of hashes would need
+the values as well.
 """
 
 from collections.abc import Sequence
 from decimal import Context
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -44,14 +45,16 @@ def is_ordered(kind: pa.DataType) -> bool:
     return not is_interned(kind)
 
 
+@cache
 def is_interned(kind: pa.DataType) -> bool:
-    """Return whether words of this type are numbers that its values were given."""
+    """Return whether values of this type are interned."""
     is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind)
     if is_narrow(kind):
         return False
     return not (is_number or pat.is_temporal(kind)) or pat.is_uint64(kind)
 
 
+@cache
 def is_narrow(kind: pa.DataType) -> bool:
     """Return whether values of this type are decimals that fit a word."""
     return bool(pat.is_decimal128(kind) and kind.precision <= 18)
@@ -83,16 +86,16 @@ class Interner:
         if len(array) > 64 and not self._is_nested:
             coded = array.dictionary_encode()
             if len(coded.dictionary) < len(array):
-                words = self.numbers_of(coded.dictionary.to_pylist())
+                words = self.number_values(coded.dictionary.to_pylist())
                 # A NULL row points one past the dictionary, where NULL is appended to the words.
                 at = coded.indices.fill_null(len(words)).to_numpy()
                 return np.append(words, NULL).take(at)
-        if self._is_nested:  # Values that are equal have one number, so they must look the same, too.
+        if self._is_nested:  # Equal values have one number, so they must look the same.
             array = combined(canonical(pa.table({"values": array}))["values"])
-        return self.numbers_of((array if self._plain == self.kind else array.cast(self._plain)).to_pylist())
+        return self.number_values((array if self._plain == self.kind else array.cast(self._plain)).to_pylist())
 
-    def numbers_of(self, values: list[Any]) -> Ints:
-        """Return the numbers of values in Python, as Arrow gives them."""
+    def number_values(self, values: list[Any]) -> Ints:
+        """Return the numbers of values in Python, in the types of `to_pylist`."""
         keys = [_frozen(value) for value in values] if self._is_nested else values
         numbers = self._numbers
         words = list(map(numbers.get, keys))
@@ -148,8 +151,7 @@ class Interner:
             self._pinned.add(number)
 
     def retain(self, live: Ints) -> None:
-        """Forget all values but those whose numbers are in live, and those that are pinned. Numbers keep their
-        meaning."""
+        """Forget all values except pinned ones and those with numbers in live. Numbers keep their meaning."""
         keep = np.zeros(self._end, np.bool_)
         keep[live[live != NULL]] = True
         keep[list(self._pinned)] = True
@@ -177,12 +179,12 @@ class TextInterner(Interner):
     def encode(self, array: pa.Array) -> Ints:
         if not array.null_count:
             return self._texts.numbers(array)
-        there = array.is_valid().to_numpy(zero_copy_only=False).nonzero()[0]
+        places = array.is_valid().to_numpy(zero_copy_only=False).nonzero()[0]
         words = np.full(len(array), NULL)
-        words[there] = self._texts.numbers(array.drop_null())
+        words[places] = self._texts.numbers(array.drop_null())
         return words
 
-    def numbers_of(self, values: list[Any]) -> Ints:
+    def number_values(self, values: list[Any]) -> Ints:
         number = self._texts.number
         if len(values) > FEW:
             return self.encode(pa.array(values, self.kind))
@@ -206,7 +208,7 @@ class TextInterner(Interner):
 
 
 class WideDecimals(Interner):
-    """Words of decimals of more than 18 digits: those that fit are whole numbers of their last digit.
+    """Words of decimals of more than 18 digits: small ones are whole numbers of their last digit.
 
     Sums and products have types of up to 38 digits, but most of their values have few. So hardly any value is interned,
     and a whole column is converted at once, in both directions. Words from `FIRST_WIDE` on stand for interned values.
@@ -276,7 +278,7 @@ def _plain_field(field: pa.Field) -> pa.Field:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a nested value as one that can be hashed, and that equals itself when it holds NaN."""
+    """Return a nested value in a form that can be hashed, and that equals itself even with NaN."""
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
     if isinstance(value, dict):
@@ -285,7 +287,7 @@ def _frozen(value: Any) -> Any:
 
 
 class Domain:
-    """What the words of one dataflow mean. Dataflows that share arrangements share it."""
+    """The meaning of the words of one dataflow. Dataflows that share arrangements share it."""
 
     def __init__(self) -> None:
         self.interners: dict[pa.DataType, Interner] = {}
@@ -295,15 +297,15 @@ class Domain:
         kind_interner = self.interners.get(kind)
         if kind_interner is None:
             is_wide = pat.is_decimal128(kind)
-            made = TextInterner if is_text(kind) else WideDecimals if is_wide else Interner
-            kind_interner = self.interners[kind] = made(kind)
+            create = TextInterner if is_text(kind) else WideDecimals if is_wide else Interner
+            kind_interner = self.interners[kind] = create(kind)
         return kind_interner
 
     def encode(self, column: pa.Array | pa.ChunkedArray) -> Ints:
         """Return the words of a column.
 
         Raises:
-            InvalidUsage: an integer is -2**63, which stands for NULL.
+            InvalidUsage: an integer is -2**63, which is the word of NULL.
         """
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         if isinstance(array, pa.ChunkedArray):  # It has no chunks, or more bytes than one buffer holds.
@@ -319,8 +321,7 @@ class Domain:
         if not array.null_count and len(words) and words.min() == NULL:
             raise InvalidUsage(
                 f"the value -2**63 of a column of {array.type} cannot pass through a dataflow, where that number "
-                "stands "
-                "for NULL. Filter it out of the source, or replace it there."
+                "stands for NULL. Filter it out of the source, or replace it there."
             )
         return words
 
@@ -332,7 +333,7 @@ class Domain:
         return word
 
     def of_digits(self, values: Sequence[int | None], kind: pa.DataType) -> Ints:
-        """Return the words of decimals of a type, given as whole numbers of their last digit."""
+        """Return the words of decimals of a type, from whole numbers of their last digit."""
         is_small = all(value is None or -FIRST_WIDE <= value < FIRST_WIDE for value in values)
         if is_small and pat.is_decimal128(kind):
             return np.array([NULL if value is None else value for value in values], np.int64)
@@ -397,7 +398,7 @@ def _of_floats(array: pa.Array) -> Ints:
 def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
     """Return numbers that are in the order of the values that words stand for; NULL comes last.
 
-    Nested values are in the order of `persist.codecs.order.ordering`, which is that of the rows of collections.
+    Nested values are in the order of `persist.codecs.order.ordering`, as the rows of collections.
     """
     if is_ordered(kind) and (not len(words) or words.max() < _MAGNITUDE):
         return np.where(words == NULL, _MAGNITUDE, words)

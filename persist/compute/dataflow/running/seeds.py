@@ -1,0 +1,343 @@
+"""States of groups, read from the outputs that show them.
+
+A reduction of counts and sums keeps a few sums for each group. If an output stores its results, the output shows these
+sums, so nothing below the reduction is read for them. A partial program reads the states of the groups that it looks
+up. A program that reads its sources whole reads all of them once, and then the operators below the reduction rest
+(`persist.compute.dataflow.running.resume`).
+
+An output shows the state of a group if it has a count of the group's records. Each sum also needs a count of its
+values, or values that are never NULL. The state is linear in the records, so new records are added to it. A group that
+the output lacks may still have records whose multiplicities add up to zero, and so may the values of a sum that is
+NULL. An output that keeps groups whole (`Aggregates.is_complete`) shows these as well. Otherwise the records of such
+groups are requested, unless no source ever had a negative multiplicity.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.codecs.order.sums import whole_numbers
+from persist.compute.dataflow.operators.aggregates import NULLS, SLOTS, Wanted, integer_slots, whole_slots
+from persist.compute.dataflow.operators.reduce import TotalReduce
+from persist.compute.dataflow.plan.plan import (
+    Aggregates,
+    Arrange,
+    Concat,
+    Consolidate,
+    Constant,
+    Join,
+    Linear,
+    Node,
+    Plan,
+    Reduce,
+    Source,
+    Stages,
+    list_stages,
+)
+from persist.compute.dataflow.plan.stages import Explode, Filter, FilterFunction, FlatMap, Map, Negate
+from persist.compute.dataflow.ports.past import Past
+from persist.compute.dataflow.updates.batch import Keys, Layout, to_batch
+from persist.compute.dataflow.updates.times import Flags, Ints
+from persist.compute.dataflow.updates.words import NULL, Domain
+from persist.core.expression.term import Call, Col, Lit, Term, calls
+
+SUMS = ("sum", "wide_sum")
+STRICT = ("add", "subtract", "multiply", "cast")  # Their result is NULL only if an argument is.
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """A reduction whose state are sums.
+
+    Attributes:
+        node: of the plan.
+        operator: that runs it.
+        aggregates: its columns behind the key.
+        is_complete: a group exists while one of them is not zero.
+    """
+
+    node: Node
+    operator: TotalReduce
+    aggregates: Sequence[Wanted]
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """The places in an output of the state of one aggregate.
+
+    Attributes:
+        number: of the aggregate.
+        total: place of the sum of its values; None for a count.
+        count: place of the number of its values that are not NULL; None if the state does not need it.
+        kind: type of the sum.
+        value: column of the values, if they are never NULL and the count is the number of records.
+    """
+
+    number: int
+    total: int | None
+    count: int | None
+    kind: pa.DataType | None
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """Reads the state of groups from an output.
+
+    Attributes:
+        past: reads the output.
+        keys: places of the key columns in the output.
+        records: place of the number of records, and how much each record adds to it.
+        slots: places of the other aggregates.
+    """
+
+    past: Past
+    keys: tuple[int, ...]
+    records: tuple[int, int]
+    slots: Sequence[_Slot]
+    accumulation: Accumulation
+    nulls: "NullsAndSigns"
+    domain: Domain
+
+    @classmethod
+    def find(
+        cls, past: Past, accumulation: Accumulation, plan: Plan, nulls: "NullsAndSigns", domain: Domain
+    ) -> "Seeds | None":
+        """Return a reader of the state of a reduction, or None if its output does not show enough."""
+        node, aggregates = accumulation.node, accumulation.aggregates
+        assert isinstance(node.operator, Reduce)
+        width = accumulation.operator.keys
+        places = {column: at for at, column in enumerate(accumulation.operator.origins) if column is not None}
+        has_all_groups = all(isinstance(stage, Map) for stage in node.operator.after)
+        if not has_all_groups or not all(at in places for at in range(width)):
+            return None
+        shown_places = {number: places[width + number] for number in range(len(aggregates)) if width + number in places}
+        steps = {
+            number: aggregate.constant if aggregate.kind == "sum" else 1
+            for number, aggregate in enumerate(aggregates)
+            if aggregate.is_counted and number in shown_places
+        }
+        number, step = next(((number, step) for number, step in steps.items() if step), (None, 0))
+        if number is None or not step:
+            return None
+        slots = _find_slots(accumulation, shown_places, shown_places[number] if step == 1 else None, nulls)
+        if slots is None:
+            return None
+        keys = tuple(places[at] for at in range(width))
+        return cls(past, keys, (shown_places[number], step), slots, accumulation, nulls, domain)
+
+    def updates(self, keys: Ints | None) -> Ints | None:
+        """Return the state of some groups, or all, as updates of key words, slots, the time and sums.
+
+        None if the output does not show it, or cannot be read at the time.
+        """
+        node, values = self.accumulation.node, [slot.value for slot in self.slots if slot.value is not None]
+        if not self.past.is_readable or not all(self.nulls.is_never_null(node, value) for value in values):
+            return None
+        updates = self.past.contents(None if keys is None or not self.keys else Keys(self.keys, keys))
+        groups = to_batch(updates, Layout(len(updates) - 2, 0, 1))[1:]
+        place, step = self.records
+        if groups.shape[1] and ((groups[-1] != 1).any() or (groups[place] % step).any()):
+            return None
+        counts = groups[place] // step
+        rows = [np.arange(groups.shape[1])]
+        slots, amounts = [np.zeros(groups.shape[1], np.int64)], [counts]
+        is_hidden = np.zeros(groups.shape[1], np.bool_)
+        for slot in self.slots:
+            base = 1 + slot.number * SLOTS
+            if slot.count is not None:
+                nulls = counts - groups[slot.count]
+                rows.append(np.flatnonzero(nulls))
+                slots.append(np.full(len(rows[-1]), base + NULLS))
+                amounts.append(nulls[rows[-1]])
+            if slot.total is None:
+                continue
+            assert slot.kind is not None
+            words = groups[slot.total]
+            is_hidden |= words == NULL
+            places = np.flatnonzero(words != NULL)
+            which, into, amount = self._split(words[places], slot.kind)
+            rows.append(places[which])
+            slots.append(into + base)
+            amounts.append(amount)
+        every = np.concatenate(rows)
+        state = np.empty((len(self.keys) + 3, len(every)), np.int64)
+        for row, place in enumerate(self.keys):
+            state[row] = groups[place].take(every)
+        state[-3], state[-2], state[-1] = np.concatenate(slots), self.past.as_of, np.concatenate(amounts)
+        return self._with_hidden(state, keys, groups.take(self.keys, axis=0), is_hidden)
+
+    def _split(self, words: Ints, kind: pa.DataType) -> tuple[Ints, Ints, Ints]:
+        """Return sums of a type as the row, the slot and the amount of each of their digits."""
+        if pat.is_integer(kind):
+            return integer_slots(words)  # An int64 sum has two slots.
+        return whole_slots(whole_numbers(pa.chunked_array([self.domain.decode(words, kind)])).astype(object))
+
+    def _with_hidden(self, state: Ints, keys: Ints | None, groups: Ints, is_hidden: Flags) -> Ints | None:
+        """Return the state with groups that the output does not show, or only in part.
+
+        Args:
+            groups: keys of the groups that the output shows.
+            is_hidden: which of them have a sum that is NULL.
+        """
+        # A group without records has no state if there are only counts of them.
+        if self.accumulation.is_complete or not self.slots or self.nulls.is_positive(self.accumulation.node):
+            return state
+        if keys is None:
+            return None
+        is_missing = ~Keys(tuple(range(len(groups))), groups).selects(keys)
+        hidden = Keys(tuple(range(len(groups))), np.concatenate((keys[:, is_missing], groups[:, is_hidden]), axis=1))
+        if not hidden.words.shape[1]:
+            return state
+        requested = self.accumulation.operator.arrangement.computed(hidden)
+        return np.concatenate((state[:, ~hidden.selects(state)], requested), axis=1)
+
+
+def _find_slots(
+    accumulation: Accumulation, shown: Mapping[int, int], records: int | None, nulls: "NullsAndSigns"
+) -> list[_Slot] | None:
+    """Return where an output shows the aggregates that do not only count records; None if it lacks one.
+
+    Args:
+        shown: the places of aggregates in the output, by their numbers.
+        records: the place of the number of records, if it is there.
+    """
+    node, aggregates = accumulation.node, accumulation.aggregates
+    assert isinstance(node.operator, Reduce)
+    assert isinstance(node.operator.logic, Aggregates)
+    columns = [value for _, _, value in node.operator.logic.outputs]
+    last = node.operator.before[-1] if node.operator.before else None
+    terms = dict(last.outputs) if isinstance(last, Map) else {}
+    values = [str(terms.get(column, column)) for column in columns]  # Several columns may be copies of one.
+
+    def find(number: int, *kinds: str) -> int | None:
+        """Return the place of an aggregate of these kinds, of the same values."""
+        numbers = (n for n in shown if aggregates[n].kind in kinds and values[n] == values[number])
+        return next((shown[n] for n in numbers), None)
+
+    slots: list[_Slot] = []
+    for number, aggregate in enumerate(aggregates):
+        if aggregate.is_counted:
+            continue
+        if aggregate.kind in ("count", "total"):
+            if number not in shown:
+                return None
+            is_count = aggregate.kind == "count"
+            total, count = (None, shown[number]) if is_count else (shown[number], None)
+            slots.append(_Slot(number, total, count, None if is_count else aggregate.result, None))
+            continue
+        count, total = find(number, "count"), find(number, *SUMS)
+        is_never_null = count is None and not accumulation.is_complete and nulls.is_never_null(node, columns[number])
+        count = records if is_never_null else count
+        if total is None or count is None or aggregate.kind not in (*SUMS, "mean") or not _is_exact(aggregate.of):
+            return None
+        kind = next(aggregates[n].result for n, place in shown.items() if place == total)
+        slots.append(_Slot(number, total, count, kind, columns[number] if is_never_null else None))
+    return slots
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    """Return whether sums of such values are exact, so that a sum of sums loses nothing."""
+    return bool((pat.is_integer(kind) and not pat.is_uint64(kind)) or pat.is_decimal128(kind))
+
+
+class NullsAndSigns:
+    """Proves by descriptors of parts that columns have no NULL, and that multiplicities are not negative.
+
+    Args:
+        pasts: what reads each source, by the number of its node.
+    """
+
+    def __init__(self, plan: Plan, pasts: Mapping[int, Past]) -> None:
+        self._plan, self._pasts = plan, pasts
+
+    def is_positive(self, node: Node) -> bool:
+        """Return whether no group of a reduction can have had records of negative multiplicity."""
+        todo, visited = [*node.inputs], {node.number}
+        if any(isinstance(stage, Negate | Explode | FlatMap) for stage in list_stages(node)):
+            return False
+        while todo:
+            below = self._plan.nodes[todo.pop()]
+            if below.number in visited:
+                continue
+            visited.add(below.number)
+            todo += below.inputs
+            if any(isinstance(stage, Negate | Explode | FlatMap) for stage in list_stages(below)):
+                return False
+            match below.operator:
+                case Source():
+                    if not self._pasts[below.number].is_positive:
+                        return False
+                case Constant() | Linear() | Join() | Concat() | Consolidate() | Arrange():
+                    pass
+                case _:
+                    return False
+        return True
+
+    def is_never_null(self, node: Node, column: str) -> bool:
+        """Return whether a column that a reduction aggregates cannot be NULL."""
+        assert isinstance(node.operator, Reduce)
+        return self._is_result_never_null(node.operator.before, self._plan.nodes[node.inputs[0]], column)
+
+    def _is_result_never_null(self, stages: Stages, node: Node, column: str) -> bool:
+        """Return whether a column after some stages on the output of a node cannot be NULL."""
+        columns = _columns_before(stages, {column})
+        return columns is not None and all(self._is_column_never_null(node, name) for name in columns)
+
+    def _is_column_never_null(self, node: Node, column: str) -> bool:
+        inputs = [self._plan.nodes[number] for number in node.inputs]
+        match node.operator:
+            case Source():
+                return not self._pasts[node.number].may_be_null(column)
+            case Linear(stages):
+                return self._is_result_never_null(stages, inputs[0], column)
+            case Concat() | Consolidate() | Arrange():
+                return all(self._is_column_never_null(source, column) for source in inputs)
+            case Join(_, _, after):
+                columns = _columns_before(after, {column})
+                return columns is not None and all(self._is_joined_never_null(node, name) for name in columns)
+        return False
+
+    def _is_joined_never_null(self, node: Node, column: str) -> bool:
+        assert isinstance(node.operator, Join)
+        for number, pairs, stages in zip(node.inputs, ((), *node.operator.on), node.operator.before, strict=True):
+            source = self._plan.nodes[number]
+            last = stages[-1] if stages else None
+            names = dict(last.outputs).keys() if isinstance(last, Map) else {*source.schema.names}
+            if column in names and column not in {right_name for _, right_name in pairs}:
+                return self._is_result_never_null(stages, source, column)
+        return False
+
+
+def _columns_before(stages: Stages, columns: set[str]) -> set[str] | None:
+    """Return columns before some stages of which one is NULL if a column after them is; None if unknown."""
+    for stage in reversed(stages):
+        if isinstance(stage, Map):
+            outputs = dict(stage.outputs)
+            strict = _columns_of_strict([outputs.get(name) for name in columns])
+            if strict is None:
+                return None
+            columns = strict
+        elif not isinstance(stage, Filter | FilterFunction):
+            return None
+    return columns
+
+
+def _columns_of_strict(terms: Sequence[Term | None]) -> set[str] | None:
+    """Return the columns of terms that are NULL only if one of these columns is; None if another term is there."""
+    names, todo = set[str](), [*terms]
+    while todo:
+        match todo.pop():
+            case Col(name):
+                names.add(name)
+            case Lit(value) if value.is_valid:
+                pass
+            case Call(_, arguments) as call if calls(call, *STRICT):
+                todo += arguments
+            case _:
+                return None
+    return names
