@@ -364,7 +364,7 @@ def _may_be_single(table: pa.Table, keys: Sequence[str]) -> bool:
     first = np.flatnonzero(key_starts[starts])
     totals = sums.cumsum()
     before = np.repeat(totals[first] - sums[first], np.diff([*first, len(sums)]))
-    counts = totals - before  # Of rows that each key has come to have since before the part.
+    counts = totals - before  # The rows of each key, less the rows before the part.
     most, least = np.maximum.reduceat(counts, first), np.minimum.reduceat(counts, first)
     return bool((np.maximum(most, 0) - np.minimum(least, 0) <= 1).all())
 
@@ -380,7 +380,7 @@ def _descriptor_findings(said: Part, is_: Part) -> Iterator[Finding]:
         return
     if keys is not None and _text(keys) != _text(is_.keys):
         yield _differs("keys", keys, is_.keys)
-    for column, claimed in stats.items():  # It may leave out any, and must not add one, but for that of single parts.
+    for column, claimed in stats.items():  # It may leave out any, and must not add one, except the mark of single parts.
         if column != DIFF and _text(claimed) != _text(is_.stats.get(column)):
             yield _differs(f"stats of {column!r}", claimed, is_.stats.get(column))
 

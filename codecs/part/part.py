@@ -42,7 +42,7 @@ them is still right, and each may be absent. Their values are written by `scalar
     stats = {column: [min, max, null_count]}: flat columns, key fields first, as many as fit in 2 KiB of JSON.
             NULL is neither minimum nor maximum; both are null when there is nothing else. NaN is the maximum
             where there is one. A column whose minimum or maximum is a string or binary of more than 64 bytes
-            is left out, never cut short. An entry `_diff`, which is [0, 1, 0], says that the part is *single*
+            is left out, never cut short. An entry `_diff`, which is [0, 1, 0], marks the part as *single*
 
 A part is single if each of its keys has, right after each update of the part, one row at most, and nothing less than
 not at all. It is about all that the collection holds of that key then, and so it cannot be read off the part alone. A
@@ -241,7 +241,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return self.stats.get(DIFF) == SINGLE
 
     def as_single(self) -> "Part":
-        """Return the descriptor that says so, without statistics of the last columns if there is no room for it."""
+        """Return this descriptor, marked as single; statistics of its last columns make room if need be."""
         stats: dict[str, tuple[Scalar, Scalar, int]] = {DIFF: SINGLE, **self.stats}
         while len(msgspec.json.encode(stats)) > STATS_BYTES_MAX:
             stats.popitem()

@@ -25,7 +25,7 @@ from operator import and_
 from typing import Any, Literal
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from persist.codecs.part.key_range import comparable_keys
@@ -85,12 +85,12 @@ class Route:
 
 @dataclass(frozen=True)
 class Tail:
-    """What a plan reads of a snapshot.
+    """The parts that a plan reads for a snapshot.
 
     Attributes:
-        standing: the parts whose rows stand.
-        added: the parts of the tail. Their rows are of the history, except for those that are in the keyframe.
-        is_single: whether each key has one row at most in what stands, and in the contents.
+        standing: the parts that no other part adds to.
+        added: the parts of the tail. Their rows belong to the history, or to the keyframe.
+        is_single: whether each key has one row at most among the standing parts, and in the contents.
     """
 
     standing: tuple[Part, ...]
@@ -99,7 +99,7 @@ class Tail:
 
     @classmethod
     def of(cls, scan: Scan, form: Form) -> "Tail":
-        """Return what stands of a scan, and its tail."""
+        """Return the standing parts of a scan, and its tail."""
         split = Split.of(scan, form)
         if not split.is_merged or scan.sign < 0 or not all(part.is_single for part in scan.all_parts):
             return cls((*split.base, *split.history), (*split.base_rest, *split.rest), is_single=False)
@@ -180,7 +180,7 @@ def plan(
 
 
 def _tells_count(scan: Scan, tail: Tail) -> bool:
-    """Return whether the descriptors of all parts say how many rows there are, none of which is less than nothing."""
+    """Return whether descriptors suffice to count the rows."""
     return scan.filter is None and all(map(scan.is_inside, scan.parts)) and (tail.is_single or not tail.added)
 
 
@@ -275,7 +275,7 @@ class _NativeFrame:
         return narrowed(_united(given), self._scan) if given else self._spark.createDataFrame([], self._schema)
 
     def _standing(self) -> list[DataFrame]:
-        """Return what stands, with `_diff` where it is wanted, or where it is not always 1."""
+        """Return the standing rows, with `_diff` where it is needed or not always 1."""
         kinds: dict[bool, list[Part]] = {}
         for part in self._tail.standing:
             kinds.setdefault(self._form == "diff" or not part.is_plain, []).append(part)
@@ -297,7 +297,7 @@ class _NativeFrame:
                 continue
             rows = self._within(names, some, is_inside=is_inside)
             if scan.sign < 0 and not is_base and DIFF in names:
-                rows = rows.withColumn(DIFF, -F.col(DIFF))
+                rows = rows.withColumn(DIFF, _or_overflow(F.try_subtract(F.lit(0).cast("long"), F.col(DIFF))))
             frames.append(rows)
         return _united(frames)
 
@@ -317,11 +317,11 @@ class _NativeFrame:
 
     def _summed(self, rows: DataFrame) -> DataFrame:
         """Return each record once, with the sum of its diffs, if that is not 0."""
-        total = F.coalesce(F.try_sum(DIFF), F.raise_error(F.lit(_OVERFLOW)).cast("long"))
-        return rows.groupBy(*map(quoted, self._names)).agg(total.alias(DIFF)).where(F.col(DIFF) != 0)
+        total = _or_overflow(F.try_sum(DIFF)).alias(DIFF)
+        return rows.groupBy(*map(quoted, self._names)).agg(total).where(F.col(DIFF) != 0)
 
     def _checked(self, rows: DataFrame) -> DataFrame:
-        """Return rows; a task fails if one that is to be shown as rows is there less than not at all."""
+        """Return rows; a task fails at a negative multiplicity, unless the form shows it."""
         if self._form == "diff":
             return rows
         record = F.to_json(F.struct(*map(quoted, self._names)))
@@ -331,7 +331,7 @@ class _NativeFrame:
         return rows.withColumn(DIFF, F.when(F.col(DIFF) > 0, F.col(DIFF)).otherwise(F.raise_error(text).cast("long")))
 
     def _joined(self, rows: DataFrame, gone: DataFrame, how: str) -> DataFrame:
-        """Return the rows whose keys are among those of the tail, or are not."""
+        """Return the rows whose keys are in the tail, or are not."""
         keys = gone.toDF(*(f"_gone_{number}" for number in range(len(self._keys))))
         if sum(map(self._scan.rows_within, self._tail.added)) <= BROADCAST_ROWS_MAX:
             keys = F.broadcast(keys)
@@ -355,7 +355,10 @@ class _NativeFrame:
         return rows.select(*map(quoted, self._schema.names))
 
 
-_OVERFLOW = "persist.errors.DiffOverflow: the diffs of one record sum to more than int64 holds"
+def _or_overflow(diff: Column) -> Column:
+    """Return a diff; a task fails where it is NULL, because int64 does not hold it, whatever ANSI is set to."""
+    text = "persist.errors.DiffOverflow: the diffs of one record sum to more than int64 holds"
+    return F.coalesce(diff, F.raise_error(F.lit(text)).cast("long"))
 
 
 def _with_diff(rows: DataFrame, names: Sequence[str]) -> DataFrame:
